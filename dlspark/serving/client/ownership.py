@@ -1,0 +1,164 @@
+"""`Ownerships`: which proxy is believed to own a stream; `Handshakes`: when proxies are asked what they own. No I/O.
+
+    learnt    from an answer to a request on the stream, from a redirect, from a handshake
+    dropped   when the proxy refuses the stream, or when its connection fails: then with all streams that it had
+
+It is a guess that saves redirects, nothing more: a stream that is missing, or wrong, costs one request to a proxy that
+knows better. So it may forget at any time, and does: it holds a bounded number of streams, and those that were not
+asked for longest go first. What proxies say in handshakes is not trusted to be small or of interest: only streams that
+match the client's pattern as a whole are taken in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from dlspark.errors import SettingsError
+from dlspark.serving.protocol.operations import Handshake
+from dlspark.serving.routing.hosts import address_of
+
+MAX_OWNERSHIPS: Final = 100_000
+"""Streams that the cache holds: some 30 MB."""
+ANY_STREAM: Final = ".*"
+
+
+class Ownerships:
+    """Streams and the addresses of the proxies that are believed to own them."""
+
+    def __init__(self, pattern: str = ANY_STREAM, max_streams: int = MAX_OWNERSHIPS) -> None:
+        """`pattern`: which streams of a handshake are taken in. Raises SettingsError for what is no regular expression.
+
+        A stream that the client itself asked about is kept whatever the pattern says.
+        """
+        try:
+            self._wanted = None if pattern == ANY_STREAM else re.compile(pattern)
+        except re.error as error:
+            raise SettingsError(
+                f"streamNameRegex={pattern!r} is not a regular expression: {error}",
+                advice="It is matched with whole names of streams",
+            ) from error
+        self._max_streams = max_streams
+        self._owners: dict[str, str] = {}
+        """The one that was not asked for longest comes first."""
+        self._streams: dict[str, set[str]] = {}
+        """By address."""
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Streams and owners."""
+        return iter(tuple(self._owners.items()))
+
+    def owner(self, stream: str) -> str | None:
+        """The address of the proxy that is believed to own the stream."""
+        address = self._owners.pop(stream, None)
+        if address is not None:
+            self._owners[stream] = address  # it was asked for last
+        return address
+
+    def streams_of(self, address: str) -> Collection[str]:
+        """The streams that a proxy is believed to own."""
+        return frozenset(self._streams.get(address, ()))
+
+    def learn(self, stream: str, location: str) -> bool:
+        """A proxy answered for the stream, or was named as its owner. Says whether that is new."""
+        address = address_of(location)
+        known = self._owners.pop(stream, None)
+        if known is not None and known != address:
+            self._unlink(stream, known)
+        self._owners[stream] = address
+        if known == address:
+            return False
+        self._streams.setdefault(address, set()).add(stream)
+        if len(self._owners) > self._max_streams:
+            oldest = next(iter(self._owners))
+            self._unlink(oldest, self._owners.pop(oldest))
+        return True
+
+    def learn_all(self, ownerships: Mapping[str, str]) -> int:
+        """Take in what a handshake said, streams to locations. Returns how many were new.
+
+        No more than the cache holds is looked at. A handshake pushes nothing out that requests have put in: where the
+        cache is full, the rest is left.
+        """
+        new = 0
+        for looked_at, (stream, location) in enumerate(ownerships.items()):
+            if looked_at >= self._max_streams:
+                break
+            if self._wanted is not None and not self._wanted.fullmatch(stream):
+                continue
+            if stream in self._owners or len(self._owners) < self._max_streams:
+                new += self.learn(stream, location)
+        return new
+
+    def forget(self, stream: str, address: str | None = None) -> None:
+        """The stream is not, or no longer, at `address`; None: wherever. Another owner's place is left alone."""
+        known = self._owners.get(stream)
+        if known is not None and address in (None, known):
+            del self._owners[stream]
+            self._unlink(stream, known)
+
+    def forget_host(self, address: str) -> int:
+        """A proxy is gone, or takes no requests: drop all of its streams, and return their number."""
+        streams = self._streams.pop(address, set())
+        for stream in streams:
+            del self._owners[stream]
+        return len(streams)
+
+    def _unlink(self, stream: str, address: str) -> None:
+        streams = self._streams[address]
+        streams.discard(stream)
+        if not streams:
+            del self._streams[address]
+
+
+class Handshakes:
+    """When each proxy is asked who it is, and whether it is asked for what it owns.
+
+    A proxy is asked when a connection to it is made, and then every `interval_ms`: one that does not answer has failed.
+    Ownerships are asked for with the first handshake, and with each that comes `sync_interval_ms` or more after the
+    last that asked for them.
+    """
+
+    def __init__(self, pattern: str, *, ownerships: bool, interval_ms: int, sync_interval_ms: int) -> None:
+        """`interval_ms` of 0 or less: only when a connection is made."""
+        self._pattern = pattern
+        self._ownerships = ownerships
+        self._interval_s = interval_ms / 1000
+        self._sync_interval_s = sync_interval_ms / 1000
+        self._asked: dict[str, float] = {}
+        self._synced: dict[str, float] = {}
+
+    def connected(self, address: str, now: float) -> Handshake:
+        """A connection was made: what is asked on it."""
+        self._synced.pop(address, None)
+        return self._ask(address, now)
+
+    def closed(self, address: str) -> None:
+        """There is no connection to the proxy any more: it is not asked."""
+        self._asked.pop(address, None)
+        self._synced.pop(address, None)
+
+    def due(self, now: float) -> list[tuple[str, Handshake]]:
+        """The proxies that are to be asked now, and what."""
+        if self._interval_s <= 0:
+            return []
+        late = [address for address, asked in self._asked.items() if asked + self._interval_s <= now]
+        return [(address, self._ask(address, now)) for address in late]
+
+    def next_due(self) -> float | None:
+        """When `due` has something next; None: never, as things are."""
+        if self._interval_s <= 0 or not self._asked:
+            return None
+        return min(self._asked.values()) + self._interval_s
+
+    def _ask(self, address: str, now: float) -> Handshake:
+        self._asked[address] = now
+        synced = self._synced.get(address)
+        wanted = self._ownerships and (synced is None or now - synced >= self._sync_interval_s)
+        if wanted:
+            self._synced[address] = now
+        return Handshake(self._pattern if wanted else None, wanted)

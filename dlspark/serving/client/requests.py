@@ -1,0 +1,379 @@
+"""`RequestWay`: the way of one request through the proxies, from the first that is asked to the answer. No I/O.
+
+The owner that the cache knows is asked first, else the one that the route chooses; what the answer leads to stands in
+`answer_rules`. The edge runs it: it hands in events with the time, and does the one effect that comes back.
+
+    event                                    effect
+    begin       send it                      AskHost    send the request to this host, and hand in its answer
+    answered    a host's answer              BackOff    hand in `resumed` after so many seconds
+    failed      a host's connection failed   Finished   the answer is the caller's; nothing follows
+    silent      no answer in `wait_s`        None       nothing to do
+    resumed     a back-off is over
+    deadline    the request's time is up
+
+Every time it is sent is an *attempt*, with a number. One that was given up may still be answered, and a success counts
+whenever it comes. An attempt is in doubt from the moment at which its connection failed, it was silent for too long or
+it was refused with an unknown outcome, until an answer says more. A request that may not be done twice is not sent
+again while an attempt is in doubt: it ends, with an unknown outcome. One that may is sent again; if it ends in a
+refusal all the same, the outcome is unknown, unless none of its attempts is in doubt.
+
+Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
+asked again only after a back-off, and when no other is left; proxies that name each other as owners are asked in turn,
+each time after a back-off, until one of the bounds is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, TypeAlias
+
+from dlspark.serving.client.answer_rules import CHANGES_NOTHING, AnswerRule, StreamRequest, is_repeatable, rule_of
+from dlspark.serving.client.ownership import Ownerships
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    CreateStream,
+    DeleteStream,
+    Done,
+    FindOwner,
+    MoveStream,
+    OwnerFound,
+    Refusal,
+    ReleaseStream,
+    StatusCode,
+)
+from dlspark.serving.routing.hosts import Route, address_of, split_address
+from metadata.foundation.errors import CallerError, check
+from storage_node.protocol.tables import Reaction, parse_table
+
+MAX_TRIED_HOSTS: Final = 64
+"""Hosts that travel with a request as tried: those that were asked last."""
+UNREACHABLE: Final = "ProxyUnreachableError"
+LOST: Final = "ProxyLostError"
+
+
+@dataclass(frozen=True, slots=True)
+class WayLimits:
+    """How long, and how often, a request is tried. Numbers below 0: without a bound."""
+
+    request_timeout_ms: int = 60_000
+    max_redirects: int = -1
+    """Attempts after the first."""
+    backoff_start_ms: int = 25
+    backoff_max_ms: int = 100
+    attempt_timeout_ms: int = 10_000
+    """How long one host is waited for, where the request may be sent again. 0 or less: as long as for the request."""
+    fail_fast: bool = False
+    resend_writes: bool = False
+
+
+# ---------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class AskHost:
+    """Send `request` to the host at `address`."""
+
+    address: str
+    request: StreamRequest
+    attempt: int
+    wait_s: float | None
+    """Hand in `silent` when there is no answer for so long; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Wait, then hand in `resumed`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The way is over."""
+
+    answer: Answer
+    """What the last host said."""
+    in_doubt: bool = False
+    """Whether the request may have been done all the same, though `answer` is a refusal that says it was not."""
+
+    @property
+    def for_caller(self) -> Answer:
+        """The answer as its caller may rely on it: a refusal is in doubt where an attempt is."""
+        if not self.in_doubt or not isinstance(self.answer, Refusal) or self.answer.applied is Applied.UNKNOWN:
+            return self.answer
+        message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
+        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST)
+
+
+Effect: TypeAlias = AskHost | BackOff | Finished
+
+
+class WayState(Enum):
+    """Where a request is."""
+
+    NEW = "new"
+    ASKING = "asking"
+    PAUSED = "paused"
+    DONE = "done"
+
+
+class WayEvent(Enum):
+    """What may happen to it."""
+
+    BEGIN = "begin"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    SILENT = "silent"
+    RESUMED = "resumed"
+    DEADLINE = "deadline"
+
+
+WAY_TABLE: Final[Mapping[WayState, Mapping[WayEvent, Reaction]]] = parse_table(
+    """
+             begin  answered  failed  silent  resumed  deadline
+    NEW      A      !         !       !       !        !
+    ASKING   !      A         A       A       -        A
+    PAUSED   !      A         -       -       A        A
+    DONE     !      -         -       -       -        -
+    """,
+    WayState,
+    WayEvent,
+)
+
+
+class RequestWay:
+    """One request on its way. Times are seconds that never go back, of one clock."""
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        route: Route,
+        ownerships: Ownerships,
+        limits: WayLimits,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """`timeout_ms` goes over the limits' time for a request; below 0: without a bound."""
+        self.state = WayState.NEW
+        self.deadline: float | None = None
+        """When to hand in `deadline`; None: never. Known from `begin` on."""
+        self._request = request
+        self._route = route
+        self._ownerships = ownerships
+        self._limits = limits
+        self._timeout_ms = limits.request_timeout_ms if timeout_ms is None else timeout_ms
+        self._repeatable = is_repeatable(request, resend_writes=limits.resend_writes)
+        self._attempts: list[str] = []
+        """The address that each was sent to."""
+        self._doubtful: set[int] = set()
+        self._round: set[str] = set()
+        """Hosts that were asked since there was last none left."""
+        self._regions: set[str] = set()
+        """Regions that said that they are not available, likewise."""
+        self._target: str | None = None
+        """Whom to ask after the back-off; None: whom the route chooses then."""
+        self._last: Refusal | None = None
+
+    @property
+    def attempts(self) -> int:
+        """How often it was sent."""
+        return len(self._attempts)
+
+    # ------------------------------------------------------------------ events
+
+    def begin(self, now: float) -> Effect | None:
+        """Send it."""
+        self._takes(WayEvent.BEGIN)
+        if self._timeout_ms >= 0:
+            self.deadline = now + self._timeout_ms / 1000
+        return self._next(now)
+
+    def answered(self, attempt: int, answer: Answer, now: float) -> Effect | None:
+        """A host answered, perhaps an attempt that was given up."""
+        if not self._takes(WayEvent.ANSWERED):
+            return None
+        address = self._attempts[attempt]
+        self._route.answered(address)
+        if not isinstance(answer, Refusal):
+            self._learn(address, answer)
+            return self._finish(answer)
+        if answer.applied is not Applied.UNKNOWN:
+            self._doubtful.discard(attempt)
+        elif not isinstance(self._request, CHANGES_NOTHING):
+            self._doubtful.add(attempt)
+        if not self._is_current(attempt):
+            return None
+        self._last = answer
+        if attempt in self._doubtful and not self._repeatable:
+            self._ownerships.forget(self._request.stream, address)
+            return self._finish(answer)
+        return self._obey(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
+
+    def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
+        """The connection of an attempt could not be made, or broke before the answer.
+
+        `sent`: whether the host may have the request; not where no byte of it had left.
+        """
+        if not self._takes(WayEvent.FAILED) or not self._is_current(attempt):
+            return None
+        address = self._attempts[attempt]
+        self._route.failed(address, now)
+        self._ownerships.forget_host(address)
+        why = f": {reason}" if reason else ""
+        if sent:
+            self._doubt(attempt)
+        if attempt in self._doubtful:
+            self._last = _lost(f"the connection to {address} was lost before the request was answered{why}")
+            return self._next(now) if self._repeatable else self._finish(self._last)
+        self._last = _unreachable(f"{address} could not be reached{why}")
+        return self._next(now)
+
+    def silent(self, attempt: int, now: float) -> Effect | None:
+        """An attempt was not answered in its time; the request may be sent again, or there would be no such time."""
+        if not self._takes(WayEvent.SILENT) or not self._is_current(attempt) or not self._repeatable:
+            return None
+        address = self._attempts[attempt]
+        self._doubt(attempt)
+        # It may be slow with this stream alone: its other streams stay with it.
+        self._ownerships.forget(self._request.stream, address)
+        self._last = _lost(f"{address} did not answer in {self._limits.attempt_timeout_ms} ms")
+        return self._next(now)
+
+    def resumed(self, now: float) -> Effect | None:
+        """The back-off is over."""
+        if not self._takes(WayEvent.RESUMED):
+            return None
+        target = self._target if self._target is not None else self._choose(now)
+        return self._ask(target, now) if target is not None else self._pause(None, now)
+
+    def deadline_passed(self, now: float) -> Effect | None:
+        """The time for the request is up."""
+        if not self._takes(WayEvent.DEADLINE):
+            return None
+        if self.state is WayState.ASKING:
+            self._doubt(len(self._attempts) - 1)
+        asked = ", ".join(dict.fromkeys(self._attempts)) or "no proxy"
+        last = f"; the last answer: {self._last.message}" if self._last is not None else ""
+        said = f"the request was not done in {self._timeout_ms} ms; asked were: {asked}{last}"
+        return self._finish(_lost(said) if self._doubtful else _unreachable(said))
+
+    # ------------------------------------------------------------------ what follows
+
+    def _takes(self, event: WayEvent) -> bool:
+        reaction = WAY_TABLE[self.state][event]
+        check(reaction is not Reaction.BUG, "a request got an event that its state excludes")
+        return reaction is Reaction.ACT
+
+    def _is_current(self, attempt: int) -> bool:
+        return self.state is WayState.ASKING and attempt == len(self._attempts) - 1
+
+    def _doubt(self, attempt: int) -> None:
+        if not isinstance(self._request, CHANGES_NOTHING):
+            self._doubtful.add(attempt)
+
+    def _obey(self, rule: AnswerRule, address: str, refusal: Refusal, now: float) -> Effect:
+        stream = self._request.stream
+        if rule is AnswerRule.FOLLOW:
+            owner = _owner_in(refusal)
+            if owner is not None and owner != address:
+                self._ownerships.learn(stream, owner)
+                return self._go(owner, now)
+        if rule in (AnswerRule.FAIL, AnswerRule.FINISH):
+            return self._finish(refusal)
+        if rule is AnswerRule.LEAVE_HOST:
+            self._ownerships.forget_host(address)
+        else:
+            self._ownerships.forget(stream, address)
+        region = self._route.region_of(address) if rule is AnswerRule.NEXT_REGION else None
+        if region is not None:
+            self._regions.add(region)
+        return self._next(now)
+
+    def _next(self, now: float) -> Effect:
+        """Ask the owner, or whom the route chooses; where nobody is left, begin again with all of them."""
+        target = self._choose(now)
+        return self._go(target, now) if target is not None else self._pause(None, now)
+
+    def _choose(self, now: float) -> str | None:
+        stream = self._request.stream
+        owner = self._ownerships.owner(stream)
+        if owner is not None and owner not in self._round:
+            return owner
+        found = self._route.pick(stream, now, self._round, self._regions)
+        if found is None:
+            self._round.clear()
+            self._regions.clear()
+            found = self._route.pick(stream, now)
+        return found
+
+    def _go(self, address: str, now: float) -> Effect:
+        """Ask a host: at once, or after a back-off where it was asked before."""
+        return self._pause(address, now) if address in self._attempts else self._ask(address, now)
+
+    def _pause(self, target: str | None, now: float) -> Effect:
+        if self._is_spent():
+            return self._too_often()
+        self.state = WayState.PAUSED
+        self._target = target
+        tries = max(len(self._attempts), 1)
+        return BackOff(min(self._limits.backoff_max_ms, tries * self._limits.backoff_start_ms) / 1000)
+
+    def _ask(self, address: str, now: float) -> Effect:
+        if self._is_spent():
+            return self._too_often()
+        tried = tuple(dict.fromkeys(reversed(self._attempts)))[:MAX_TRIED_HOSTS]
+        self._attempts.append(address)
+        self._round.add(address)
+        self._target = None
+        self.state = WayState.ASKING
+        left_ms = 0 if self.deadline is None else max(round((self.deadline - now) * 1000), 1)
+        context = replace(self._request.context, tried_hosts=tried, timeout_ms=left_ms)
+        limit_ms = self._limits.attempt_timeout_ms
+        wait_s = limit_ms / 1000 if self._repeatable and limit_ms > 0 else None
+        return AskHost(address, replace(self._request, context=context), len(self._attempts) - 1, wait_s)
+
+    def _is_spent(self) -> bool:
+        return 0 <= self._limits.max_redirects < len(self._attempts)
+
+    def _too_often(self) -> Finished:
+        last = self._last or _unreachable("no proxy is known")
+        return self._finish(replace(last, message=f"{last.message} (after {len(self._attempts)} attempts)"))
+
+    def _finish(self, answer: Answer) -> Finished:
+        self.state = WayState.DONE
+        return Finished(answer, bool(self._doubtful) and isinstance(answer, Refusal))
+
+    def _learn(self, address: str, answer: Answer) -> None:
+        """What a success says of the stream's owner."""
+        request = self._request
+        if isinstance(answer, OwnerFound):
+            self._ownerships.learn(request.stream, answer.location)
+        elif isinstance(request, MoveStream) and isinstance(answer, Done):
+            self._ownerships.learn(request.stream, request.target)
+        elif isinstance(request, ReleaseStream | DeleteStream):
+            self._ownerships.forget(request.stream)
+        elif not isinstance(request, CreateStream | FindOwner):  # anyone creates a log, nobody owns it yet
+            self._ownerships.learn(request.stream, address)
+
+
+def _owner_in(refusal: Refusal) -> str | None:
+    """The address that a redirect names; None where it names none, or what cannot be dialled."""
+    if refusal.location is None:
+        return None
+    address = address_of(refusal.location)
+    try:
+        split_address(address)
+    except CallerError:
+        return None
+    return address
+
+
+def _unreachable(message: str) -> Refusal:
+    return Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error=UNREACHABLE)
+
+
+def _lost(message: str) -> Refusal:
+    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

@@ -1,0 +1,118 @@
+"""`ProxyHost` and `Route`: the proxies that a client may ask, and what every way of choosing one of them can do.
+
+A host is known by its address, `host:port`, as connections, caches and redirects have it. A proxy calls itself by its
+*location*, `1;<shard>;<host>:<port>`, which ends in that address (`address_of`).
+
+A route decides from what it is given and from the time, which is handed in: seconds that never go back. It never asks
+the network, and it may be wrong: whoever is asked knows who owns the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dlspark.serving.routing.hashing import java_address_text
+from metadata.foundation.errors import CallerError
+
+NO_SHARD: Final = -1
+_LOCATION_VERSION: Final = "1"
+BLACKOUT_S: Final = 300.0
+"""Seconds for which a host whose connection failed is passed over, unless no other is left."""
+
+
+def address_of(location: str) -> str:
+    """The `host:port` of a location; an address stays as it is."""
+    return location.rpartition(";")[2]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise CallerError(f"{address!r} is not the address of a proxy", advice="Write host:port")
+    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyHost:
+    """One proxy."""
+
+    address: str
+    """`host:port`."""
+    shard: int = NO_SHARD
+    """Which of the instances it is; -1 where they are not numbered."""
+    resolved: str | None = None
+    """The IP address of its name, where that was looked up. All clients that are to agree look up, or none does."""
+
+    @property
+    def java_text(self) -> str:
+        """Its socket address in Java's words. Raises CallerError for what is not an address."""
+        return java_address_text(*split_address(self.address), self.resolved)
+
+    @property
+    def location(self) -> str:
+        """What the proxy calls itself, where its shard is known."""
+        return f"{_LOCATION_VERSION};{self.shard};{self.address}"
+
+
+class Route(Protocol):
+    """Chooses a host for a stream."""
+
+    def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
+        """The address to ask about `stream`, none of those in `tried`; None where no other is left.
+
+        Regions in `regions` said that they are not available. A host that failed not long ago is chosen only where no
+        other is left.
+        """
+        ...
+
+    def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
+        """These are all hosts that there are now. A host that comes new, or again, is asked again."""
+        ...
+
+    def failed(self, address: str, now: float) -> None:
+        """The connection to a host failed, or could not be made."""
+        ...
+
+    def answered(self, address: str) -> None:
+        """A host answered: whatever was held against it is over."""
+        ...
+
+    def region_of(self, address: str) -> str | None:
+        """The region that a host is in; None where regions are not told apart."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """All hosts that may be chosen, in an order of the route's own."""
+        ...
+
+
+class Blackouts:
+    """Which hosts failed not long ago, and until when that is held against them."""
+
+    def __init__(self, duration_s: float = BLACKOUT_S) -> None:
+        self._duration_s = duration_s
+        self._until: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def begin(self, address: str, now: float) -> None:
+        """Hold it against a host from now on, anew where it is already."""
+        self._until[address] = now + self._duration_s
+
+    def end(self, address: str) -> None:
+        """Hold nothing against a host."""
+        self._until.pop(address, None)
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget all hosts but these."""
+        self._until = {address: until for address, until in self._until.items() if address in addresses}
+
+    def at(self, now: float) -> Collection[str]:
+        """The hosts that are to be passed over at this time."""
+        if self._until and min(self._until.values()) <= now:
+            self._until = {address: until for address, until in self._until.items() if until > now}
+        return self._until.keys()
