@@ -1,0 +1,1 @@
+"""How requests reach a `ProxyService`, and answers their clients: frames on the storage node's transport, and gRPC."""

@@ -1,0 +1,76 @@
+"""What one binding takes from its clients, each bound by its name. No I/O.
+
+A connection is *paused* where it has too much under way: its socket is not read any more, TCP makes its client wait,
+and nothing is refused. Something is refused only where pausing cannot help: one request that is too large by itself, or
+a large one while the whole binding holds all the memory that it may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from storage_node.protocol.frames import MAX_FRAME_BYTES
+
+STEP_BYTES: Final = 64 * 1024
+"""What a connection may hold without being counted in what all hold together; changes below it are not counted."""
+REQUEST_BYTES: Final = 512
+"""What a request counts besides its frame: its number, its values, the call that answers it."""
+PAYLOAD_BYTES: Final = 200
+"""What each payload of a write counts besides its bytes, of which it may have none."""
+LEAST_ANSWER_BYTES: Final = 2 * STEP_BYTES
+"""Below it a connection that was paused could not be seen to have room again: links say so at STEP_BYTES."""
+KEPT_VIEW_BYTES: Final = 256 * 1024
+"""A longer frame stays where it was received; a shorter one is copied, lest it keeps a chunk of 2 MiB in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramesLimits:
+    """Bounds of a `FramesServer`."""
+
+    connections: int = 12_000
+    """All together. One more closes the most idle one, or is refused where all are in use."""
+    request_bytes: int = MAX_FRAME_BYTES
+    """The longest request. A longer one is refused by its number; what the transport does not take closes the link."""
+    requests_under_way: int = 4096
+    """Of one connection, unanswered; beyond it the connection is paused until half of them are answered."""
+    bytes_under_way: int = 16 * 1024 * 1024
+    """Of one connection: its requests, and what its reads may be answered with."""
+    answer_bytes: int = 8 * 1024 * 1024
+    """Of one connection, at least LEAST_ANSWER_BYTES: answers that its socket has not taken; beyond it it is paused."""
+    memory_bytes: int = 512 * 1024 * 1024
+    """Of all connections together. Beyond it those that hold more than STEP_BYTES are paused, and nothing large is
+    begun; one that goes on sending when they hold twice as much is closed."""
+    begun_bytes: int = 128 * 1024 * 1024
+    """Of all connections together: requests of which a part has come (`transport.receive_memory`)."""
+    stuck_bytes: int = 256 * 1024 * 1024
+    """Of all connections together: answers for clients that take none; beyond it the oldest of them are closed."""
+    first_request_ms: int = 10_000
+    """By when a new connection must have sent a whole request."""
+    idle_ms: int = 900_000
+    """A connection that asked nothing for so long, and waits for nothing, is closed. Clients of ours ask before."""
+    stuck_ms: int = 60_000
+    """A client that takes nothing of its answers for so long is closed."""
+
+    def __post_init__(self) -> None:
+        """Check them. Raises ValueError."""
+        for name in self.__slots__:
+            least = LEAST_ANSWER_BYTES if name == "answer_bytes" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: at least {least} is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class FramesClientLimits:
+    """Bounds of a `FramesClient`."""
+
+    requests_under_way: int = 65_536
+    """Unanswered ones; one more is refused with OVER_CAPACITY, and was not sent."""
+    queued_bytes: int = 64 * 1024 * 1024
+    """Requests that the socket has not taken; more is refused likewise."""
+    first_ping_ms: int = 2_000
+    """A new connection over which nothing was asked by then asks a Handshake: a proxy closes those that ask nothing."""
+    ping_ms: int = 60_000
+    """When nothing has come from the proxy for so long, it is asked a Handshake."""
+    ping_timeout_ms: int = 20_000
+    """When nothing has come within this after that, the proxy's host is gone, and the connection is closed."""

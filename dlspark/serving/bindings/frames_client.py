@@ -1,0 +1,257 @@
+"""`FramesClient`: one connection to a proxy, over which any number of requests are under way.
+
+Every request is answered exactly once: by the proxy, or by a refusal made here that says whether it may have been done:
+
+    never given to the connection        ProxyUnreachableError, OverCapacityError, a CallerError: not done
+    given to it, and the connection lost ProxyLostError: not known; of what only asks or reads, ProxyUnreachableError
+
+Time limits of requests are the caller's; an answer that comes later is dropped (`forget`). A proxy's host that vanished
+is noticed by a Handshake that is not answered (`FramesClientLimits.ping_ms`), whatever TCP thinks of it.
+
+Fault model: the peer may be no proxy, or one that errs. An answer that is ill-formed, or has a number of which no
+request is under way, closes the connection: it is not known any more which answer belongs to which request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from dlspark.errors import (
+    CallerError,
+    DistributedLogError,
+    OverCapacityError,
+    ProxyLostError,
+    ProxyUnreachableError,
+)
+from dlspark.serving.bindings.bounds import FramesClientLimits
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.frames import decode_answer, encode_request
+from dlspark.serving.protocol.operations import Answer, FindOwner, Handshake, ReadBatch, Refusal, Request
+from dlspark.serving.service import Reply
+from storage_node.edge import Link, Network
+from storage_node.errors import BookieUnreachableError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS: Final = 5_000
+LAST_NUMBER: Final = 2**64 - 1
+"""The numbers of requests begin at 1 again behind it; 0 is about the connection."""
+ASKING: Final = (Handshake, FindOwner, ReadBatch)
+"""Requests that change nothing: a lost answer leaves nothing in doubt."""
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of `host:port`, a host with colons in square brackets. Raises CallerError."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise CallerError(f"{address!r} is not a proxy's address, which is host:port", node=address)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class FramesClient:
+    """The connection; the `FrameHandler` of its link. Made by `connect` only."""
+
+    def __init__(self, address: str, limits: FramesClientLimits, on_closed: Callable[[], None] | None) -> None:
+        self.address = address
+        self.closed = False
+        """No request is taken any more."""
+        self._limits = limits
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._replies: dict[int, Reply] = {}
+        self._asking: set[int] = set()
+        """Those of them whose requests change nothing."""
+        self._number = 0
+        self._said: str | None = None
+        """What the proxy said of the connection, before it closed it."""
+        self._heard_at = self._loop.time()
+        self._asked = False
+        self._pinged = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    @classmethod
+    async def connect(
+        cls,
+        network: Network,
+        address: str,
+        *,
+        timeout_ms: int = CONNECT_TIMEOUT_MS,
+        limits: FramesClientLimits | None = None,
+        on_closed: Callable[[], None] | None = None,
+    ) -> FramesClient:
+        """Connect to the proxy at `address` (`host:port`). `on_closed` is called once, behind the last answer.
+
+        Raises ProxyUnreachableError (nothing was sent), CallerError for an address that is none.
+        """
+        host, port = host_and_port(address)
+        client = cls(address, limits or FramesClientLimits(), on_closed)
+        try:
+            link = await network.connect(host, port, client, timeout_ms=timeout_ms)
+        except BookieUnreachableError as error:  # what a network raises, whoever listens at the other end
+            raise ProxyUnreachableError(
+                error.message,
+                advice="Check that the proxy runs and that its announced address is reachable from here",
+                node=address,
+            ) from error
+        client._opened(link)
+        if client.closed:
+            raise ProxyUnreachableError("the connection was closed as soon as it was made", node=address)
+        return client
+
+    def _opened(self, link: Link) -> None:
+        self._link = link
+        if not self.closed:
+            self._timer = self._loop.call_later(self._limits.first_ping_ms / 1000, self._look)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of requests that the socket has not taken."""
+        return 0 if self._link is None else self._link.queued_bytes
+
+    @property
+    def requests_under_way(self) -> int:
+        """Requests without an answer, those that were forgotten included."""
+        return len(self._replies)
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def submit(self, request: Request, reply: Reply) -> int:
+        """Send `request`; `reply` is called exactly once, before this returns where nothing is sent. Never raises.
+
+        Returns the request's number, for `forget`.
+        """
+        link, replies = self._link, self._replies
+        if self.closed or link is None:
+            reply(refusal_of(ProxyUnreachableError("the connection to the proxy is closed", node=self.address)))
+            return 0
+        number = self._next_number()
+        try:
+            if len(replies) >= self._limits.requests_under_way or link.queued_bytes > self._limits.queued_bytes:
+                raise OverCapacityError(
+                    f"{len(replies)} requests are under way, {link.queued_bytes} bytes were not taken by the network",
+                    node=self.address,
+                )
+            buffers = encode_request(number, request)
+        except DistributedLogError as error:
+            reply(refusal_of(error))
+            return 0
+        replies[number] = reply
+        if isinstance(request, ASKING):
+            self._asking.add(number)
+        self._asked = True
+        link.send(*buffers)
+        return number
+
+    async def call(self, request: Request) -> Answer:
+        """Send `request` and wait for its answer, which may be a Refusal. Cancelled, the answer is dropped."""
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def take(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        number = self.submit(request, take)
+        try:
+            return await answered
+        finally:
+            if not answered.done() or answered.cancelled():
+                self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """The answer to this request is not wanted any more: if it comes it is dropped. Idempotent."""
+        if number in self._replies:
+            self._replies[number] = _dropped
+
+    def _next_number(self) -> int:
+        """One that no request under way has, which after a round of all of them some may."""
+        number = self._number
+        while True:
+            number = number + 1 if number < LAST_NUMBER else 1
+            if number not in self._replies:
+                self._number = number
+                return number
+
+    # ------------------------------------------------------------------------------------ FrameHandler
+
+    def frame_received(self, frame: memoryview) -> None:
+        """One answer. Raises ProtocolError, which closes the link, for one that is none."""
+        number, answer = decode_answer(frame)
+        reply = self._replies.pop(number, None)
+        if reply is not None:
+            if self._asking:
+                self._asking.discard(number)
+            reply(answer)
+        elif number == 0 and isinstance(answer, Refusal):
+            self._said = answer.message
+            logger.warning("the proxy %s ends the connection: %s", self.address, answer.message)
+        else:
+            raise ProtocolError(f"an answer to request {number}, of which none is under way", node=self.address)
+
+    def batch_done(self) -> None:
+        """The proxy lives."""
+        self._heard_at = self._loop.time()
+        self._pinged = False
+
+    def link_closed(self, error: Exception | None) -> None:
+        """Every request under way ends now."""
+        if self._said is None and error is not None:
+            self._said = str(error)
+        self._end()
+
+    # ------------------------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """End the connection; what is under way ends with ProxyLostError. Idempotent."""
+        if self._link is not None and not self.closed:
+            self._said = "it was closed here"
+            self.closed = True  # what ends now must not ask again
+            self._link.close()
+        await asyncio.shield(self._ended)
+
+    def _end(self) -> None:
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        reason = f": {self._said}" if self._said else ""
+        lost = refusal_of(
+            ProxyLostError(f"the connection was lost before the proxy answered{reason}", node=self.address)
+        )
+        unasked = refusal_of(
+            ProxyUnreachableError(f"the connection was lost before the proxy answered{reason}", node=self.address)
+        )
+        replies, self._replies = self._replies, {}
+        for number, reply in replies.items():
+            try:
+                reply(unasked if number in self._asking else lost)
+            except Exception:  # the boundary: one caller's mistake must not leave the others waiting
+                logger.exception("a caller failed on hearing that the connection to %s is lost", self.address)
+        self._asking.clear()
+        if not self._ended.done():
+            self._ended.set_result(None)
+            if self._on_closed is not None:
+                self._on_closed()
+
+    def _look(self) -> None:
+        """Ask where nothing has come for long; end where that is not answered."""
+        limits, now = self._limits, self._loop.time()
+        silent_s = now - self._heard_at
+        if self._pinged:
+            self._said = f"nothing has come from the proxy for {silent_s:.0f} s"
+            if self._link is not None:
+                self._link.close()
+            return
+        wait_s = limits.ping_ms / 1000 - silent_s
+        if not self._asked or wait_s <= 0:
+            self._pinged = True
+            self.submit(Handshake(ownerships=False), _dropped)
+            wait_s = limits.ping_timeout_ms / 1000
+        self._timer = self._loop.call_later(wait_s, self._look)
+
+
+def _dropped(_answer: Answer) -> None:
+    """Take the answer to a request that no caller waits for."""

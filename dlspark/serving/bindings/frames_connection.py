@@ -1,0 +1,403 @@
+"""One client's connection to a frames server: its requests go to the service, answers leave as they come.
+
+Theory of operation. A frame is decoded and handed to the service in the step in which it arrived. The service answers
+when it likes, each request by its number; answers of one turn of the loop leave together, as the link does with all
+that is sent. What the connection holds is counted: its requests, what its reads may be answered with, and answers that
+the socket has not taken. Beyond its bounds (`bounds`) it is paused: the socket is not read, frames that had arrived
+already wait in line, copied. It goes on when half of that is done.
+
+    a request too large by itself        Refusal TOO_LARGE_RECORD, the connection goes on
+    a large one, memory is short         Refusal OVER_CAPACITY, the connection goes on
+    a request while the server stops     Refusal SERVICE_UNAVAILABLE
+    bytes that are no request            Refusal with its number where that can be read, else 0; then the end
+
+Fault model: a client may send anything, take nothing, or vanish. It ends its own connection so, and no other. An answer
+for a connection that has ended is dropped. Nothing here waits, or raises into the loop or into the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import Final, Protocol
+
+from dlspark.errors import DistributedLogError
+from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, PAYLOAD_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.frame_parts import HEADER
+from dlspark.serving.protocol.frames import decode_request, encode_answer
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    ReadBatch,
+    Refusal,
+    Request,
+    StatusCode,
+    WriteRecords,
+)
+from dlspark.serving.service import Caller, ProxyService
+from metadata.foundation.pacing import MessageLimit
+from storage_node.bookie.requests.limits import Budget
+from storage_node.edge import Link
+from storage_node.errors import ConnectionClosedError, ProtocolError
+from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.transport.turns import Turns
+
+NO_REQUEST: Final = 0
+"""The number of an answer that is about the connection, and not about one of its requests."""
+LINE_FRAME_BYTES: Final = 64
+"""What a frame that waits in line takes besides its bytes."""
+
+
+class FramesHost(Protocol):
+    """What connections need of their server."""
+
+    service: ProxyService
+    limits: FramesLimits
+    memory: Budget
+    """What all connections hold together."""
+    turns: Turns
+    """Connections that have a line to go on with."""
+    lines: MessageLimit
+    """Bounds what clients can cause to be logged."""
+    stopping: bool
+    """Nothing new is begun any more."""
+
+    def heard(self, connection: FramesConnection) -> None:
+        """Requests came from this connection."""
+        ...
+
+    def ended(self, connection: FramesConnection) -> None:
+        """Its link is closed; nothing comes from it any more."""
+        ...
+
+    def settled(self) -> None:
+        """A connection has nothing under way, while the server stops."""
+        ...
+
+
+class FramesConnection:
+    """Handles the frames of one link."""
+
+    __slots__ = (
+        "_counted",
+        "_held",
+        "_host",
+        "_limits",
+        "_line",
+        "_line_bytes",
+        "_link",
+        "_loop",
+        "_paused",
+        "_sent",
+        "_sent_before",
+        "_stuck_since",
+        "_submit",
+        "_under_way",
+        "_waits_for_memory",
+        "_watching",
+        "caller",
+        "closed",
+        "heard_at",
+        "opened_at",
+        "peer",
+    )
+
+    def __init__(self, host: FramesHost, link: Link) -> None:
+        self.peer = link.peer
+        self.caller = Caller(link.peer)
+        self._host = host
+        self._limits = host.limits
+        self._submit = host.service.submit
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self.opened_at = self._loop.time()
+        self.heard_at: float | None = None
+        self.closed = False
+        self._under_way: dict[int, int] = {}
+        """What each unanswered request counts, by its number."""
+        self._held = 0
+        """All of that, and what waits in line."""
+        self._counted = 0
+        """What of it is counted in the server's memory."""
+        self._line: deque[bytes] | None = None
+        self._line_bytes = 0
+        self._paused = False
+        self._waits_for_memory = False
+        self._watching: asyncio.Task[None] | None = None
+        self._sent = 0
+        """Answers that were given to the link."""
+        self._sent_before = (0, 0)
+        self._stuck_since: float | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What its requests and answers take."""
+        return self._held + self._link.queued_bytes
+
+    @property
+    def requests_under_way(self) -> int:
+        """Requests without an answer; those in line not counted."""
+        return len(self._under_way)
+
+    @property
+    def busy(self) -> bool:
+        """Answers are to come, or to leave."""
+        return bool(self._under_way or self._line or self._link.queued_bytes)
+
+    def close(self) -> None:
+        """Close the link; what is under way is not answered any more."""
+        self._link.close()
+
+    # ------------------------------------------------------------------------------------ FrameHandler
+
+    def frame_received(self, frame: memoryview) -> None:
+        """Begin a request, or let it wait while the connection is paused."""
+        if self._paused:
+            self._wait_in_line(frame)
+        elif not self.closed:
+            self._begin(memoryview(bytes(frame)) if len(frame) < KEPT_VIEW_BYTES else frame)
+
+    def batch_done(self) -> None:
+        """All that arrived together was begun."""
+        if not self.closed:
+            self.heard_at = self._loop.time()
+            self._host.heard(self)
+
+    def link_closed(self, error: Exception | None) -> None:
+        """The client is gone: what it holds here goes, and the service hears of it once."""
+        del error  # the link has logged what went wrong
+        self.closed = True
+        self._line, self._line_bytes, self._held = None, 0, 0
+        self._under_way.clear()
+        self._count()
+        self._host.turns.leave(self._go_on)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._host.ended(self)
+        self._host.service.caller_gone(self.caller)
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def _begin(self, frame: memoryview) -> None:
+        """Give a request to the service, or refuse it. It never raises."""
+        try:
+            number, request = decode_request(frame)
+        except DistributedLogError as error:
+            self._break_off(frame, error)
+            return
+        size = len(frame)
+        limits, under_way = self._limits, self._under_way
+        if number in under_way or number == NO_REQUEST:
+            reason = "no request has the number 0" if number == NO_REQUEST else f"two requests have the number {number}"
+            self._break_off(frame, ProtocolError(reason, node=self.peer))
+            return
+        refusal = self._objection(request, size)
+        if refusal is not None:
+            self._send(number, refusal)
+            return
+        cost = size + REQUEST_BYTES
+        if type(request) is WriteRecords:
+            cost += PAYLOAD_BYTES * len(request.payloads)
+        elif type(request) is ReadBatch:
+            cost += min(max(request.max_bytes, STEP_BYTES), limits.answer_bytes)
+        under_way[number] = cost
+        self._held += cost
+        try:
+            self._submit(request, self.caller, partial(self.answered, number))
+        except Exception as error:  # the boundary: a mistake in the service must not leave a client without an answer
+            self._host.lines.log(logging.ERROR, "a request of %s failed: %r", self.peer, error, error=error)
+            message = f"the proxy failed: {type(error).__name__}"
+            self.answered(number, Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+        if self._held - self._counted > STEP_BYTES:
+            self._count()
+        if (
+            self._held > limits.bytes_under_way
+            or len(under_way) > limits.requests_under_way
+            or (self._counted and self._host.memory.exceeded)
+        ):
+            self._pause()
+
+    def _objection(self, request: Request, size: int) -> Refusal | None:
+        """Why a request is not begun, whatever the service would say."""
+        host = self._host
+        if size + LENGTH_BYTES > self._limits.request_bytes:
+            message = f"the request has {size + LENGTH_BYTES} bytes, at most {self._limits.request_bytes} are taken"
+            return Refusal(StatusCode.TOO_LARGE_RECORD, message, applied=Applied.WRONG)
+        if size > STEP_BYTES and host.memory.exceeded:
+            message = "the requests and answers of all clients take all the memory that they may"
+            return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
+        if host.stopping:
+            return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
+        return None
+
+    def _break_off(self, frame: memoryview, error: DistributedLogError) -> None:
+        """What the client sent is no request: say so, and end."""
+        self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, error)
+        number: int = HEADER.unpack_from(frame)[3] if len(frame) >= HEADER.size else NO_REQUEST
+        if number in self._under_way:
+            number = NO_REQUEST  # the answer to the request that was begun under it is not known
+        self._send(number, refusal_of(error))
+        self._paused = True
+        self._link.close()
+
+    # ------------------------------------------------------------------------------------ answers
+
+    def answered(self, number: int, answer: Answer) -> None:
+        """The service has answered. Dropped where the client is gone, or has its answer already."""
+        cost = self._under_way.pop(number, None)
+        if cost is None:
+            if not self.closed:
+                self._host.lines.log(logging.ERROR, "the service answered request %d of %s twice", number, self.peer)
+            return
+        self._held -= cost
+        self._send(number, answer)
+        if self._counted - self._held > STEP_BYTES:
+            self._count()
+        if self._paused and not self.closed:
+            self._try_to_go_on()
+        elif self._host.stopping and not self.busy:
+            self._host.settled()
+
+    def _send(self, number: int, answer: Answer) -> None:
+        try:
+            buffers = encode_answer(number, answer)
+        except DistributedLogError as error:
+            self._host.lines.log(logging.ERROR, "an answer to %s cannot be sent: %s", self.peer, error)
+            message = f"it was done, and its answer cannot be sent: {error.message}"
+            buffers = encode_answer(number, Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+        link = self._link
+        link.send(*buffers)
+        self._sent += 1
+        queued = link.queued_bytes
+        if queued > STEP_BYTES and self._watching is None:
+            self._watch()
+        if queued > self._limits.answer_bytes:
+            self._pause()
+
+    # ------------------------------------------------------------------------------------ bounds
+
+    def look(self, now: float) -> str | None:
+        """Why the connection is to be closed now, if it is; called every now and then."""
+        limits, queued = self._limits, self._link.queued_bytes
+        if self.heard_at is None:
+            late = (now - self.opened_at) * 1000 > limits.first_request_ms
+            return f"it has sent no request within {limits.first_request_ms} ms" if late else None
+        state = (queued, self._sent)
+        if not queued or state != self._sent_before:
+            self._sent_before, self._stuck_since = state, None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif (now - self._stuck_since) * 1000 > limits.stuck_ms:
+            return f"it has taken none of its answers for {limits.stuck_ms} ms"
+        if (now - self.heard_at) * 1000 > limits.idle_ms and not self.busy:
+            return f"it has asked nothing for {limits.idle_ms} ms"
+        return None
+
+    def _count(self) -> None:
+        """Bring what all connections hold up to date."""
+        held = 0 if self.closed else self._held + self._link.queued_bytes
+        held = held if held > STEP_BYTES else 0
+        if held != self._counted:
+            by, self._counted = held - self._counted, held
+            self._host.memory.change(by)
+
+    def _pause(self) -> None:
+        """Read no further until `_may_go_on`."""
+        if self._paused or self.closed:
+            return
+        self._paused = True
+        self._link.pause_reading()
+        self._count()
+        self._try_to_go_on()  # what it waits for may be over already, and nothing else would say so
+
+    def _wait_in_line(self, frame: memoryview) -> None:
+        if self.closed:
+            return
+        memory = self._host.memory
+        if memory.used > 2 * memory.limit:
+            reason = "it goes on sending, and the frames of all clients take twice the memory that they may"
+            self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, reason)
+            self._link.close()
+            return
+        if self._line is None:
+            self._line = deque()
+        size = len(frame) + LINE_FRAME_BYTES
+        self._line.append(bytes(frame))
+        self._line_bytes += size
+        self._held += size
+        if self._held - self._counted > STEP_BYTES:
+            self._count()
+
+    def _may_go_on(self) -> bool:
+        limits, queued = self._limits, self._link.queued_bytes
+        if self._held - self._line_bytes > limits.bytes_under_way // 2:
+            return False
+        if len(self._under_way) > limits.requests_under_way // 2 or queued > limits.answer_bytes // 2:
+            return False
+        if not self._host.memory.exceeded:
+            return True
+        self._count()
+        if not self._counted:
+            return True
+        if not (self._under_way or queued):
+            return True  # what it holds is its line alone: only going on makes that shorter
+        if not self._waits_for_memory:
+            self._waits_for_memory = True
+            self._host.memory.wait(self._memory_freed)
+        return False
+
+    def _memory_freed(self) -> None:
+        self._waits_for_memory = False
+        self._try_to_go_on()
+
+    def _try_to_go_on(self) -> None:
+        """Hundreds of requests may end in one turn of the loop: the line goes on once, in one of the next."""
+        if self._paused and not self.closed and self._may_go_on():
+            self._host.turns.join(self._go_on)
+
+    def _go_on(self) -> None:
+        """Begin what waits, within the bounds; then read on."""
+        if not self._paused or self.closed or not self._may_go_on():
+            return
+        self._paused = False
+        turns = self._host.turns
+        deadline = turns.now() + turns.share_s
+        line = self._line
+        while line and not self._paused and not self.closed:
+            if turns.now() > deadline:
+                self._paused = True  # tens of thousands may wait: the rest is for the next turns
+                turns.join(self._go_on)
+                return
+            frame = line.popleft()
+            size = len(frame) + LINE_FRAME_BYTES
+            self._line_bytes -= size
+            self._held -= size
+            self._begin(memoryview(frame))
+        if not self._paused and not self.closed:
+            self._line = None
+            self._link.resume_reading()
+
+    def _watch(self) -> None:
+        """Have a look again once the socket has taken what is queued."""
+        if not self.closed:
+            self._count()
+            self._watching = self._loop.create_task(self._drained())
+            self._watching.add_done_callback(self._looked)
+
+    async def _drained(self) -> None:
+        try:
+            await self._link.drain()
+        except ConnectionClosedError:
+            return
+
+    def _looked(self, _task: asyncio.Task[None]) -> None:
+        self._watching = None
+        if self.closed:
+            return
+        self._count()
+        self._try_to_go_on()
+        if self._host.stopping and not self.busy:
+            self._host.settled()

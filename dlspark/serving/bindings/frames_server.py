@@ -1,0 +1,162 @@
+"""`FramesServer`: the frames binding of a `ProxyService`, for thin clients in Python and Java that move many records.
+
+It accepts connections (`frames_connection`), bounds their number and what they hold together, and closes those that say
+nothing: a new one that asks nothing in time, one that asks nothing for long, one that takes none of its answers. Who is
+closed for a newcomer: see `Admission`. A client whose host vanished is noticed by TCP's keep-alive.
+
+`close` is graceful: no new connection, every new request is refused with SERVICE_UNAVAILABLE (not done: clients go
+elsewhere), what is under way is answered for as long as the caller allows, and then the connections end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dlspark.errors import NotAppliedError
+from dlspark.serving.bindings.bounds import FramesLimits
+from dlspark.serving.bindings.frames_connection import FramesConnection
+from dlspark.serving.service import ProxyService
+from metadata.foundation.errors import check
+from metadata.foundation.pacing import MessageLimit
+from storage_node.bookie.requests.limits import Admission, Budget
+from storage_node.edge import FrameHandler, Link, Listener, Network
+from storage_node.errors import TooManyConnectionsError
+from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often connections are looked at."""
+FLUSH_LOOK_S = 0.01
+"""How often it is seen, at the end, whether the last answers have left."""
+CLOSE_GRACE_S = 5.0
+"""How long `close` waits for answers by default."""
+
+
+def frames_network(limits: FramesLimits) -> TcpNetwork:
+    """A network for a server of these limits alone: what stalling peers take of its memory is bounded by them."""
+    return TcpNetwork(begun_bytes=limits.begun_bytes, stuck_bytes=limits.stuck_bytes)
+
+
+class FramesServer:
+    """Serves `service` on one port of `network`; for the loop on which it is started."""
+
+    def __init__(self, network: Network, service: ProxyService, *, limits: FramesLimits | None = None) -> None:
+        self.service = service
+        self.limits = limits or FramesLimits()
+        self.memory = Budget(self.limits.memory_bytes)
+        self.turns = Turns(self._seconds)
+        self.lines = MessageLimit(logger)
+        self.stopping = False
+        self._network = network
+        self._admission = Admission(self._seconds, self.limits.connections)
+        self._connections: dict[FramesConnection, None] = {}
+        self._listener: Listener | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._changed: asyncio.Future[None] | None = None
+
+    @staticmethod
+    def _seconds() -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on. Raises InvariantViolation before `start`."""
+        check(self._listener is not None, "the frames server is not started")
+        assert self._listener is not None
+        return self._listener.port
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
+    @property
+    def requests_under_way(self) -> int:
+        """Requests of all connections that the service has not answered."""
+        return sum(connection.requests_under_way for connection in self._connections)
+
+    @property
+    def held_bytes(self) -> int:
+        """What requests and answers of all connections take now."""
+        return sum(connection.held_bytes for connection in self._connections)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
+        check(self._listener is None and not self._closed, "a frames server is started once")
+        self._listener = await self._network.listen(host, port, self._accept)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        logger.info("serving frames on port %d", self._listener.port)
+
+    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Stop: refuse what is new, answer what is under way within `grace_s` seconds, end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = self.stopping = True
+        if self._listener is not None:
+            await self._listener.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        try:
+            while loop.time() < deadline and any(connection.busy for connection in self._connections):
+                await self._next_change(min(FLUSH_LOOK_S, deadline - loop.time()))
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for connection in list(self._connections):
+                connection.close()
+        while self._connections:  # each link says once that it is closed, from the loop
+            await self._next_change(FLUSH_LOOK_S)
+
+    async def _next_change(self, within_s: float) -> None:
+        self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._changed], timeout=within_s)
+        self._changed = None
+
+    # ------------------------------------------------------------------------------------ connections
+
+    def _accept(self, link: Link) -> FrameHandler:
+        if self.stopping:
+            raise NotAppliedError("the proxy is being stopped", node=link.peer)
+        connection = FramesConnection(self, link)
+        leaving = self._admission.arrived(connection)
+        if leaving is connection:
+            raise TooManyConnectionsError(
+                f"the proxy has {self.limits.connections} connections, and all of them are in use",
+                advice="Raise the limit of connections and of file descriptors, or start more proxies",
+            )
+        self._connections[connection] = None
+        if isinstance(leaving, FramesConnection):
+            self._close(leaving, f"there are {self.limits.connections} connections, and it was the most idle")
+        return connection
+
+    def heard(self, connection: FramesConnection) -> None:
+        """Requests came from this connection: from now on it is the one that was idle for the shortest time."""
+        self._admission.heard(connection)
+
+    def ended(self, connection: FramesConnection) -> None:
+        """A connection is closed, and makes room for another."""
+        self._connections.pop(connection, None)
+        self._admission.left(connection)
+        self.settled()
+
+    def settled(self) -> None:
+        """Have `close` look again."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._connections):
+            reason = connection.look(now)
+            if reason is not None:
+                self._close(connection, reason)
+        self._timer = loop.call_later(LOOK_S, self._look)
+
+    def _close(self, connection: FramesConnection, reason: str) -> None:
+        self.lines.log(logging.WARNING, "closing the connection to %s: %s", connection.peer, reason)
+        connection.close()
