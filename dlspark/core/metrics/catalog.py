@@ -35,7 +35,7 @@ class MetricInfo:
     make: Callable[[], Cell]
 
 
-def _metric(
+def metric(
     make: Callable[[], Cell],
     kind: MetricKind,
     name: str,
@@ -46,19 +46,20 @@ def _metric(
     per_log: bool = True,
     labels: tuple[str, ...] = (),
 ) -> Any:
+    """The dataclass field of a metric: its cell, made by `make`, with what is known of it in the field's metadata."""
     info = MetricInfo(name, kind, meaning, unit, not own, per_log, labels, make)
     return field(default_factory=make, metadata={"info": info})
 
 
-_timing = partial(_metric, Timing, "histogram", unit="ms", labels=("success",))
-_count = partial(_metric, Count, "counter")
-_gauge = partial(_metric, Gauge, "gauge")
-_sizes = partial(_metric, partial(Histogram, SIZE_BOUNDS), "histogram", unit="bytes")
-_scans = partial(_metric, partial(Histogram, SCAN_BOUNDS), "histogram", unit="entries")
+_timing = partial(metric, Timing, "histogram", unit="ms", labels=("success",))
+_count = partial(metric, Count, "counter")
+_gauge = partial(metric, Gauge, "gauge")
+_sizes = partial(metric, partial(Histogram, SIZE_BOUNDS), "histogram", unit="bytes")
+_scans = partial(metric, partial(Histogram, SCAN_BOUNDS), "histogram", unit="entries")
 
 
 def _counts(name: str, meaning: str, label: str) -> Any:
-    return _metric(partial(Counts, label), "counter", name, meaning, own=True, per_log=False, labels=(label,))
+    return metric(partial(Counts, label), "counter", name, meaning, own=True, per_log=False, labels=(label,))
 
 
 @dataclass(eq=False, slots=True)
@@ -179,7 +180,7 @@ class Measures:
     )
 
     # ---- metadata, trouble
-    metadata_requests: Timings = _metric(
+    metadata_requests: Timings = metric(
         partial(Timings, "operation"),
         "histogram",
         "metadata_requests",

@@ -109,7 +109,8 @@ class OnePerRegistry(Generic[_T]):
             return found
 
 
-def _family(name: str, meaning: str, unit: str, kind: MetricKind) -> Metric:
+def family_of(name: str, meaning: str, unit: str, kind: MetricKind) -> Metric:
+    """A metric without numbers, as prometheus_client wants it."""
     from prometheus_client.metrics_core import Metric
 
     return Metric(name, f"{meaning}{f' ({unit})' if unit else ''}", kind)
@@ -161,7 +162,7 @@ class Collection:
     def describe(self) -> Iterator[Metric]:
         """Names and kinds: a registry refuses those that it has already."""
         for _, info in METRICS:
-            yield _family(info.name, info.meaning, info.unit, info.kind)
+            yield family_of(info.name, info.meaning, info.unit, info.kind)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics with the sums of now; called by the registry, from any thread."""
@@ -177,7 +178,7 @@ class Collection:
 
 
 def _filled(name: str, info: MetricInfo, scopes: dict[str | None, list[Measures]]) -> Metric:
-    family = _family(info.name, info.meaning, info.unit, info.kind)
+    family = family_of(info.name, info.meaning, info.unit, info.kind)
     for log, several in scopes.items():
         if log is not None and not info.per_log:
             continue
@@ -217,7 +218,7 @@ class LagMetric:
 
     def family(self) -> Metric:
         """The gauge without numbers, as prometheus_client wants it."""
-        return _family(self.name, self.meaning, self.unit, "gauge")
+        return family_of(self.name, self.meaning, self.unit, "gauge")
 
 
 LAG_RECORDS: Final = LagMetric("query_lag_records", "Records of a log that a query has not read yet", "")
