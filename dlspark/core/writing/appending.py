@@ -178,9 +178,7 @@ class Appending:
         Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
         """
         while True:
-            known = self.producer_state(producer)
-            wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
-            begun = self._append((), ProducerRequest(producer, wanted, -1, 0), None, None)
+            wanted, begun = append_epoch(self, producer, epoch)
             await self._at_once(begun)
             if epoch is not None or not begun.result().repeated:
                 return wanted
@@ -199,8 +197,7 @@ class Appending:
 
         `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
         """
-        condition = Condition(None, expected) if expected is not None else None
-        await self._at_once(self._append((), None, condition, FencingToken(token)))
+        await self._at_once(append_token(self, token, expected))
 
     def heartbeat(self) -> asyncio.Future[Appended]:
         """Write the control record `heartbeat`, by which readers see that the log has an owner; sent at once.
@@ -277,3 +274,23 @@ class Appending:
 def _seen(future: asyncio.Future[DLSN]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+# ------------------------------------------------------------------ for those who pass requests on in their order
+
+
+def append_epoch(writer: Appending, producer: str, epoch: int | None = None) -> tuple[int, asyncio.Future[Appended]]:
+    """As `begin_epoch`, in line with what was appended before, and without sending it: the epoch, and its answer.
+
+    Where no `epoch` was given and the answer is a repetition, another call has begun this one: try again. Raises
+    CallerError for a writer that was opened without producers.
+    """
+    known = writer.producer_state(producer)
+    wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
+    return wanted, writer._append((), ProducerRequest(producer, wanted, -1, 0), None, None)
+
+
+def append_token(writer: Appending, token: bytes, expected: bytes | None = None) -> asyncio.Future[Appended]:
+    """As `set_fencing_token`, in line with what was appended before, and without sending it. Never raises."""
+    condition = Condition(None, expected) if expected is not None else None
+    return writer._append((), None, condition, FencingToken(token))
