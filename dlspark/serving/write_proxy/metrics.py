@@ -1,0 +1,234 @@
+"""What a write proxy counts, by upstream's names, and how Prometheus's registries show it.
+
+Names are upstream's scopes joined with `_`. Its counters of each status code and each denied operation are one metric
+with a label here. A stream with series of its own (`server_enable_perstream_stat`) has the label `stream`, in place of
+a part in those without it, until the proxy gives it up; then what it has counted goes into those without, so that sums
+never go back. How many streams have series of their own is bounded: their names come from clients.
+
+Cells are plain numbers, written by the proxy's loop and read by whoever collects (`dlspark.core.metrics.cells`).
+"""
+
+# ruff: noqa: RUF009 - the defaults are fields, made by functions
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from dlspark.core.metrics.catalog import MetricInfo, metric
+from dlspark.core.metrics.cells import Cell, Count, Counts, Gauge, Timing, Timings
+from dlspark.core.metrics.registries import OnePerRegistry, Statistics, family_of, registry_of
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+MAX_STREAM_SERIES: Final = 1000
+"""Streams of a proxy that have series of their own at a time; further ones are counted with the rest."""
+
+_timing = partial(metric, Timing, "histogram", unit="ms", labels=("success",), per_log=False)
+_count = partial(metric, Count, "counter", per_log=False)
+_gauge = partial(metric, Gauge, "gauge", per_log=False)
+
+
+def _counts(name: str, meaning: str, label: str, *, own: bool = False) -> Any:
+    return metric(partial(Counts, label), "counter", name, meaning, own=own, per_log=False, labels=(label,))
+
+
+@dataclass(eq=False, slots=True)
+class StreamMeasures:
+    """What is counted for single streams as well."""
+
+    write: Timing = metric(
+        Timing,
+        "histogram",
+        "request_write",
+        "Writes of one record, from the request to its answer",
+        unit="ms",
+        labels=("success",),
+    )
+    bulk_write: Timing = metric(
+        Timing,
+        "histogram",
+        "request_bulkWrite",
+        "Writes of several records, or of records that are written whole or not at all",
+        unit="ms",
+        labels=("success",),
+    )
+    records_success: Count = metric(Count, "counter", "records_success", "Records that were stored")
+    records_failure: Count = metric(
+        Count, "counter", "records_failure", "Records that were refused, or of which it is not known"
+    )
+
+
+@dataclass(eq=False, slots=True)
+class ProxyMeasures:
+    """One proxy's metrics, those of single streams apart."""
+
+    # ---- requests
+    heartbeat: Timing = _timing("request_heartbeat", "Heartbeats")
+    truncate: Timing = _timing("request_truncate", "Truncations")
+    release: Timing = _timing("request_release", "Streams given up because a client asked for it")
+    create: Timing = _timing("request_create", "Streams created")
+    delete: Timing = _timing("request_delete", "Streams deleted")
+    other: Timings = metric(
+        partial(Timings, "operation"),
+        "histogram",
+        "request_other",
+        "Operations that upstream does not have or does not time",
+        unit="ms",
+        own=True,
+        per_log=False,
+        labels=("operation", "success"),
+    )
+    write_pending: Gauge = _gauge("request_writePending", "Writes of one record that are not answered yet")
+    bulk_write_pending: Gauge = _gauge("request_bulkWritePending", "Other writes that are not answered yet")
+    redirect: Count = _count("request_redirect", "Requests answered with the owner to ask instead")
+    status_codes: Counts = _counts("request_statuscode", "Answers by their status code", "code")
+    status_code_count: Count = _count("request_statuscode_count", "All answers")
+    records_received: Count = _count("records_received", "Records in requests, whatever became of them")
+    records_redirect: Count = _count("records_redirect", "Records in requests that were sent on to the owner")
+    denied: Counts = _counts("denied", "Requests that access control denied, or whose checksum was wrong", "operation")
+    outstanding: Gauge = _gauge("service_outstandingAsync", "Requests that are not answered yet")
+
+    # ---- the proxy, its streams
+    proxy_status: Gauge = _gauge(
+        "proxy_status",
+        "1: takes writes and new streams, 2: takes writes, 3: takes no new streams by feature, -1: ends",
+    )
+    moving_average_rps: Gauge = _gauge("moving_avg_rps", "Write requests a second, over the last minute")
+    moving_average_bps: Gauge = _gauge("moving_avg_bps", "Bytes of payload a second, over the last minute")
+    streams_acquired: Gauge = _gauge("streams_acquired", "Streams that the proxy owns")
+    streams_cached: Gauge = _gauge("streams_cached", "Streams that it knows: these, and those it just met elsewhere")
+    connections: Gauge = _gauge("connections", "Connections of clients, by frames", own=True)
+    announced: Gauge = _gauge("announced", "1 while the proxy is a member of the serving tier, else 0", own=True)
+
+    # ---- placement
+    placement: Timing = _timing("placement", "Computing and writing down the loads of all proxies, by their leader")
+    placement_difference: Gauge = _gauge(
+        "placement_load_diff", "The highest load of a proxy less the lowest, as they were given out"
+    )
+
+
+def _described(kind: type) -> tuple[tuple[str, MetricInfo], ...]:
+    return tuple((item.name, item.metadata["info"]) for item in fields(kind))
+
+
+STREAM_METRICS: Final = _described(StreamMeasures)
+PROXY_METRICS: Final = _described(ProxyMeasures)
+WITHOUT_MEANING: Final[Mapping[str, str]] = {
+    "service_serviceExec": "a request is handed to its stream within the turn of the loop in which it comes",
+    "scheduler_*": "one event loop does all the work: nothing waits in a queue between threads",
+    "stream_<name>_*": "the label `stream` has the name",
+    "monitor_*": "upstream's monitor is a program of its own: `dlspark proxy owners` shows what it showed",
+}
+"""Upstream's names, and why a proxy has no such metric here."""
+
+
+# ------------------------------------------------------------------ one proxy
+
+
+@dataclass(eq=False, slots=True)
+class ProxyScopes:
+    """What one proxy counts in."""
+
+    root: ProxyMeasures = field(default_factory=ProxyMeasures)
+    rest: StreamMeasures = field(default_factory=StreamMeasures)
+    """Of all streams without series of their own."""
+    streams: dict[str, StreamMeasures] = field(default_factory=dict)
+    per_stream: bool = True
+
+    def of(self, stream: str) -> StreamMeasures:
+        """Where to count for a stream that the proxy owns."""
+        found = self.streams.get(stream)
+        if found is not None or not self.per_stream or len(self.streams) >= MAX_STREAM_SERIES:
+            return found if found is not None else self.rest
+        return self.streams.setdefault(stream, StreamMeasures())
+
+    def known(self, stream: str) -> StreamMeasures:
+        """Where to count for a stream of which it is not known whether the proxy owns it."""
+        return self.streams.get(stream, self.rest)
+
+    def keep_streams(self, owned: Callable[[str], bool]) -> None:
+        """End the series of streams that are not owned any more; what they have counted goes to the rest."""
+        for name in [one for one in self.streams if not owned(one)]:
+            _keep(self.rest, self.streams.pop(name), STREAM_METRICS)
+
+
+def _keep(into: object, ended: object, metrics: tuple[tuple[str, MetricInfo], ...]) -> None:
+    for name, _ in metrics:
+        getattr(into, name).keep(getattr(ended, name))
+
+
+# ------------------------------------------------------------------ registries
+
+
+class ProxyCollection:
+    """The collector of one registry: the sums over the proxies of this process. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: list[ProxyScopes] = []
+        self._past = ProxyScopes()
+
+    def attach(self, scopes: ProxyScopes) -> Callable[[], None]:
+        """Show what is counted there; returns what ends that. What was counted stays in the sums."""
+        with self._lock:
+            self._live.append(scopes)
+
+        def detach() -> None:
+            with self._lock:
+                if scopes in self._live:
+                    self._live.remove(scopes)
+                    scopes.keep_streams(lambda _: False)
+                    _keep(self._past.root, scopes.root, PROXY_METRICS)
+                    _keep(self._past.rest, scopes.rest, STREAM_METRICS)
+
+        return detach
+
+    # ------------------------------------------------------------------ for prometheus_client
+
+    def describe(self) -> Iterator[Metric]:
+        """Names and kinds: a registry refuses those that it has already."""
+        for _, info in (*STREAM_METRICS, *PROXY_METRICS):
+            yield family_of(info.name, info.meaning, info.unit, info.kind)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics with the sums of now."""
+        with self._lock:
+            scopes = [self._past, *self._live]
+            by_stream: dict[str | None, list[object]] = {None: [one.rest for one in scopes]}
+            for one in scopes:
+                for stream, measures in dict(one.streams).items():
+                    by_stream.setdefault(stream, []).append(measures)
+            roots: dict[str | None, list[object]] = {None: [one.root for one in scopes]}
+            families = [_filled(name, info, by_stream) for name, info in STREAM_METRICS]
+            families += [_filled(name, info, roots) for name, info in PROXY_METRICS]
+        yield from families
+
+
+def _filled(name: str, info: MetricInfo, scopes: Mapping[str | None, list[object]]) -> Metric:
+    family = family_of(info.name, info.meaning, info.unit, info.kind)
+    for stream, several in scopes.items():
+        total: Cell = info.make()
+        for measures in several:
+            total.add(getattr(measures, name))
+        about = {} if stream is None else {"stream": stream}
+        for suffix, labels, value in total.samples():
+            family.add_sample(info.name + suffix, {**about, **labels}, value)
+    return family
+
+
+_COLLECTIONS: Final = OnePerRegistry(ProxyCollection, "proxy")
+
+
+def shown_in(statistics: Statistics, scopes: ProxyScopes) -> Callable[[], None]:
+    """Show what `scopes` counts in the registry of `statistics`, where metrics are wanted; returns what ends that.
+
+    Raises CallerError where the registry has other metrics of these names.
+    """
+    if not statistics.collect:
+        return lambda: None
+    return _COLLECTIONS.of(registry_of(statistics)).attach(scopes)
