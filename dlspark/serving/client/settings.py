@@ -1,0 +1,351 @@
+"""`ThinClientSettings`: what a thin client may be set to, by upstream's keys where upstream has them.
+
+Upstream sets its client by a builder whose methods have these names; here they are keys, of a mapping or a properties
+file. A key that cannot be honoured is an error that names the nearest one, or says why (`WITHOUT_MEANING`). Times are
+in the unit that their keys say. `settings_page` makes docs/thin-client-settings.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
+from dlspark.errors import SettingsError
+from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, Ownerships
+from dlspark.serving.client.requests import WayLimits
+from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
+from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
+from dlspark.serving.routing.ring import HostRing
+from metadata.foundation.properties import read_properties
+from metadata.foundation.settings import FLAG, TEXT, WHOLE, Registry, setting
+
+PAGE: Final = "docs/thin-client-settings.md"
+MINUTE_MS: Final = 60_000
+MAX_BATCH_BYTES: Final = 1_000_000
+"""A request lies in one entry, which has room for a little more, and its records have headers there."""
+MAX_BATCH_RECORDS: Final = 16_384
+"""Payloads that a request may have."""
+RING, ORDER, SINGLE = "ring", "server-order", "single-host"
+MAX_NAME_OF_CLIENT_BYTES: Final = MAX_NAME_BYTES - 64
+"""The rest of a producer's name tells a client's producers apart."""
+
+WITHOUT_MEANING: Mapping[str, str] = {
+    "thriftmux": "a connection always carries many requests at once, in frames or over HTTP/2; there is no Thrift",
+    "clientBuilder": "connections are not Finagle's: what a builder would be asked for are the settings here, and a "
+    "network of one's own is given to the client as an object",
+    "statsReceiver": "a receiver is an object of Finagle's; the client counts in `client.counters`",
+    "streamStatsReceiver": "a receiver is an object of Finagle's; the client counts in `client.counters`",
+}
+"""Upstream's keys that would do nothing here, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinClientSettings:
+    """Settings of one thin client. Frozen: `with_values` gives a changed copy."""
+
+    name: str = setting(TEXT, "dlspark", "name", "What log messages call the client", section="Common")
+    client_id: str = setting(
+        TEXT,
+        "",
+        "clientId",
+        "Who the client is to the proxies: the names of its producers begin with it, and so operators find it in logs "
+        "and messages; empty: they begin with the client's name",
+    )
+    request_timeout_ms: int = setting(
+        WHOLE,
+        MINUTE_MS,
+        "requestTimeoutMs",
+        "Milliseconds after which a request that was not answered fails, whatever was tried; below 0: never. "
+        "(Upstream's default is never.)",
+        minimum=-1,
+    )
+    attempt_timeout_ms: int = setting(
+        WHOLE,
+        10_000,
+        "attemptTimeoutMs",
+        "Milliseconds after which a request that one proxy has not answered is sent to the next, if it may be sent "
+        "again; 0 or less: never",
+        own=True,
+    )
+    stream_failfast: bool = setting(
+        FLAG,
+        False,
+        "streamFailfast",
+        "Whether a request fails at once when a proxy cannot serve its stream at present; false: others are asked",
+    )
+
+    finagle_name_str: str = setting(
+        TEXT,
+        "",
+        "finagleNameStr",
+        "Where the write proxies are: `host:port,host:port`, the same behind `inet!`, a namespace's URI "
+        "`distributedlog://servers/path`, or the folder of its proxies, `zk!servers!/path/.write_proxy`",
+        section="Where the proxies are",
+    )
+    finagle_name_strs: str = setting(
+        TEXT,
+        "",
+        "finagleNameStrs",
+        "The same for several regions, separated by spaces, the local region first",
+    )
+    routing: str = setting(
+        TEXT,
+        RING,
+        "routing",
+        "How a stream is given to a proxy before its owner is known: by consistent hashing, by its hash in the sorted "
+        "list of proxies, or always to the one proxy that there is",
+        choices=(RING, ORDER, SINGLE),
+        own=True,
+    )
+    blackout_ms: int = setting(
+        WHOLE,
+        int(BLACKOUT_S * 1000),
+        "blackoutMs",
+        "Milliseconds for which a proxy whose connection failed is asked only where no other is left",
+        minimum=0,
+        own=True,
+    )
+
+    redirect_backoff_start_ms: int = setting(
+        WHOLE,
+        25,
+        "redirectBackoffStartMs",
+        "Milliseconds of back-off, for each attempt so far, before a proxy is asked again that was asked before",
+        minimum=0,
+        section="Redirects",
+    )
+    redirect_backoff_max_ms: int = setting(
+        WHOLE, 100, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
+    )
+    max_redirects: int = setting(
+        WHOLE, -1, "maxRedirects", "Attempts that a request may take after the first; below 0: any number", minimum=-1
+    )
+    resend_writes: bool = setting(
+        FLAG,
+        False,
+        "resendUnknownWrites",
+        "Whether a write without a producer is sent again when its answer was lost, as upstream's client does: it may "
+        "be written twice then. false: it fails, with an unknown outcome",
+        own=True,
+    )
+
+    handshake_with_client_info: bool = setting(
+        FLAG,
+        True,
+        "handshakeWithClientInfo",
+        "Whether proxies are asked which streams they own when a connection is made, and later",
+        section="Ownership",
+    )
+    periodic_handshake_interval_ms: int = setting(
+        WHOLE,
+        5 * MINUTE_MS,
+        "periodicHandshakeIntervalMs",
+        "Milliseconds between two handshakes with each proxy, which find those that have failed; 0 or less: none",
+    )
+    periodic_ownership_sync_interval_ms: int = setting(
+        WHOLE,
+        5 * MINUTE_MS,
+        "periodicOwnershipSyncIntervalMs",
+        "A periodic handshake asks for ownerships when so many milliseconds have passed since one last did",
+    )
+    stream_name_regex: str = setting(
+        TEXT, ANY_STREAM, "streamNameRegex", "Streams whose owners the client wants to know; whole names match"
+    )
+    ownership_cache_streams: int = setting(
+        WHOLE,
+        MAX_OWNERSHIPS,
+        "ownershipCacheStreams",
+        "Streams whose owners are remembered; those not asked for longest are forgotten",
+        minimum=1,
+        own=True,
+    )
+
+    checksum: bool = setting(
+        FLAG,
+        True,
+        "checksum",
+        "Whether requests carry a CRC-32 of stream and payload, which the proxy checks",
+        section="Constraints",
+    )
+
+    idempotent: bool = setting(
+        FLAG,
+        True,
+        "idempotentProducer",
+        "Whether writes are those of a producer: sent again after a loss, and written once. false: a write whose "
+        "answer was lost fails with an unknown outcome",
+        own=True,
+        section="Producers",
+    )
+    producer_name: str = setting(
+        TEXT,
+        "",
+        "producerName",
+        "Name of the client's producers; a client of the same name that comes later fences this one. Empty: a name "
+        "that no other has",
+        own=True,
+    )
+    max_in_flight: int = setting(
+        WHOLE,
+        KEPT,
+        "maxInFlightRequests",
+        f"Requests of one producer that are under way at once; a log remembers the last {KEPT}",
+        minimum=1,
+        maximum=KEPT,
+        own=True,
+    )
+    producer_memory_s: int = setting(
+        WHOLE,
+        3_600,
+        "producerMemorySeconds",
+        "Seconds after its first sending for which a producer's request is sent again. It must be well below the "
+        "log's producerExpirySeconds: a log that has forgotten the producer would write it twice",
+        minimum=1,
+        own=True,
+    )
+
+    linger_ms: int = setting(
+        WHOLE,
+        0,
+        "lingerMs",
+        "Milliseconds that a record waits for others to travel with. With 0 it waits for none, but joins those that "
+        "wait because maxInFlightRequests are under way",
+        minimum=0,
+        own=True,
+        section="Batches",
+    )
+    batch_max_bytes: int = setting(
+        WHOLE,
+        256 * 1024,
+        "batchMaxBytes",
+        "Bytes of records in one request; a larger record travels alone",
+        minimum=1,
+        maximum=MAX_BATCH_BYTES,
+        own=True,
+    )
+    batch_max_records: int = setting(
+        WHOLE,
+        4_096,
+        "batchMaxRecords",
+        "Records in one request",
+        minimum=1,
+        maximum=MAX_BATCH_RECORDS,
+        own=True,
+    )
+    max_pending_bytes: int = setting(
+        WHOLE,
+        64 * 1024 * 1024,
+        "maxPendingBytes",
+        "Bytes of records that are given to the client and not answered; a further write waits, or is refused",
+        minimum=1,
+        own=True,
+    )
+    max_pending_records: int = setting(
+        WHOLE,
+        200_000,
+        "maxPendingRecords",
+        "Records that are given to the client and not answered; a further write waits, or is refused",
+        minimum=1,
+        own=True,
+    )
+
+    def __post_init__(self) -> None:
+        REGISTRY.check(self)
+        if self.redirect_backoff_max_ms < self.redirect_backoff_start_ms:
+            raise SettingsError(
+                f"redirectBackoffMaxMs={self.redirect_backoff_max_ms} is below "
+                f"redirectBackoffStartMs={self.redirect_backoff_start_ms}",
+                advice="Raise the first or lower the second",
+            )
+        if self.finagle_name_str and self.finagle_name_strs:
+            raise SettingsError(
+                "finagleNameStr and finagleNameStrs are both given", advice="The second has the local region first"
+            )
+        for key, text in (("producerName", self.producer_name), ("clientId", self.client_id), ("name", self.name)):
+            if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_OF_CLIENT_BYTES:
+                raise SettingsError(f"{key} has more than {MAX_NAME_OF_CLIENT_BYTES} bytes", advice="Shorten it")
+        self.ownerships()  # it reads the regular expression
+        self.regions()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object], base: ThinClientSettings | None = None) -> ThinClientSettings:
+        """Settings by their keys, over those of `base`. Raises SettingsError."""
+        read = REGISTRY.read_all(values).get(cls, {})
+        return replace(base if base is not None else cls(), **read)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_properties(cls, location: str | os.PathLike[str]) -> ThinClientSettings:
+        """Settings from a properties file, by its path or `file:` URL. Raises SettingsError."""
+        return cls.from_mapping(read_properties(location, SettingsError, named_by="the client's settings"))
+
+    def with_values(self, values: Mapping[str, object]) -> ThinClientSettings:
+        """A copy with other values, by key. Raises SettingsError."""
+        return self.from_mapping(values, self)
+
+    # ------------------------------------------------------------------ what is made of them
+
+    def limits(self) -> WayLimits:
+        """What bounds the way of a request."""
+        return WayLimits(
+            request_timeout_ms=self.request_timeout_ms,
+            max_redirects=self.max_redirects,
+            backoff_start_ms=self.redirect_backoff_start_ms,
+            backoff_max_ms=self.redirect_backoff_max_ms,
+            attempt_timeout_ms=self.attempt_timeout_ms,
+            fail_fast=self.stream_failfast,
+            resend_writes=self.resend_writes,
+        )
+
+    def ownerships(self) -> Ownerships:
+        """An empty cache of owners."""
+        return Ownerships(self.stream_name_regex, self.ownership_cache_streams)
+
+    def handshakes(self) -> Handshakes:
+        """When proxies are asked what they own."""
+        return Handshakes(
+            self.stream_name_regex,
+            ownerships=self.handshake_with_client_info,
+            interval_ms=self.periodic_handshake_interval_ms,
+            sync_interval_ms=self.periodic_ownership_sync_interval_ms,
+        )
+
+    def route(self, hosts: tuple[ProxyHost, ...]) -> Route:
+        """The route within one region. Raises CallerError where `single-host` has another number of hosts."""
+        if self.routing == SINGLE:
+            single = SingleHost(hosts[0].address if hosts else "")
+            single.update(hosts, 0.0)
+            return single
+        if self.routing == ORDER:
+            return ServerOrder(hosts, blackout_s=self.blackout_ms / 1000)
+        return HostRing(hosts, blackout_s=self.blackout_ms / 1000)
+
+    def regions(self) -> tuple[str, ...]:
+        """Where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port` or a
+        namespace's URI. Empty where nothing is set. Raises SettingsError."""
+        names = self.finagle_name_strs.split() if self.finagle_name_strs else [self.finagle_name_str]
+        return tuple(_where(name) for name in names if name)
+
+
+_ANNOUNCED: Final = re.compile(r"zk!([^!]+)!(/[^!]*)/\.write_proxy(![0-9]+)?")
+
+
+def _where(name: str) -> str:
+    """A Finagle name as the client's own words have it."""
+    if name.startswith("inet!"):
+        return name.removeprefix("inet!")
+    found = _ANNOUNCED.fullmatch(name)
+    if found is not None:
+        return f"distributedlog://{found[1]}{found[2]}"
+    if "!" in name or name.startswith("/"):
+        raise SettingsError(
+            f"the name {name!r} would have to be resolved by Finagle",
+            advice="Write inet!host:port,host:port, zk!servers!/path/.write_proxy, or a namespace's URI",
+        )
+    return name
+
+
+REGISTRY: Final = Registry((ThinClientSettings,), SettingsError, page=PAGE, refused=WITHOUT_MEANING)
