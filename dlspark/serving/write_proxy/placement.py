@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dlspark.serving.membership import ProxyMember
+from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CorruptDataError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import (
@@ -173,28 +175,30 @@ class EqualLoads:
 # ---------------------------------------------------------------------- policies
 
 
-class MembersPlacement:
-    """Where streams go while no loads are known: by a ring over those proxies that run."""
+class RingPlacement:
+    """By consistent hashing, as clients do it, over those proxies that run."""
 
-    def __init__(self, host_of: Callable[[str, Sequence[ProxyMember]], ProxyMember | None]) -> None:
-        """`host_of` picks one of the members for a stream."""
-        self._host_of = host_of
-        self._members: tuple[ProxyMember, ...] = ()
+    def __init__(self) -> None:
+        self._ring = HostRing()
+        self._running: dict[str, str] = {}
+        self._gone: frozenset[str] = frozenset()
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
-        """These proxies run now."""
-        self._members = members
+        """These proxies run now; others are not named from here on."""
+        self._running = {str(one.endpoint): one.location for one in members}
+        self._ring.update([ProxyHost(str(one.endpoint), one.shard) for one in members], 0.0)
+        self._gone = frozenset(self._ring.addresses()) - self._running.keys()
 
     def place(self, stream: str) -> str | None:
         """See `StreamPlacement`."""
-        found = self._host_of(stream, self._members) if self._members else None
-        return found.location if found is not None else None
+        address = self._ring.pick(stream, 0.0, self._gone)
+        return self._running[address] if address is not None else None
 
 
 class LeastLoadPlacement:
     """By the loads that were written down; else to the proxy with the least load; else as `otherwise` says."""
 
-    def __init__(self, otherwise: MembersPlacement, load_of: Callable[[str], int]) -> None:
+    def __init__(self, otherwise: RingPlacement, load_of: Callable[[str], int]) -> None:
         self._otherwise = otherwise
         self._load_of = load_of
         self._loads: tuple[ServerLoad, ...] = ()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from helpers.metadata_worlds import Heard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.ring import HostRing
 from dlspark.serving.write_proxy.placement import (
     MAX_LOAD_BYTES,
     MAX_PLACED,
     EqualLoads,
     LeastLoadPlacement,
     LoadTable,
-    MembersPlacement,
+    RingPlacement,
     ServerLoad,
     StreamLoad,
     given_out,
@@ -32,12 +32,8 @@ UPSTREAM = (
 )
 
 
-def first(_stream: str, members: Sequence[ProxyMember]) -> ProxyMember:
-    return members[0]
-
-
 def placement(*members: ProxyMember) -> LeastLoadPlacement:
-    made = LeastLoadPlacement(MembersPlacement(first), EqualLoads().load_of)
+    made = LeastLoadPlacement(RingPlacement(), EqualLoads().load_of)
     made.use_members(members)
     return made
 
@@ -103,7 +99,9 @@ def test_equal_loads_are_given_out_by_their_number(servers: int, count: int) -> 
 
 def test_a_stream_goes_where_it_was_given_or_where_least_is() -> None:
     made = placement(A, B)
-    assert made.place("x") == A.location  # no loads yet
+    ring = HostRing([ProxyHost(str(one.endpoint), one.shard) for one in (A, B)])
+    for stream in map(str, range(50)):  # no loads yet
+        assert (made.place(stream) or "").endswith(f";{ring.pick(stream, 0.0)}")
     made.use_loads([ServerLoad(str(A.endpoint), (StreamLoad("x", 5),)), ServerLoad(str(B.endpoint))])
     assert made.place("x") == A.location
     assert [made.place(f"new-{number}") for number in range(6)] == [B.location] * 5 + [A.location]
