@@ -1,0 +1,254 @@
+"""Answers as messages of distributedlog.proto, and back. No I/O, no grpc.
+
+A refusal is the status of whatever message the call gives; every other answer has the status SUCCESS. Records that are
+read are messages of their own here: a program that reads by gRPC needs none of this project's formats.
+
+Fault model: as for requests, an unknown enum value is a ProtocolError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from struct import error as StructError
+from typing import Final, TypeAlias
+
+from google.protobuf.message import Message
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
+from dlspark.serving.protocol import distributedlog_pb2 as pb
+from dlspark.serving.protocol.deliveries import encode_records, records_of
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    BulkReceipt,
+    Delivery,
+    Done,
+    EpochBegun,
+    OwnerFound,
+    ProxyInfo,
+    ProxyStatus,
+    ReadForm,
+    Refusal,
+    StatusCode,
+    WriteReceipt,
+)
+from dlspark.serving.protocol.rpc_requests import dlsn_from_pb, dlsn_to_pb
+from storage_node.errors import ProtocolError
+
+_CODES_IN_PB: Final = {code: pb.Status.Code.Value(code.name) for code in StatusCode}
+_CODES: Final = {number: code for code, number in _CODES_IN_PB.items()}
+_APPLIED: Final = {
+    pb.Status.NOT_APPLIED: Applied.NO,
+    pb.Status.REQUEST_WRONG: Applied.WRONG,
+    pb.Status.OUTCOME_UNKNOWN: Applied.UNKNOWN,
+}
+_APPLIED_IN_PB: Final = {applied: number for number, applied in _APPLIED.items()}
+_PROXY_STATUSES_IN_PB: Final = {status: pb.HandshakeResponse.ProxyStatus.Value(status.name) for status in ProxyStatus}
+_PROXY_STATUSES: Final = {number: status for status, number in _PROXY_STATUSES_IN_PB.items()}
+
+
+def _success() -> pb.Status:
+    return pb.Status(code=pb.Status.SUCCESS)
+
+
+def status_to_pb(refusal: Refusal) -> pb.Status:
+    """The status that says what a refusal says."""
+    status = pb.Status(
+        code=_CODES_IN_PB[refusal.code],
+        message=refusal.message,
+        location=refusal.location or "",
+        applied=_APPLIED_IN_PB[refusal.applied],
+        error=refusal.error,
+        advice=refusal.advice or "",
+    )
+    if isinstance(refusal.actual, int):
+        status.actual_number = refusal.actual
+    elif refusal.actual is not None:
+        status.actual_text = refusal.actual
+    return status
+
+
+def status_from_pb(message: pb.Status) -> Refusal | None:
+    """The refusal that a status says, None where it is SUCCESS. Raises ProtocolError."""
+    if message.code == pb.Status.SUCCESS:
+        return None
+    code, applied = _CODES.get(message.code), _APPLIED.get(message.applied)
+    if code is None:
+        raise ProtocolError(f"a status has the code {message.code}, which is unknown")
+    if applied is None:
+        raise ProtocolError(f"a status says by {message.applied} whether it was applied, which is unknown")
+    actual: str | int | None = None
+    if message.HasField("actual_number"):
+        actual = message.actual_number
+    elif message.HasField("actual_text"):
+        actual = message.actual_text
+    location, advice = message.location or None, message.advice or None
+    return Refusal(code, message.message, location, applied, message.error, actual, advice)
+
+
+# ---------------------------------------------------------------------- to messages
+
+
+def _write_in_pb(answer: WriteReceipt | BulkReceipt) -> pb.WriteResponse:
+    if isinstance(answer, BulkReceipt):
+        return pb.WriteResponse(status=_success(), results=[_result_in_pb(result) for result in answer.results])
+    dlsn = dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None
+    return pb.WriteResponse(status=_success(), dlsn=dlsn, records=answer.records, repetition=answer.repeated)
+
+
+def _result_in_pb(result: DLSN | Refusal) -> pb.RecordResult:
+    if isinstance(result, Refusal):
+        return pb.RecordResult(refusal=status_to_pb(result))
+    return pb.RecordResult(dlsn=dlsn_to_pb(result))
+
+
+def _epoch_in_pb(answer: EpochBegun) -> pb.BeginEpochResponse:
+    return pb.BeginEpochResponse(status=_success(), epoch=answer.epoch, next_sequence=answer.next_sequence)
+
+
+def _done_in_pb(answer: Done) -> pb.DoneResponse:
+    return pb.DoneResponse(status=_success(), dlsn=dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None)
+
+
+def _owner_in_pb(answer: OwnerFound) -> pb.GetOwnerResponse:
+    return pb.GetOwnerResponse(status=_success(), location=answer.location)
+
+
+def _info_in_pb(answer: ProxyInfo) -> pb.HandshakeResponse:
+    return pb.HandshakeResponse(
+        status=_success(),
+        location=answer.location,
+        proxy_status=_PROXY_STATUSES_IN_PB[answer.status],
+        ownerships=answer.ownerships,
+        max_request_bytes=answer.max_request_bytes,
+        region=answer.region or "",
+    )
+
+
+def _delivery_in_pb(answer: Delivery) -> pb.ReadResponse:
+    if answer.form is ReadForm.RECORDS:
+        records = [_record_in_pb(record) for record in records_of(answer)]
+        parts: list[bytes] = []
+    else:
+        records, parts = [], [bytes(part) for part in answer.parts]
+    return pb.ReadResponse(
+        status=_success(),
+        next=dlsn_to_pb(answer.next),
+        records=records,
+        parts=parts,
+        end_of_stream=answer.end_of_stream,
+    )
+
+
+def _record_in_pb(record: LogRecord) -> pb.Record:
+    return pb.Record(
+        dlsn=dlsn_to_pb(record.dlsn),
+        transaction_id=record.txid,
+        sequence_id=record.sequence_id,
+        payload=record.payload,
+        position=record.position,
+        flags=record.flags,
+    )
+
+
+TO_PB: Final[dict[type, Callable[..., Message]]] = {
+    WriteReceipt: _write_in_pb,
+    BulkReceipt: _write_in_pb,
+    EpochBegun: _epoch_in_pb,
+    Done: _done_in_pb,
+    OwnerFound: _owner_in_pb,
+    ProxyInfo: _info_in_pb,
+    Delivery: _delivery_in_pb,
+}
+"""Answer to message, for each class but Refusal."""
+
+
+# ---------------------------------------------------------------------- from messages
+
+
+def _write(message: pb.WriteResponse) -> Answer:
+    if message.results:
+        return BulkReceipt(tuple([_result(result) for result in message.results]))
+    dlsn = dlsn_from_pb(message.dlsn) if message.HasField("dlsn") else None
+    return WriteReceipt(dlsn, message.records, message.repetition)
+
+
+def _result(message: pb.RecordResult) -> DLSN | Refusal:
+    if message.HasField("dlsn"):
+        return dlsn_from_pb(message.dlsn)
+    refusal = status_from_pb(message.refusal)
+    if refusal is None:
+        raise ProtocolError("a record's result is neither a position nor a refusal")
+    return refusal
+
+
+def _epoch(message: pb.BeginEpochResponse) -> Answer:
+    return EpochBegun(message.epoch, message.next_sequence)
+
+
+def _done(message: pb.DoneResponse) -> Answer:
+    return Done(dlsn_from_pb(message.dlsn) if message.HasField("dlsn") else None)
+
+
+def _owner(message: pb.GetOwnerResponse) -> Answer:
+    return OwnerFound(message.location)
+
+
+def _info(message: pb.HandshakeResponse) -> Answer:
+    status = _PROXY_STATUSES.get(message.proxy_status)
+    if status is None:
+        raise ProtocolError(f"a proxy has the status {message.proxy_status}, which is unknown")
+    ownerships, region = dict(message.ownerships), message.region or None
+    return ProxyInfo(message.location, status, ownerships, message.max_request_bytes, region)
+
+
+def _delivery(message: pb.ReadResponse, form: ReadForm) -> Answer:
+    if not message.HasField("next"):
+        raise ProtocolError("what was read does not say where to go on")
+    parts: list[bytes] = list(message.parts)
+    if form is ReadForm.RECORDS:
+        read = [_record(record) for record in message.records]
+        try:
+            parts = [encode_records(list(batch)) for _, batch in groupby(read, lambda record: record.dlsn.lssn)]
+        except (StructError, OverflowError) as error:
+            raise ProtocolError(f"records that were read cannot be so: {error}") from error
+    return Delivery(form, dlsn_from_pb(message.next), tuple(parts), message.end_of_stream)
+
+
+def _record(message: pb.Record) -> LogRecord:
+    return LogRecord(
+        message.transaction_id,
+        message.payload,
+        dlsn_from_pb(message.dlsn),
+        message.position,
+        message.flags,
+        message.sequence_id,
+    )
+
+
+_FROM_PB: Final[dict[type[Message], Callable[..., Answer]]] = {
+    pb.WriteResponse: _write,
+    pb.BeginEpochResponse: _epoch,
+    pb.DoneResponse: _done,
+    pb.GetOwnerResponse: _owner,
+    pb.HandshakeResponse: _info,
+}
+Response: TypeAlias = (
+    pb.WriteResponse
+    | pb.BeginEpochResponse
+    | pb.DoneResponse
+    | pb.GetOwnerResponse
+    | pb.HandshakeResponse
+    | pb.ReadResponse
+)
+"""What the service's calls give."""
+
+
+def from_pb(message: Response, form: ReadForm) -> Answer:
+    """The answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
+    refusal = status_from_pb(message.status)
+    if refusal is not None:
+        return refusal
+    return _delivery(message, form) if isinstance(message, pb.ReadResponse) else _FROM_PB[type(message)](message)
