@@ -1,0 +1,389 @@
+"""`Channels`: the connections of one client, made when something is first sent, and again after a loss.
+
+A proxy has a connection for requests, and further ones, *lanes*, for its client's readers: what a long poll promises to
+bring counts against a connection at the proxy, and writes must not wait for it.
+
+    not connected       what is sent waits in line, bounded, until the connection is made or has failed
+    connected           it is sent at once
+    lost, or not made   everything under way fails, each saying whether it may have been done; what is sent in the next
+                        moments fails at once (back-off: 50 ms, doubled up to 5 s), then it is tried again. A connection
+                        that lived for 5 s begins anew
+    silent              a connection that owes answers and has said nothing for `SILENCE_MS` is asked a handshake; if
+                        that is not answered in the same time its host has stopped, and the connection is lost
+
+Fault model: proxies vanish, stop, come back, or were never there. Each request is answered exactly once, unless it was
+given up. Nothing here decides where a request goes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyLostError, ProxyUnreachableError
+from dlspark.serving.protocol.failures import error_of
+from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Refusal, Request
+from dlspark.serving.service import Reply
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_START_S: Final = 0.05
+BACKOFF_MAX_S: Final = 5.0
+SILENCE_MS: Final = 5_000
+"""Connections that owe an answer are asked whether they live after so long; see above."""
+MAX_WAITING: Final = 65_536
+"""Requests that wait for one connection to be made; one more is refused."""
+MAX_CHANNELS: Final = 4_096
+"""Connections of one client. One more closes an idle one, or is refused where none is idle."""
+_LOST: Final = frozenset({ProxyLostError.__name__, ProxyUnreachableError.__name__})
+
+
+class ProxyChannel(Protocol):
+    """One connection to a proxy, as `bindings.frames_client` makes them."""
+
+    closed: bool
+
+    def submit(self, request: Request, reply: Reply) -> int:
+        """Send; `reply` is called exactly once, with a refusal where the connection is lost. Returns a number."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """The answer to this request is not wanted any more."""
+        ...
+
+    async def close(self) -> None:
+        """End it; what is under way ends. Idempotent."""
+        ...
+
+
+Connect: TypeAlias = Callable[[str, Callable[[], None]], Awaitable[ProxyChannel]]
+"""Makes a connection to an address; the second argument is called once the connection has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFailure:
+    """The connection failed, and with it the request; `error` says whether it may have been done."""
+
+    error: DistributedLogError
+
+
+Heard: TypeAlias = "Callable[[Answer | ChannelFailure], None]"
+
+
+class Sending:
+    """A request that was given to a channel."""
+
+    __slots__ = ("_channel", "_heard", "_lane", "_number", "_request")
+
+    def __init__(self, lane: _Lane, request: Request, heard: Heard) -> None:
+        self._lane = lane
+        self._request: Request | None = request
+        self._heard: Heard | None = heard
+        self._channel: ProxyChannel | None = None
+        self._number = 0
+
+    def cancel(self) -> None:
+        """Report nothing any more; what was sent may still be done."""
+        if self._heard is None:
+            return
+        self._heard = self._request = None
+        if self._channel is not None:
+            self._channel.forget(self._number)
+            self._lane.settled()
+
+    def send(self, channel: ProxyChannel) -> None:
+        """Give it to a connection, unless it was given up."""
+        request = self._request
+        if request is None:
+            return
+        self._channel = channel
+        self._lane.under_way += 1
+        self._number = channel.submit(request, self._answered)
+
+    def fail_soon(self, error: DistributedLogError) -> None:
+        """The same from the loop: who sends to the next proxy in answer to a failure must not get deeper each time."""
+        asyncio.get_running_loop().call_soon(self.fail, error)
+
+    def fail(self, error: DistributedLogError) -> None:
+        """It was not sent, and will not be."""
+        heard, self._heard, self._request = self._heard, None, None
+        if heard is not None:
+            heard(ChannelFailure(error))
+
+    def _answered(self, answer: Answer) -> None:
+        heard, self._heard, self._request = self._heard, None, None
+        if heard is None:
+            return
+        lane, channel = self._lane, self._channel
+        lane.settled()
+        if (
+            isinstance(answer, Refusal)
+            and channel is not None
+            and channel.closed
+            and (answer.error in _LOST or answer.applied is Applied.UNKNOWN)
+        ):
+            heard(ChannelFailure(error_of(answer, stream=None)))
+            return
+        lane.heard_at = lane.now()
+        heard(answer)
+
+
+class _Lane:
+    """One connection to one address, and what waits for it."""
+
+    __slots__ = (
+        "_backoff_s",
+        "_host",
+        "_opened_at",
+        "_opening",
+        "_pinged",
+        "_timer",
+        "_try_again_at",
+        "_waiting",
+        "address",
+        "channel",
+        "heard_at",
+        "now",
+        "number",
+        "under_way",
+        "used_at",
+    )
+
+    def __init__(self, host: Channels, address: str, number: int) -> None:
+        self._host = host
+        self.address = address
+        self.number = number
+        self.now = host.loop.time
+        self.channel: ProxyChannel | None = None
+        self.under_way = 0
+        """Requests on the connection whose answers are wanted."""
+        self.heard_at = self.used_at = 0.0
+        self._waiting: deque[Sending] = deque()
+        self._opening: asyncio.Task[None] | None = None
+        self._opened_at = 0.0
+        self._backoff_s = 0.0
+        self._try_again_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinged = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way or waits."""
+        return not self.under_way and self._opening is None
+
+    def submit(self, sending: Sending) -> None:
+        channel = self.channel
+        if channel is not None and not channel.closed:
+            sending.send(channel)
+            if self._timer is None and self._host.silence_s:
+                self.heard_at = self.now()
+                self._timer = self._host.loop.call_later(self._host.silence_s, self._look)
+            return
+        if self._opening is None and self.now() < self._try_again_at:
+            sending.fail_soon(ProxyUnreachableError("the connection failed just now", node=self.address))
+        elif len(self._waiting) >= MAX_WAITING:
+            sending.fail_soon(OverCapacityError(f"{MAX_WAITING} requests wait for a connection", node=self.address))
+        else:
+            self._waiting.append(sending)
+            if self._opening is None:
+                self._opening = self._host.loop.create_task(self._open())
+
+    def settled(self) -> None:
+        """A request on the connection is answered, or given up."""
+        self.under_way -= 1
+
+    async def _open(self) -> None:
+        try:
+            channel = await self._host.connect(self.address, self._closed)
+        except DistributedLogError as error:
+            self._failed(error)
+            return
+        except Exception as error:  # the boundary: whatever a network raises, the requests must end
+            logger.exception("cannot connect to the proxy %s", self.address)
+            self._failed(ProxyUnreachableError(f"the connection could not be made: {error!r}", node=self.address))
+            return
+        self._opening = None
+        self.channel = channel
+        self.heard_at = self._opened_at = self.now()
+        self._host.connected(self)
+        waiting, self._waiting = self._waiting, deque()
+        for sending in waiting:
+            self.submit(sending)
+
+    def _failed(self, error: DistributedLogError) -> None:
+        self._opening = None
+        self._back_off()
+        self._drop(error)
+
+    def _back_off(self) -> None:
+        self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_START_S), BACKOFF_MAX_S)
+        self._try_again_at = self.now() + self._backoff_s
+
+    def _drop(self, error: DistributedLogError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for sending in waiting:
+            sending.fail(error)
+
+    def _closed(self) -> None:
+        """The connection has ended; all its requests were answered before."""
+        self.channel = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.now() - self._opened_at < BACKOFF_MAX_S:
+            self._back_off()  # a proxy that takes connections and drops them must not be asked in a circle
+        else:
+            self._backoff_s = 0.0
+        self._host.disconnected(self)
+
+    # ------------------------------------------------------------------ silence
+
+    def _look(self) -> None:
+        self._timer = None
+        channel, host = self.channel, self._host
+        if channel is None or channel.closed or self.under_way <= 0:
+            self._pinged = False
+            return
+        left_s = self.heard_at + host.silence_s - self.now()
+        if left_s <= 0:
+            if self._pinged:
+                self._pinged = False
+                logger.warning("the proxy %s says nothing: its connection is closed", self.address)
+                host.end_channel(channel)
+                return
+            self._pinged = True
+            channel.submit(Handshake(ownerships=False), self._pong)
+            left_s = host.silence_s
+        self._timer = host.loop.call_later(left_s, self._look)
+
+    def _pong(self, answer: Answer) -> None:
+        self._pinged = False
+        if not (isinstance(answer, Refusal) and answer.error in _LOST):
+            self.heard_at = self.now()
+
+    async def close(self, error: DistributedLogError) -> None:
+        if self._opening is not None:
+            await end_tasks([self._opening], drop_errors=True)
+            self._opening = None
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            await channel.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._drop(error)
+
+
+class Channels:
+    """The connections of one client; for one running loop."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        on_connected: Callable[[str], None] | None = None,
+        on_closed: Callable[[str], None] | None = None,
+        silence_ms: int = SILENCE_MS,
+        max_channels: int = MAX_CHANNELS,
+    ) -> None:
+        """`on_connected` and `on_closed` hear of the connection for requests of an address, not of other lanes."""
+        self.connect = connect
+        self.loop = asyncio.get_running_loop()
+        self.silence_s = silence_ms / 1000
+        """0: connections are never asked whether they live."""
+        self._on_connected = on_connected
+        self._on_closed = on_closed
+        self._max_channels = max_channels
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def addresses(self) -> Iterable[str]:
+        """The proxies that requests have a connection to."""
+        return [address for (address, number), lane in self._lanes.items() if not number and lane.channel is not None]
+
+    def submit(self, address: str, request: Request, heard: Heard, lane: int = 0) -> Sending:
+        """Send `request` to the proxy at `address`. `heard` is called once, mostly from the loop."""
+        key = (address, lane)
+        found = self._lanes.get(key)
+        if found is None:
+            found = _Lane(self, address, lane)
+            if self._closed:
+                sending = Sending(found, request, heard)
+                sending.fail_soon(AlreadyClosedError("the client is closed"))
+                return sending
+            if len(self._lanes) >= self._max_channels and not self._make_room():
+                sending = Sending(found, request, heard)
+                sending.fail_soon(OverCapacityError(f"{len(self._lanes)} connections are in use", node=address))
+                return sending
+            self._lanes[key] = found
+        sending = Sending(found, request, heard)
+        found.used_at = self.loop.time()
+        found.submit(sending)
+        return sending
+
+    def forget(self, address: str) -> None:
+        """The proxy is not one of the fleet any more: its connections are closed once nothing is under way."""
+        for key in [key for key, lane in self._lanes.items() if key[0] == address and lane.idle]:
+            self._end_lane(self._lanes.pop(key))
+
+    def end_lane(self, address: str, number: int) -> None:
+        """Nobody uses this lane any more."""
+        lane = self._lanes.pop((address, number), None)
+        if lane is not None:
+            self._end_lane(lane)
+
+    def lanes_of(self, number: int) -> list[str]:
+        """The addresses to which this lane has a connection."""
+        return [address for address, one in self._lanes if one == number]
+
+    async def close(self) -> None:
+        """Close all connections. What is under way ends first, with errors. Idempotent."""
+        self._closed = True
+        lanes, self._lanes = list(self._lanes.values()), {}
+        error = AlreadyClosedError("the client was closed")
+        await asyncio.gather(*(lane.close(error) for lane in lanes))
+        await end_tasks(self._ending, drop_errors=True)
+
+    # ------------------------------------------------------------------ for lanes
+
+    def connected(self, lane: _Lane) -> None:
+        """A connection was made."""
+        if self._on_connected is not None and not lane.number:
+            self._on_connected(lane.address)
+
+    def disconnected(self, lane: _Lane) -> None:
+        """A connection has ended."""
+        if self._on_closed is not None and not lane.number and not self._closed:
+            self._on_closed(lane.address)
+
+    def end_channel(self, channel: ProxyChannel) -> None:
+        """Close a connection that says nothing."""
+        self._later(channel.close())
+
+    def _make_room(self) -> bool:
+        idle = [(lane.used_at, key) for key, lane in self._lanes.items() if lane.idle]
+        if not idle:
+            return False
+        self._end_lane(self._lanes.pop(min(idle)[1]))
+        return True
+
+    def _end_lane(self, lane: _Lane) -> None:
+        self._later(lane.close(ProxyUnreachableError("the connection was closed as idle", node=lane.address)))
+
+    def _later(self, ending: Awaitable[None]) -> None:
+        async def end() -> None:
+            await ending
+
+        task = self.loop.create_task(end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

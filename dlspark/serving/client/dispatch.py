@@ -1,0 +1,346 @@
+"""`Dispatcher`: takes requests through proxies. It runs the machine of each (`requests`) over the client's connections.
+
+A request has no task: answers, losses and timers are events, and the machine says what follows. Requests that have the
+same time limit wait in one queue with one timer, however many there are. Beside the requests it keeps the cache of
+owners fresh, by a handshake with each proxy that is connected to, and again every few minutes (`Handshakes`).
+
+Fault model: that of its connections. A request ends exactly once, with an answer or a refusal; one that was given up
+ends for its caller alone. When the client closes, requests under way end as refusals that say whether they may have
+been done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeAlias
+
+from dlspark.errors import AlreadyClosedError, ProxyLostError
+from dlspark.serving.client.answer_rules import StreamRequest
+from dlspark.serving.client.channels import ChannelFailure, Channels, Sending
+from dlspark.serving.client.ownership import Handshakes, Ownerships
+from dlspark.serving.client.requests import AskHost, BackOff, Effect, RequestWay, WayLimits
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo
+from dlspark.serving.routing.hosts import Route
+from metadata.foundation.errors import OutcomeUnknownError
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""A proxy that does not answer a handshake in this time has failed."""
+Settle: TypeAlias = Callable[[Answer], None]
+
+
+class _Expiries:
+    """Journeys that have the same time limit, in the order in which it ends; one timer for all."""
+
+    __slots__ = ("_due", "_fire", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fire: Callable[[Journey], None]) -> None:
+        self._loop = loop
+        self._fire = fire
+        self._due: dict[Journey, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, journey: Journey, due: float) -> None:
+        self._due.pop(journey, None)
+        self._due[journey] = due
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._expire)
+
+    def remove(self, journey: Journey) -> None:
+        self._due.pop(journey, None)
+
+    def close(self) -> None:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        while self._due:
+            journey, due = next(iter(self._due.items()))
+            if due > self._loop.time():
+                self._timer = self._loop.call_at(due, self._expire)
+                return
+            del self._due[journey]
+            self._fire(journey)
+
+
+class Journey:
+    """A request on its way; made by `Dispatcher.begin`."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_lane",
+        "_older",
+        "_resuming",
+        "_sending",
+        "_settle",
+        "_silence",
+        "_time_limit",
+        "_way",
+        "asking",
+        "attempt",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, way: RequestWay, settle: Settle, lane: int) -> None:
+        self._dispatcher = dispatcher
+        self._way: RequestWay | None = way
+        self._settle = settle
+        self._lane = lane
+        self._sending: Sending | None = None
+        self._older: list[Sending] = []
+        """Attempts that were given up, and may still be answered."""
+        self._resuming: asyncio.TimerHandle | None = None
+        self._time_limit: _Expiries | None = None
+        self._silence: _Expiries | None = None
+        self.attempt = -1
+        self.asking = False
+        """Whether a proxy has it now."""
+
+    def cancel(self) -> None:
+        """Ask no further; the outcome is not reported any more. What was sent may still be done. Idempotent."""
+        if self._way is not None:
+            self._end()
+
+    def begin(self, now: float) -> None:
+        way = self._way
+        if way is None:
+            return
+        effect = way.begin(now)
+        if way.deadline is not None and effect is not None:
+            self._time_limit = self._dispatcher.expiries("deadline", way.deadline - now)
+            self._time_limit.add(self, way.deadline)
+        self._obey(effect, now)
+
+    def time_is_up(self) -> None:
+        if self._way is not None:
+            now = self._dispatcher.loop.time()
+            self._obey(self._way.deadline_passed(now), now)
+
+    def is_silent(self) -> None:
+        if self._way is not None:
+            now = self._dispatcher.loop.time()
+            self._obey(self._way.silent(self.attempt, now), now)
+
+    def interrupt(self, answer: Answer) -> None:
+        """End it with this answer."""
+        if self._way is not None:
+            self._end()
+            self._settle(answer)
+
+    def _heard(self, attempt: int, answer: Answer | ChannelFailure) -> None:
+        way = self._way
+        if way is None:
+            return
+        if self._silence is not None and attempt == self.attempt:
+            self._silence.remove(self)
+        now = self._dispatcher.loop.time()
+        if isinstance(answer, ChannelFailure):
+            sent = isinstance(answer.error, OutcomeUnknownError)
+            effect = way.failed(attempt, now, sent=sent, reason=answer.error.message)
+        else:
+            effect = way.answered(attempt, answer, now)
+        self._obey(effect, now)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        if self._way is not None:
+            now = self._dispatcher.loop.time()
+            self._obey(self._way.resumed(now), now)
+
+    def _obey(self, effect: Effect | None, now: float) -> None:
+        if effect is None:
+            return
+        if isinstance(effect, AskHost):
+            self._ask(effect, now)
+        elif isinstance(effect, BackOff):
+            self.asking = False
+            self._resuming = self._dispatcher.loop.call_later(effect.seconds, self._resume)
+        else:
+            self._end()
+            self._settle(effect.for_caller)
+
+    def _ask(self, effect: AskHost, now: float) -> None:
+        if self._sending is not None:
+            self._older.append(self._sending)
+            self._sending = None
+        self.attempt = effect.attempt
+        self.asking = True
+        if effect.wait_s is not None:
+            self._silence = self._dispatcher.expiries("silence", effect.wait_s)
+            self._silence.add(self, now + effect.wait_s)
+        sending = self._dispatcher.channels.submit(
+            effect.address, effect.request, partial(self._heard, effect.attempt), self._lane
+        )
+        if self._way is None:
+            sending.cancel()
+        elif self.attempt == effect.attempt:
+            self._sending = sending
+
+    def _end(self) -> None:
+        self._way = None
+        self.asking = False
+        if self._time_limit is not None:
+            self._time_limit.remove(self)
+        if self._silence is not None:
+            self._silence.remove(self)
+        if self._resuming is not None:
+            self._resuming.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        for sending in self._older:
+            sending.cancel()
+        self._dispatcher.ended(self)
+
+
+class Dispatcher:
+    """The requests of one client; for one running loop."""
+
+    def __init__(
+        self,
+        channels: Callable[[Callable[[str], None], Callable[[str], None]], Channels],
+        route: Route,
+        ownerships: Ownerships,
+        limits: WayLimits,
+        handshakes: Handshakes,
+    ) -> None:
+        """`channels` makes the connections, given whom to notify of those that were made and that have ended."""
+        self.loop = asyncio.get_running_loop()
+        self.channels = channels(self._connected, self._disconnected)
+        self.route = route
+        self.ownerships = ownerships
+        self.limits = limits
+        self.max_request_bytes = 0
+        """The least that a proxy has said that it takes; 0: none has."""
+        self._handshakes = handshakes
+        self._next_handshakes: asyncio.TimerHandle | None = None
+        self._shaking: dict[str, tuple[Sending, asyncio.TimerHandle]] = {}
+        self._journeys: dict[Journey, None] = {}
+        self._expiries: dict[tuple[str, float], _Expiries] = {}
+        self._closed = False
+
+    @property
+    def under_way(self) -> int:
+        """Requests without an outcome."""
+        return len(self._journeys)
+
+    def begin(
+        self,
+        request: StreamRequest,
+        settle: Settle,
+        *,
+        lane: int = 0,
+        timeout_ms: int | None = None,
+        route: Route | None = None,
+        ownerships: Ownerships | None = None,
+        limits: WayLimits | None = None,
+    ) -> Journey:
+        """Take `request` to the proxy that serves its stream. `settle` is called once, perhaps before this returns,
+        with the answer; a refusal in it is final.
+
+        Another route, cache and limits than those for writing are for reading, which any proxy may serve.
+        """
+        way = RequestWay(
+            request,
+            self.route if route is None else route,
+            self.ownerships if ownerships is None else ownerships,
+            self.limits if limits is None else limits,
+            timeout_ms=timeout_ms,
+        )
+        journey = Journey(self, way, settle, lane)
+        if self._closed:
+            journey.interrupt(refusal_of(AlreadyClosedError("the client is closed; nothing was sent")))
+            return journey
+        self._journeys[journey] = None
+        journey.begin(self.loop.time())
+        return journey
+
+    async def close(self) -> None:
+        """End all requests, then all connections. Idempotent."""
+        self._closed = True
+        unsent = refusal_of(AlreadyClosedError("the client was closed before the request was sent"))
+        lost = refusal_of(ProxyLostError("the client was closed before the request was answered"))
+        for journey in list(self._journeys):
+            journey.interrupt(lost if journey.attempt >= 0 else unsent)
+        if self._next_handshakes is not None:
+            self._next_handshakes.cancel()
+        for _, timer in self._shaking.values():
+            timer.cancel()
+        self._shaking.clear()
+        for expiries in self._expiries.values():
+            expiries.close()
+        await self.channels.close()
+
+    # ------------------------------------------------------------------ for journeys
+
+    def expiries(self, kind: str, limit_s: float) -> _Expiries:
+        """The queue of those with this time limit."""
+        key = (kind, round(limit_s, 3))
+        found = self._expiries.get(key)
+        if found is None:
+            fire = Journey.time_is_up if kind == "deadline" else Journey.is_silent
+            found = self._expiries[key] = _Expiries(self.loop, fire)
+        return found
+
+    def ended(self, journey: Journey) -> None:
+        """It has an outcome, or was given up."""
+        self._journeys.pop(journey, None)
+
+    # ------------------------------------------------------------------ handshakes
+
+    def _connected(self, address: str) -> None:
+        self._shake(address, self._handshakes.connected(address, self.loop.time()))
+        self._plan_handshakes()
+
+    def _disconnected(self, address: str) -> None:
+        self._handshakes.closed(address)
+
+    def _plan_handshakes(self) -> None:
+        due = self._handshakes.next_due()
+        if due is not None and self._next_handshakes is None and not self._closed:
+            self._next_handshakes = self.loop.call_at(due, self._shake_all_due)
+
+    def _shake_all_due(self) -> None:
+        self._next_handshakes = None
+        for address, handshake in self._handshakes.due(self.loop.time()):
+            self._shake(address, handshake)
+        self._plan_handshakes()
+
+    def _shake(self, address: str, handshake: Handshake) -> None:
+        if address in self._shaking:
+            return  # the one before is not answered yet
+        timer = self.loop.call_later(HANDSHAKE_TIMEOUT_S, self._not_shaken, address)
+        sending = self.channels.submit(address, handshake, partial(self._shaken, address))
+        self._shaking[address] = sending, timer
+
+    def _not_shaken(self, address: str) -> None:
+        sending, _ = self._shaking.pop(address)
+        sending.cancel()
+        logger.warning("the proxy %s did not answer a handshake in %g s", address, HANDSHAKE_TIMEOUT_S)
+        self._lost(address)
+
+    def _shaken(self, address: str, answer: Answer | ChannelFailure) -> None:
+        shaking = self._shaking.pop(address, None)
+        if shaking is not None:
+            shaking[1].cancel()
+        if self._closed:
+            return
+        if isinstance(answer, ProxyInfo):
+            self.ownerships.learn_all(answer.ownerships)
+            self.route.answered(address)
+            if answer.max_request_bytes > 0:
+                known = self.max_request_bytes or answer.max_request_bytes
+                self.max_request_bytes = min(known, answer.max_request_bytes)
+        else:
+            self._lost(address)
+
+    def _lost(self, address: str) -> None:
+        self.route.failed(address, self.loop.time())
+        self.ownerships.forget_host(address)

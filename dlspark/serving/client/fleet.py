@@ -1,0 +1,175 @@
+"""Which proxies there are: a list that is given, or what is announced in a namespace.
+
+    "host:port,host:port"           these, for as long as the client lives
+    "distributedlog://zk:2181/ns"   those that are announced in the namespace, as they come and go
+
+Each is one region's. A client of several regions has several fleets, the local one first. A list needs nothing but the
+proxies themselves: what talks to ZooKeeper is imported only where a namespace is given, and then only to learn
+addresses.
+
+Fault model: ZooKeeper may be away, when the last list stays; a list may be old, or name proxies that are not there:
+whoever asks them finds out. A fleet must never make its client wait once it is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from dlspark.serving.routing.hosts import ProxyHost, split_address
+from metadata.foundation.errors import CallerError, NotAppliedError
+from metadata.foundation.tasks import each
+
+if TYPE_CHECKING:
+    from dlspark.serving.membership import MemberWatch, ProxyMember
+    from metadata.store import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+SCHEME: Final = "distributedlog"
+FIRST_LIST_S: Final = 10.0
+"""How long opening waits for the first proxy to be announced."""
+MAX_LISTED: Final = 10_000
+"""Proxies that a list may name."""
+SESSION_TIMEOUT_MS: Final = 30_000
+Heard: TypeAlias = Callable[[], None]
+
+
+class NoProxiesError(NotAppliedError):
+    """No proxy is known, so nothing was asked."""
+
+
+class Fleet(Protocol):
+    """The proxies of one region."""
+
+    @property
+    def write_hosts(self) -> tuple[ProxyHost, ...]:
+        """Those that write."""
+        ...
+
+    @property
+    def read_hosts(self) -> tuple[ProxyHost, ...]:
+        """Those that are there for reading; without any, the others are asked."""
+        ...
+
+    async def open(self, heard: Heard) -> None:
+        """Learn the first list; `heard` is called from the loop whenever another one has come."""
+        ...
+
+    async def close(self) -> None:
+        """Learn no more. Idempotent."""
+        ...
+
+
+class StaticFleet:
+    """A list that does not change."""
+
+    def __init__(self, addresses: Sequence[str], read_addresses: Sequence[str] = ()) -> None:
+        """Addresses are `host:port`. Raises CallerError."""
+        self.write_hosts = tuple(ProxyHost(address) for address in addresses)
+        self.read_hosts = tuple(ProxyHost(address) for address in read_addresses)
+
+    async def open(self, heard: Heard) -> None:
+        """It is known already."""
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
+class AnnouncedFleet:
+    """The proxies that are announced in a namespace, watched by a ZooKeeper session of its own."""
+
+    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
+        """Raises CallerError for what is no namespace's URI. `open_store` gives a store for its servers, which the
+        fleet closes; by default a ZooKeeper session is opened."""
+        from metadata.namespaces import NamespaceUri
+
+        self._uri = NamespaceUri.parse(uri)
+        self._open_store = open_store
+        self._store: MetadataStore | None = None
+        self._watches: list[MemberWatch] = []
+        self._heard: Heard | None = None
+        self._first: asyncio.Event = asyncio.Event()
+        self.write_hosts: tuple[ProxyHost, ...] = ()
+        self.read_hosts: tuple[ProxyHost, ...] = ()
+
+    async def open(self, heard: Heard) -> None:
+        """Connect, and wait for the first proxy. Raises MetadataUnavailableError, or NoProxiesError where none is
+        announced within `FIRST_LIST_S`."""
+        from dlspark.serving.membership import READ_PROXIES, WRITE_PROXIES, watch_members
+        from metadata.store import join
+
+        self._heard = heard
+        try:
+            self._store = store = await self._connect()
+            for folder, changed in ((WRITE_PROXIES, self._write_changed), (READ_PROXIES, self._read_changed)):
+                self._watches.append(await watch_members(store, join(self._uri.path, folder), changed))
+            await asyncio.wait_for(self._first.wait(), FIRST_LIST_S)
+        except asyncio.TimeoutError:
+            await self.close()
+            raise NoProxiesError(
+                f"no proxy is announced in {self._uri}", advice="Start one: dlspark proxy write"
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> MetadataStore:
+        if self._open_store is not None:
+            return self._open_store(self._uri.servers)
+        from metadata.zookeeper import ZooKeeperStore
+
+        return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
+
+    def _write_changed(self, members: tuple[ProxyMember, ...]) -> None:
+        self._changed(members, self.read_hosts, writes=True)
+
+    def _read_changed(self, members: tuple[ProxyMember, ...]) -> None:
+        self._changed(members, self.write_hosts, writes=False)
+
+    def _changed(self, members: tuple[ProxyMember, ...], others: tuple[ProxyHost, ...], *, writes: bool) -> None:
+        hosts = tuple(ProxyHost(str(one.endpoint), one.shard) for one in members if one.frames is not None)
+        if writes:
+            self.write_hosts = hosts
+        else:
+            self.read_hosts = hosts
+        logger.info("%s has %d proxies that %s", self._uri, len(hosts), "write" if writes else "read")
+        if hosts or others:
+            self._first.set()
+        if self._heard is not None:
+            self._heard()
+
+    async def close(self) -> None:
+        """End the session. Idempotent."""
+        self._heard = None
+        watches, self._watches = self._watches, []
+        store, self._store = self._store, None
+        await each([watch.close for watch in watches])
+        if store is not None:
+            await store.close()
+
+
+def fleet_of(where: str) -> Fleet:
+    """The fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
+    if "://" in where:
+        return AnnouncedFleet(where)
+    addresses = [one.strip() for one in where.split(",") if one.strip()]
+    if not addresses:
+        raise CallerError("no proxy is named", advice="Write host:port, or distributedlog://zookeeper:port/path")
+    if len(addresses) > MAX_LISTED:
+        raise CallerError(f"{len(addresses)} proxies are named; {MAX_LISTED} may be", advice="Name fewer")
+    for address in addresses:
+        split_address(address)
+    return StaticFleet(addresses)
+
+
+def fleets_of(where: str | Sequence[str | Fleet]) -> list[Fleet]:
+    """One fleet a region, the local one first. Raises CallerError."""
+    if isinstance(where, str):
+        return [fleet_of(where)]
+    fleets = [fleet_of(one) if isinstance(one, str) else one for one in where]
+    if not fleets:
+        raise CallerError("no region is given", advice="Give one text for each region, the local one first")
+    return fleets

@@ -1,0 +1,304 @@
+"""`AsyncProxyReader`: a log's records through proxies, in order, each once, and at the growing tail.
+
+The position is the client's: each poll names the DLSN to read next, and its delivery says where to go on. So any proxy
+can answer the next poll, and one that dies loses nothing: the same position is asked of another. The next poll is sent
+as soon as a delivery has come, before that one is consumed: while a program works on one delivery, the next one is on
+its way. There are never more than these two.
+
+Fault model: proxies die, stop, and refuse; deliveries may be ill-formed. What a delivery claims is checked before
+anything of it is handed out: it must not go back, and its records must lie between where it begins and where it ends
+(I4, I12). An error leaves the reader where it is: the next call asks again for what was not delivered. Nothing is read
+twice or passed over in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
+from dlspark.errors import EndOfStreamError, ReadCancelledError, ReadError
+from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, place_behind, records_of
+from dlspark.serving.protocol.failures import error_of
+from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
+from metadata.foundation.errors import CallerError, DistributedLogError
+from storage_node.errors import ProtocolError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+
+READ_BYTES: Final = 512 * 1024
+"""About what one poll brings."""
+POLL_MS: Final = 10_000
+"""How long a proxy keeps a poll at the end of the log."""
+NAMED_STARTS: Final = {"earliest": ReadFrom.OLDEST, "latest": ReadFrom.LATEST}
+FORMS: Final = {form.name.lower(): form for form in ReadForm}
+ProxyStart: TypeAlias = "DLSN | int | str"
+"""Where to begin: a DLSN or its text, a transaction id, "earliest" or "latest"."""
+
+
+class Asking(Protocol):
+    """A request on its way through proxies."""
+
+    def cancel(self) -> None:
+        """Ask no further; its outcome is not reported any more."""
+        ...
+
+
+class Asker(Protocol):
+    """Takes a request through proxies until it has an outcome."""
+
+    def __call__(self, request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> Asking:
+        """`settle` is called once, perhaps before this returns; a refusal that it gets is final."""
+        ...
+
+
+def read_start(start: ProxyStart) -> DLSN | int | ReadFrom:
+    """A start as users write it, as proxies take it. Raises CallerError."""
+    if isinstance(start, str):
+        named = NAMED_STARTS.get(start)
+        return DLSN.parse(start) if named is None else named
+    if isinstance(start, DLSN) or (isinstance(start, int) and not isinstance(start, bool)):
+        return start
+    raise CallerError(f"{start!r} is not a start", advice="Give a DLSN, a transaction id, 'earliest' or 'latest'")
+
+
+def read_form(form: str | ReadForm) -> ReadForm:
+    """A form by its name. Raises CallerError."""
+    found = form if isinstance(form, ReadForm) else FORMS.get(form.lower())
+    if found is None:
+        raise CallerError(f"{form!r} is not a form", advice=f"There are {', '.join(FORMS)}")
+    return found
+
+
+class AsyncProxyReader:
+    """Reads one log through proxies. Open it with `AsyncClient.reader`; one read at a time."""
+
+    def __init__(
+        self,
+        ask: Asker,
+        name: str,
+        start: ProxyStart,
+        *,
+        form: str | ReadForm = ReadForm.RECORDS,
+        number: int = 0,
+        lane: int = 0,
+        max_bytes: int = READ_BYTES,
+        poll_ms: int = POLL_MS,
+        ended: Callable[[AsyncProxyReader], None] | None = None,
+    ) -> None:
+        """`number` tells a client's readers apart, `lane` is the connection to use; `ended` hears of `close`."""
+        self.name = name
+        self._ask = ask
+        self._request = ReadBatch(
+            name, read_start(start), reader=number, form=read_form(form), max_bytes=max_bytes, wait_ms=poll_ms
+        )
+        self._lane = lane
+        self._ended = ended
+        self._asking: Asking | None = None
+        self._ahead: asyncio.Future[Delivery] | None = None
+        self._records: deque[LogRecord] = deque()
+        self._place: DLSN | None = self._request.start if isinstance(self._request.start, DLSN) else None
+        self._sealed = False
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def position(self) -> DLSN | None:
+        """Where another reader has to start to go on behind the last record delivered; None while that is not known:
+        a start that is not a DLSN is found by the first delivery."""
+        return self._place
+
+    @property
+    def form(self) -> ReadForm:
+        """What deliveries hold."""
+        return self._request.form
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    # ------------------------------------------------------------------ for users
+
+    async def read_next(self) -> LogRecord:
+        """The next record; waits at the tail. Raises EndOfStreamError behind the last record of a sealed log.
+
+        Raises AlreadyTruncatedError where the position was truncated: its advice says from where there are records, and
+        `skip_to` goes there. Any other error may pass: the next call asks again. In the form ARROW: CallerError.
+        """
+        while not self._records:
+            delivery, records = await self._next(self._decoded)
+            self._records.extend(records)
+            if not records:
+                self._place = delivery.next
+        return self._deliver()
+
+    async def read_bulk(self, count: int) -> list[LogRecord]:
+        """Up to `count` records: waits for the first, and takes as many as have come with it. Raises as `read_next`."""
+        if count < 1:
+            return []
+        found = [await self.read_next()]
+        while self._records and len(found) < count:
+            found.append(self._deliver())
+        return found
+
+    async def next_entries(self) -> list[StoredEntry]:
+        """The next entries as they are stored; waits at the tail. In the form ENTRIES only. Raises as `read_next`."""
+        self._check_form(ReadForm.ENTRIES)
+        while True:
+            delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
+            self._place = delivery.next
+            if entries:
+                return entries
+
+    async def next_batches(self) -> list[pa.RecordBatch]:
+        """The next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as `read_next`."""
+        self._check_form(ReadForm.ARROW)
+        while True:
+            delivery, batches = await self._next(batches_of)
+            self._place = delivery.next
+            if batches:
+                return batches
+
+    async def records(self) -> AsyncIterator[LogRecord]:
+        """Records for ever, waiting at the tail, until the log is sealed."""
+        while True:
+            try:
+                record = await self.read_next()
+            except EndOfStreamError:
+                return
+            yield record
+
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self.records()
+
+    async def skip_to(self, start: ProxyStart) -> None:
+        """Go on at another position, forwards or back. What was read ahead is dropped. Raises CallerError."""
+        place = read_start(start)
+        async with self._turn:
+            self._check_open()
+            self._drop_ahead()
+            self._records.clear()
+            self._sealed = False
+            self._request = replace(self._request, start=place)
+            self._place = place if isinstance(place, DLSN) else None
+
+    async def close(self) -> None:
+        """Ask no further; a read that waits gets ReadCancelledError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        ahead = self._ahead
+        self._drop_ahead()
+        if ahead is not None and not ahead.done():
+            ahead.set_exception(ReadCancelledError("the reader was closed", log=self.name))
+            ahead.exception()  # nobody may be waiting
+        if self._ended is not None:
+            self._ended(self)
+
+    async def __aenter__(self) -> AsyncProxyReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ polls
+
+    async def _next(self, decode: Callable[[Delivery], _T]) -> tuple[Delivery, _T]:
+        """The next delivery, checked and decoded; the poll behind it is on its way when this returns."""
+        async with self._turn:
+            self._check_open()
+            if self._sealed:
+                raise EndOfStreamError("the log is sealed, and all its records were delivered", log=self.name)
+            if self._ahead is None:
+                self._poll()
+            ahead = self._ahead
+            if ahead is None:
+                raise ReadCancelledError("the reader was closed", log=self.name)
+            try:
+                # Shielded: a caller that gives up leaves the poll for the next one.
+                delivery = await asyncio.shield(ahead)
+                self._check(delivery)
+                decoded = decode(delivery)  # before the position moves: what cannot be decoded is asked for again
+            except DistributedLogError:
+                self._ahead = None
+                raise
+            self._ahead = None
+            self._request = replace(self._request, start=delivery.next)
+            self._sealed = delivery.end_of_stream
+            if not self._sealed and not self._closed:
+                self._poll()
+            return delivery, decoded
+
+    def _poll(self) -> None:
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._ahead = future
+
+        def settle(answer: Answer) -> None:
+            self._asking = None
+            if future.done():
+                return
+            if isinstance(answer, Delivery):
+                future.set_result(answer)
+                return
+            if isinstance(answer, Refusal):
+                error = error_of(answer, stream=self.name)
+            else:
+                error = ProtocolError(f"a read was answered with {type(answer).__name__}")
+            future.set_exception(error)
+            future.exception()  # it is raised by the next read, which may never come
+
+        asking = self._ask(self._request, settle, self._lane)
+        if not future.done():
+            self._asking = asking
+
+    def _check(self, delivery: Delivery) -> None:
+        """Raise unless a delivery goes on where its poll asked (I4): the poll is then asked again."""
+        start = self._request.start
+        if delivery.form is not self._request.form:
+            raise ProtocolError(f"a proxy delivered {delivery.form.name}, asked for {self._request.form.name}")
+        if isinstance(start, DLSN) and delivery.next < start:
+            raise ReadError(f"a proxy was asked for {start} and says to go on at {delivery.next}", log=self.name)
+
+    def _decoded(self, delivery: Delivery) -> list[LogRecord]:
+        """The records of a delivery. Raises unless they lie between where it begins and where it ends (I4)."""
+        records = records_of(delivery)
+        start = self._request.start
+        places = [record.dlsn for record in records]
+        rising = all(one < other for one, other in pairwise(places))
+        if places and (not rising or (isinstance(start, DLSN) and places[0] < start) or places[-1] >= delivery.next):
+            raise ReadError(
+                f"a proxy delivered {places[0]} to {places[-1]} for {start}, to go on at {delivery.next}", log=self.name
+            )
+        return records
+
+    def _deliver(self) -> LogRecord:
+        record = self._records.popleft()
+        self._place = place_behind(record)
+        return record
+
+    def _drop_ahead(self) -> None:
+        asking, self._asking, self._ahead = self._asking, None, None
+        if asking is not None:
+            asking.cancel()
+
+    def _check_form(self, wanted: ReadForm) -> None:
+        if self.form is not wanted:
+            raise CallerError(
+                f"this reader's form is {self.form.name}", advice=f"Open it with form={wanted.name.lower()!r}"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ReadCancelledError("the reader is closed", log=self.name)
