@@ -1,0 +1,178 @@
+"""Limits of a write proxy: requests and bytes a second, for each stream and for all; when no other stream is taken.
+No I/O: who asks says what time it is.
+
+A `Permits` gives out a number of permits a second, as Guava's rate limiter does: what is not used in a second is there
+in the next one, and a request is never cut: it is let in as soon as the ones before it are paid for, and those behind
+it wait for what it costs. So one request larger than a second's permits passes, at a price.
+
+Each limit is *soft* or *hard*. Over a soft one a request is only counted; over a hard one it is refused with
+OverCapacityError, unless dark mode has it counted only, too. 0 and less switch a limit off.
+
+`RecentRate` is the mean of the last minute; above `rpsStreamAcquireServiceLimit` or `bpsStreamAcquireServiceLimit` a
+proxy goes on with the streams that it has, and takes no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from dlspark.errors import OverCapacityError
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+
+BURST_S: Final = 1.0
+"""Permits of so many seconds are kept for later."""
+RECENT_S: Final = 60
+"""The time over which acquire limits look back, in seconds."""
+
+
+class Permits:
+    """Permits by the second."""
+
+    __slots__ = ("_free_at_s", "_stored", "per_second")
+
+    def __init__(self, per_second: float, now_s: float) -> None:
+        """`per_second` is above 0."""
+        self.per_second = per_second
+        self._stored = 0.0
+        self._free_at_s = now_s
+
+    def take(self, permits: int, now_s: float) -> bool:
+        """Take that many if none are owed; returns whether they were taken."""
+        if now_s > self._free_at_s:
+            gained = (now_s - self._free_at_s) * self.per_second
+            self._stored = min(self.per_second * BURST_S, self._stored + gained)
+            self._free_at_s = now_s
+        elif now_s < self._free_at_s:
+            return False
+        stored = min(permits, self._stored)
+        self._stored -= stored
+        self._free_at_s += (permits - stored) / self.per_second
+        return True
+
+
+def permits_of(limit: int, now_s: float) -> Permits | None:
+    """What a setting stands for: None for one that is off."""
+    return Permits(limit, now_s) if limit > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitValues:
+    """The four limits of a stream or of a proxy; 0 or less: off."""
+
+    rps_soft: int = 0
+    rps_hard: int = 0
+    bps_soft: int = 0
+    bps_hard: int = 0
+
+    @classmethod
+    def of_service(cls, settings: WriteProxySettings) -> LimitValues:
+        """Those of the whole proxy."""
+        return cls(
+            settings.rps_soft_service, settings.rps_hard_service, settings.bps_soft_service, settings.bps_hard_service
+        )
+
+    @classmethod
+    def of_stream(cls, settings: WriteProxySettings) -> LimitValues:
+        """Those of one stream."""
+        return cls(settings.rps_soft_write, settings.rps_hard_write, settings.bps_soft_write, settings.bps_hard_write)
+
+
+class WriteLimiter:
+    """Soft and hard limits of requests and bytes, of one stream or of the whole proxy."""
+
+    __slots__ = ("_bps_hard", "_bps_soft", "_rps_hard", "_rps_soft", "_values", "_whose", "active", "counts")
+
+    def __init__(self, whose: str, values: LimitValues, now_s: float, counts: Counter[str]) -> None:
+        """`whose` names it in errors and in `counts`: "stream" or "service"."""
+        self._whose = whose
+        self.counts = counts
+        """How often each limit was passed, by names such as `stream-rps-hard`."""
+        self._set(values, now_s)
+
+    def _set(self, values: LimitValues, now_s: float) -> None:
+        self._values = values
+        self._rps_soft = permits_of(values.rps_soft, now_s)
+        self._rps_hard = permits_of(values.rps_hard, now_s)
+        self._bps_soft = permits_of(values.bps_soft, now_s)
+        self._bps_hard = permits_of(values.bps_hard, now_s)
+        self.active = any((self._rps_soft, self._rps_hard, self._bps_soft, self._bps_hard))
+        """Whether any limit is on: where none is, `check` need not be called."""
+
+    def use(self, values: LimitValues, now_s: float) -> None:
+        """Let other limits hold. Limits that stay the same go on as they are."""
+        if values != self._values:
+            self._set(values, now_s)
+
+    def check(self, size: int, now_s: float, *, dark: bool) -> None:
+        """Charge one request of `size` bytes. Raises OverCapacityError where it is over a hard limit and not `dark`."""
+        counts, whose = self.counts, self._whose
+        if self._rps_soft is not None and not self._rps_soft.take(1, now_s):
+            counts[f"{whose}-rps-soft"] += 1
+        if self._bps_soft is not None and not self._bps_soft.take(size, now_s):
+            counts[f"{whose}-bps-soft"] += 1
+        if self._rps_hard is not None and not self._rps_hard.take(1, now_s):
+            counts[f"{whose}-rps-hard"] += 1
+            if not dark:
+                raise self._over(f"{self._values.rps_hard} requests")
+        if self._bps_hard is not None and not self._bps_hard.take(size, now_s):
+            counts[f"{whose}-bps-hard"] += 1
+            if not dark:
+                raise self._over(f"{self._values.bps_hard} bytes")
+
+    def _over(self, limit: str) -> OverCapacityError:
+        return OverCapacityError(
+            f"the limit of the {self._whose} is {limit} a second; the request was not taken",
+            advice="Send less, or later",
+        )
+
+
+class RecentRate:
+    """How much a second there was, on the mean of the last minute."""
+
+    __slots__ = ("_amounts", "_began_s", "_second", "_total")
+
+    def __init__(self, now_s: float) -> None:
+        self._amounts = [0] * RECENT_S
+        self._total = 0
+        self._began_s = now_s
+        self._second = int(now_s)
+
+    def add(self, amount: int, now_s: float) -> None:
+        """Note that there was something."""
+        second = int(now_s)
+        if second != self._second:
+            self._move_to(second)
+        self._amounts[second % RECENT_S] += amount
+        self._total += amount
+
+    def per_second(self, now_s: float) -> float:
+        """The mean; over the time since it was made, where that is shorter than a minute."""
+        if int(now_s) != self._second:
+            self._move_to(int(now_s))
+        return self._total / min(RECENT_S, max(1.0, now_s - self._began_s))
+
+    def _move_to(self, second: int) -> None:
+        for passed in range(self._second + 1, min(second, self._second + RECENT_S) + 1):
+            self._total -= self._amounts[passed % RECENT_S]
+            self._amounts[passed % RECENT_S] = 0
+        self._second = max(second, self._second)
+
+
+class AcquireLimit:
+    """Whether the proxy is busy enough with the streams that it has."""
+
+    def __init__(self, now_s: float) -> None:
+        self._requests = RecentRate(now_s)
+        self._bytes = RecentRate(now_s)
+
+    def add(self, size: int, now_s: float) -> None:
+        """Note a write of `size` bytes."""
+        self._requests.add(1, now_s)
+        self._bytes.add(size, now_s)
+
+    def is_over(self, settings: WriteProxySettings, now_s: float) -> bool:
+        """Whether no other stream should be taken."""
+        rps, bps = settings.rps_acquire, settings.bps_acquire
+        return (rps > 0 and self._requests.per_second(now_s) > rps) or (bps > 0 and self._bytes.per_second(now_s) > bps)

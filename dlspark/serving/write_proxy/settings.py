@@ -1,0 +1,409 @@
+"""`WriteProxySettings`: upstream's keys of a write proxy, and those that this one adds.
+
+Keys are upstream's, lower case with `_` or camel case as they have them there; new ones begin with `server_` and are
+marked as own. They come from a properties file and a mapping, later ones over earlier ones. A key or value that cannot
+be honoured is an error that names the nearest key; for a key of upstream's that means nothing here the error gives the
+reason (`WITHOUT_MEANING`).
+
+Keys of the group `StreamLimitKeys` hold for each stream by itself and change while it is served: a stream's file of
+dynamic settings may have others (`for_stream`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dlspark.core.services import LOCAL_REGION_ID, check_region_id
+from dlspark.core.settings.operations import StreamConverter, stream_converter
+from dlspark.errors import SettingsError
+from metadata.foundation.errors import CallerError
+from metadata.foundation.properties import read_properties
+from metadata.foundation.settings import (
+    FLAG,
+    MAX_INT,
+    MAX_LONG,
+    TEXT,
+    WHOLE,
+    Registry,
+    Value,
+    setting,
+    settings_of,
+)
+
+PAGE: Final = "docs/proxy-settings.md"
+_LOCAL_REGION: Final = "LOCAL"
+_MIB: Final = 1 << 20
+_OFF: Final = "0 or less: off"
+
+
+@dataclass(frozen=True)
+class AddressKeys:
+    """Who the proxy is"""
+
+    region: str = setting(
+        TEXT,
+        _LOCAL_REGION,
+        "server_region_id",
+        "The region of this proxy: LOCAL, or a number from 0 to 15 that segments carry where the namespace says so",
+    )
+    host: str = setting(
+        TEXT, "", "server_host", "The address to listen on; empty: every address of the machine", own=True
+    )
+    advertised_host: str = setting(
+        TEXT,
+        "",
+        "server_advertised_host",
+        "The host name or address by which clients and other proxies reach this one; empty: the machine's host name",
+        own=True,
+    )
+    port: int = setting(WHOLE, 0, "server_port", "The port for frames; 0: any that is free", minimum=0, maximum=65535)
+    grpc_port: int = setting(
+        WHOLE,
+        0,
+        "server_grpc_port",
+        "The port for gRPC; 0: any that is free; -1: no gRPC",
+        minimum=-1,
+        maximum=65535,
+        own=True,
+    )
+    shard: int = setting(
+        WHOLE,
+        -1,
+        "server_shard",
+        "A number that this proxy keeps when its address changes; clients' hash rings then keep its place. -1: none",
+        minimum=-1,
+        maximum=MAX_INT,
+    )
+
+
+@dataclass(frozen=True)
+class StreamKeys:
+    """Streams"""
+
+    service_timeout_ms: int = setting(
+        WHOLE,
+        0,
+        "server_service_timeout_ms",
+        f"A request that takes longer, in milliseconds, ends its stream's service on this proxy. {_OFF}",
+        minimum=-1,
+        maximum=MAX_INT,
+    )
+    probation_timeout_ms: int = setting(
+        WHOLE,
+        300_000,
+        "server_stream_probation_timeout_ms",
+        "How long a stream is refused after that, in milliseconds, so that this proxy does not take it again at once",
+        minimum=0,
+        maximum=MAX_INT,
+    )
+    writer_close_timeout_ms: int = setting(
+        WHOLE,
+        1000,
+        "server_writer_close_timeout_ms",
+        "How long a request to release, delete or move a stream waits until its writer is closed, in milliseconds",
+        minimum=1,
+        maximum=MAX_INT,
+    )
+    take_timeout_ms: int = setting(
+        WHOLE,
+        10_000,
+        "server_take_timeout_ms",
+        "How long a proxy that is asked to take a stream over waits for the other proxy to give it up, in milliseconds",
+        minimum=1000,
+        maximum=MAX_INT,
+        own=True,
+    )
+    converter_class: str = setting(
+        TEXT,
+        "IdentityStreamPartitionConverter",
+        "stream_partition_converter_class",
+        "How a stream's name gives the group whose partitions are counted: IdentityStreamPartitionConverter (each is "
+        "a group), DelimiterStreamPartitionConverter (<group>_<number>) or EventBusStreamPartitionConverter "
+        "(eventbus_<group>_<six digits>)",
+    )
+    max_acquired_partitions: int = setting(
+        WHOLE,
+        -1,
+        "maxAcquiredPartitionsPerProxy",
+        f"Partitions of one group that this proxy owns at most. {_OFF}",
+        minimum=-MAX_INT,
+        maximum=MAX_INT,
+    )
+    max_cached_partitions: int = setting(
+        WHOLE,
+        -1,
+        "maxCachedPartitionsPerProxy",
+        f"Partitions of one group that it owns, opens, closes or refuses at most. {_OFF}",
+        minimum=-MAX_INT,
+        maximum=MAX_INT,
+    )
+    gaps_allowed: bool = setting(
+        FLAG,
+        False,
+        "server_producer_gaps_allowed",
+        "Whether a producer may leave out sequence numbers",
+        own=True,
+    )
+    permissions_refresh_ms: int = setting(
+        WHOLE,
+        10_000,
+        "server_permissions_refresh_ms",
+        "How old what is known of a stream's access control may be, in milliseconds",
+        minimum=100,
+        maximum=MAX_INT,
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
+class ServiceLimitKeys:
+    """Limits of the whole proxy"""
+
+    bps_soft_service: int = setting(
+        WHOLE, 0, "bpsSoftServiceLimit", f"Payload bytes a second above which requests are counted. {_OFF}"
+    )
+    bps_hard_service: int = setting(
+        WHOLE, 0, "bpsHardServiceLimit", f"Payload bytes a second above which writes are refused. {_OFF}"
+    )
+    rps_soft_service: int = setting(
+        WHOLE, 0, "rpsSoftServiceLimit", f"Writes a second above which they are counted. {_OFF}"
+    )
+    rps_hard_service: int = setting(
+        WHOLE, 0, "rpsHardServiceLimit", f"Writes a second above which they are refused. {_OFF}"
+    )
+    rps_acquire: int = setting(
+        WHOLE,
+        0,
+        "rpsStreamAcquireServiceLimit",
+        f"Writes a second, over the last minute, above which no other stream is taken. {_OFF}",
+    )
+    bps_acquire: int = setting(
+        WHOLE,
+        0,
+        "bpsStreamAcquireServiceLimit",
+        f"Payload bytes a second, over the last minute, above which no other stream is taken. {_OFF}",
+    )
+    dark_mode: bool = setting(
+        FLAG,
+        False,
+        "server_limits_dark_mode",
+        "Whether what is over a hard limit is only counted, as for soft ones: to try a limit out",
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
+class StreamLimitKeys:
+    """Limits of each stream"""
+
+    bps_soft_write: int = setting(
+        WHOLE, 0, "bpsSoftWriteLimit", f"Payload bytes a second above which the stream's writes are counted. {_OFF}"
+    )
+    bps_hard_write: int = setting(
+        WHOLE, 0, "bpsHardWriteLimit", f"Payload bytes a second above which the stream's writes are refused. {_OFF}"
+    )
+    rps_soft_write: int = setting(
+        WHOLE, 0, "rpsSoftWriteLimit", f"Writes a second above which the stream's are counted. {_OFF}"
+    )
+    rps_hard_write: int = setting(
+        WHOLE, 0, "rpsHardWriteLimit", f"Writes a second above which the stream's are refused. {_OFF}"
+    )
+
+
+@dataclass(frozen=True)
+class BoundKeys:
+    """Bounds of memory and work"""
+
+    max_streams: int = setting(
+        WHOLE,
+        10_000,
+        "server_max_streams",
+        "Streams that are owned, opened, closed or refused at most; others are refused with 524",
+        minimum=1,
+        maximum=MAX_INT,
+        own=True,
+    )
+    max_opening: int = setting(
+        WHOLE,
+        64,
+        "server_max_streams_opening",
+        "Streams that are opened at the same time; others wait for their turn",
+        minimum=1,
+        maximum=10_000,
+        own=True,
+    )
+    max_bytes_under_way: int = setting(
+        WHOLE,
+        256 * _MIB,
+        "server_max_bytes_under_way",
+        "Payload bytes that all clients together have under way; more are refused with 517. One request is taken "
+        "always",
+        minimum=1,
+        maximum=MAX_LONG,
+        own=True,
+    )
+    max_stream_requests: int = setting(
+        WHOLE,
+        50_000,
+        "server_max_stream_requests_under_way",
+        "Requests under way on one stream; more are refused with 517",
+        minimum=1,
+        maximum=MAX_INT,
+        own=True,
+    )
+    entries_under_way: int = setting(
+        WHOLE,
+        4,
+        "server_entries_under_way",
+        "Entries of a stream that are sent without waiting for answers; what comes then is collected into larger "
+        "entries",
+        minimum=1,
+        maximum=10_000,
+        own=True,
+    )
+    append_window_bytes: int = setting(
+        WHOLE,
+        4 * _MIB,
+        "server_append_window_bytes",
+        "Bytes of requests that one connection may have under way before it is read no further",
+        minimum=65_536,
+        maximum=32 * _MIB - 1,
+        own=True,
+    )
+    max_connections: int = setting(
+        WHOLE,
+        12_000,
+        "server_max_connections",
+        "Connections at most, of each binding",
+        minimum=1,
+        maximum=MAX_INT,
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
+class LifeKeys:
+    """Keep-alive, shutdown, statistics"""
+
+    keep_alive_ms: int = setting(
+        WHOLE,
+        300_000,
+        "server_keep_alive_ms",
+        "gRPC clients may send keep-alive pings no more often than this, in milliseconds; the proxy sends its own as "
+        "often",
+        minimum=1000,
+        maximum=MAX_INT,
+        own=True,
+    )
+    idle_timeout_ms: int = setting(
+        WHOLE,
+        900_000,
+        "server_idle_timeout_ms",
+        "A connection for frames on which nothing was asked for so long, in milliseconds, is closed",
+        minimum=1000,
+        maximum=MAX_INT,
+        own=True,
+    )
+    graceful_shutdown_ms: int = setting(
+        WHOLE,
+        0,
+        "server_graceful_shutdown_period_ms",
+        "How long the proxy still answers where its streams have gone, in milliseconds, before it stops",
+        minimum=0,
+        maximum=MAX_INT,
+    )
+    shutdown_timeout_ms: int = setting(
+        WHOLE,
+        300_000,
+        "server_shutdown_timeout_ms",
+        "How long a shutdown waits for all streams to be handed over or closed, in milliseconds",
+        minimum=1,
+        maximum=MAX_INT,
+        own=True,
+    )
+    per_stream_statistics: bool = setting(
+        FLAG,
+        True,
+        "server_enable_perstream_stat",
+        "Whether the proxy has metrics of each stream; the log library's are enablePerStreamStat's",
+    )
+
+
+GROUPS: Final = (
+    AddressKeys,
+    StreamKeys,
+    ServiceLimitKeys,
+    StreamLimitKeys,
+    BoundKeys,
+    LifeKeys,
+)
+"""In the order of the page."""
+
+
+@dataclass(frozen=True)
+class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
+    """Settings of one write proxy. Frozen: `with_values` gives a changed copy."""
+
+    def __post_init__(self) -> None:
+        REGISTRY.check(self)
+        self.converter()
+        self.region_number()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Value], base: WriteProxySettings | None = None) -> WriteProxySettings:
+        """Settings by upstream's keys (`{"server_port": 8000}`), over `base` or the defaults. Raises SettingsError."""
+        changed = REGISTRY.read_all(values).get(cls, {})
+        return replace(base if base is not None else cls(), **changed)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_properties(cls, path: str | os.PathLike[str]) -> WriteProxySettings:
+        """Settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
+        return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
+
+    def with_values(self, values: Mapping[str, Value]) -> WriteProxySettings:
+        """A copy with some keys changed."""
+        return self.from_mapping(values, self)
+
+    def for_stream(self, values: Mapping[str, Value]) -> WriteProxySettings:
+        """A copy with one stream's own limits. Raises SettingsError for keys that hold for the whole proxy."""
+        own = {info.key for info in settings_of(StreamLimitKeys).values()}
+        for key in values:
+            REGISTRY.find(key)
+            if key not in own:
+                raise SettingsError(f"{key} holds for the whole proxy", advice="Set it in the proxy's own file")
+        return self.with_values(values)
+
+    def converter(self) -> StreamConverter:
+        """What gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
+        return stream_converter(self.converter_class, "stream_partition_converter_class")
+
+    def region_number(self) -> int:
+        """The region as segments carry it. Raises SettingsError."""
+        if self.region.upper() == _LOCAL_REGION:
+            return LOCAL_REGION_ID
+        try:
+            number = int(self.region)
+            check_region_id(number)
+        except (ValueError, CallerError):
+            raise SettingsError(
+                f"server_region_id={self.region} is neither LOCAL nor a number from 0 to 15",
+                advice="Give the number by which segments name the region",
+            ) from None
+        return number
+
+
+_ONE_LOOP: Final = "one event loop does all the work; more processor cores are used by more proxies"
+_ONE_FORM: Final = "a position travels in the one form that docs/reference/serving.md describes"
+WITHOUT_MEANING: Final[Mapping[str, str]] = {
+    "server_dlsn_version": _ONE_FORM,
+    "server_threads": _ONE_LOOP,
+    "server_mode": "a proxy always writes to storage nodes",
+    "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolCoreName of the log library names the pool",
+    "server_resource_placement_refresh_interval_sec": "loads are computed every two minutes, as upstream's default",
+}
+"""Upstream's keys that mean nothing here: they are refused, with the reason, rather than ignored."""
+
+REGISTRY: Final = Registry([WriteProxySettings], SettingsError, page=PAGE, refused=WITHOUT_MEANING)
