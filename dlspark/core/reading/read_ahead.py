@@ -17,9 +17,10 @@ import asyncio
 from collections import deque
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.reading.beginnings import beginning
 from dlspark.core.reading.segment_follower import FetchedEntry, SegmentFollower
 from dlspark.core.reading.segment_list import SegmentList
-from dlspark.core.reading.segments import first_active, first_left, is_truncated, start_sequence_id
+from dlspark.core.reading.segments import first_active, is_truncated, start_sequence_id
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
@@ -145,57 +146,11 @@ class LogReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left.
-
-        See docs/reference/records.md#truncated-segments.
-        """
+        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left."""
         while not len(await self._list.load()):
             await self._wait_for_change()
-        earliest = await self._list.ask(self._earliest)
-        if earliest is None or self.first >= earliest:
-            return self.first
-        if self.first > DLSN.INITIAL and self._settings.fail_on_truncated and await self._lost(earliest):
-            self._services.counters["truncated-position"] += 1
-            raise AlreadyTruncatedError(
-                f"position {self.first} was truncated; the log begins at {earliest}",
-                log=self._name,
-                dlsn=self.first,
-                advice=f"Start at {earliest}, or set alertPositionOnTruncated=false to go on there",
-            )
-        self.first = earliest
-        return earliest
-
-    async def _earliest(self, listing: SegmentListing) -> DLSN | None:
-        """The first position that is left, if the start may lie below it; None if it does not."""
-        listed = listing.find(self.first.lssn)
-        if self.first > DLSN.INITIAL and (listed is not None or not len(listing) or self.first.lssn > listing[0].lssn):
-            segment = await listing.read(listed) if listed is not None else None
-            # What is truncated is a head of the log: nothing is missing from an active segment on.
-            if segment is None or self._settings.ignore_truncation or not is_truncated(segment):
-                return first_active(segment) if segment is not None and not self._settings.ignore_truncation else None
-        if self._settings.ignore_truncation:
-            return DLSN(listing[0].lssn, 0, 0)
-        left = await first_left(listing)
-        return first_active(left[1]) if left is not None else DLSN(listing[-1].lssn + 1, 0, 0)
-
-    async def _lost(self, earliest: DLSN) -> bool:
-        """Whether there was a record at or after the start and before `earliest`; assumed where that is not known.
-
-        What is assumed fails the reader: a silent gap is worse than an error (I8).
-        """
-        start = self.first
-
-        async def question(listing: SegmentListing) -> bool:
-            if start.lssn < listing[0].lssn or earliest > DLSN(earliest.lssn, 0, 0):
-                return True
-            for listed in listing:
-                if start.lssn <= listed.lssn < earliest.lssn:
-                    segment = await listing.read(listed)
-                    if DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= start:
-                        return True
-            return False
-
-        return await self._list.ask(question)
+        self.first = await beginning(self._name, self._list, self.first, self._settings, self._services.counters)
+        return self.first
 
     async def _segment(self, position: DLSN) -> SegmentMetadata:
         """The segment of `position`, as soon as it exists and those before it are completed."""

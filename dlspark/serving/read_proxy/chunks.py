@@ -1,0 +1,295 @@
+"""`Chunk`: entries of a ring in the form that readers ask for; `Chunks` makes each once and keeps it. No I/O.
+
+A thousand readers at the end of a log want the same entries in the same form: the first of them has the chunk made, the
+others are given the same bytes. Kept chunks are bounded in bytes; those that were not used for longest go first.
+
+What a reader is promised, a chunk keeps: control records are left out, record sets are expanded, the end of the stream
+is marked, and a chunk ends before a gap between two records (I4) and before an entry that cannot be decoded (I12), with
+the error that comes next. Gaps between two chunks are for the cursor to see: it knows what its reader had last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import decode_entry
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, entry_summary, record_rows, rows
+from dlspark.core.reading.reader import VECTOR_BYTES
+from dlspark.core.reading.reader_checks import GapCheck
+from dlspark.errors import PositionGapError
+from dlspark.serving.protocol.deliveries import (
+    HEAD_BYTES,
+    ROW_BYTES,
+    StoredEntry,
+    encode_arrow,
+    encode_columns,
+    encode_records,
+    encode_stored,
+)
+from dlspark.serving.protocol.operations import ReadForm
+from dlspark.serving.read_proxy.ring import EntryRing, RingEntry
+from metadata.foundation.errors import DistributedLogError
+from storage_node.protocol.frames import Buffer
+
+CHUNK_OVERHEAD_BYTES = 512
+"""What a kept chunk counts besides its parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What a run of entries gives its readers."""
+
+    parts: tuple[Buffer, ...]
+    size: int
+    """Bytes of the parts."""
+    next: DLSN
+    """Where to read on."""
+    entries: int
+    """How many entries are used up by it: all of the run, unless it was cut off."""
+    first_number: int = 0
+    """Position in the segment of the first record; 0 where there is none, or that is not known."""
+    last_number: int = 0
+    end_of_stream: DLSN | None = None
+    failure: DistributedLogError | None = None
+    """What a reader meets behind the parts."""
+
+
+def gap_error(log: str, dlsn: DLSN, number: int, last: int) -> PositionGapError:
+    """The error of a reader that would pass over records."""
+    return PositionGapError(
+        f"record {number} of segment {dlsn.lssn} follows record {last}: records are missing",
+        log=log,
+        dlsn=dlsn,
+        advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
+    )
+
+
+class ChunkMaker:
+    """Makes the chunks of one log."""
+
+    def __init__(self, log: str, counters: Counter[str], *, gap_detection: bool, max_bytes: int) -> None:
+        """`max_bytes`: about how long a part may get where record sets expand; one record comes always."""
+        self.log = log
+        self.gap_detection = gap_detection
+        self._counters = counters
+        self._max_bytes = max_bytes
+
+    def make(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+        """What `run`, entries of one segment, gives a reader at `start`, which may lie in the first of them."""
+        if run[0].broken:
+            return Chunk((), 0, run[0].after, 1)
+        if form is ReadForm.ENTRIES:
+            return self._stored(run, start)
+        try:
+            return self._decoded(form, run, start)
+        except DistributedLogError as error:
+            return self._before_error(form, run, start, error)
+
+    def _before_error(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN, error: DistributedLogError) -> Chunk:
+        """The entries before the one that cannot be decoded, and the error behind them."""
+        intact: list[RingEntry] = []
+        for entry in run:
+            try:
+                _columns([entry])
+            except DistributedLogError as found:
+                error = found
+                break
+            intact.append(entry)
+        error.log = error.log or self.log
+        if not intact:
+            return Chunk((), 0, max(run[0].start, start), 0, failure=error)
+        chunk = self._decoded(form, intact, start)
+        if chunk.failure is not None or chunk.end_of_stream is not None or chunk.entries < len(intact):
+            return chunk
+        return Chunk(
+            chunk.parts, chunk.size, chunk.next, chunk.entries, chunk.first_number, chunk.last_number, failure=error
+        )
+
+    # ------------------------------------------------------------------ records and columns
+
+    def _decoded(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+        if sum(entry.content_bytes for entry in run) < VECTOR_BYTES:
+            return self._of_records(form, run, start)
+        return self._of_columns(form, run, start)
+
+    def _of_records(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+        """Record by record: quicker for the few records of a growing tail."""
+        shown: list[LogRecord] = []
+        size = 0
+        numbers = self._numbers(run)
+        end = failure = stop = None
+        for record in _all_records(run):
+            if record.is_control or record.dlsn < start:
+                continue
+            if record.is_end_of_stream:
+                end = stop = record.dlsn
+                break
+            if numbers.missing_before(record.position) and self.gap_detection:
+                stop = record.dlsn
+                failure = gap_error(self.log, record.dlsn, record.position, numbers.last)
+                break
+            size += ROW_BYTES + len(record.payload)
+            if shown and size > self._max_bytes:
+                stop = record.dlsn
+                break
+            numbers.last = record.position
+            shown.append(record)
+        parts: tuple[Buffer, ...] = ()
+        if shown:
+            rows_of = form is ReadForm.ARROW
+            parts = (encode_arrow(record_rows(self.log, shown)) if rows_of else encode_records(shown),)
+        first = shown[0].position if shown else 0
+        return _chunk(run, parts, stop, first, numbers.last, end, failure)
+
+    def _of_columns(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+        batch = _columns(run)
+        batch = _from(batch, start)
+        end = batch.end_of_stream
+        numbers = self._numbers(run)
+        failure = None
+        stop: DLSN | None = end
+        gap = numbers.first_gap(batch.position)
+        if gap is not None and self.gap_detection:
+            stop, end = _place(batch, gap), None
+            failure = gap_error(self.log, stop, int(batch.position[gap]), int(batch.position[gap - 1]))
+            batch = batch.sliced(0, gap)
+        fitting = self._fitting(batch)
+        if fitting < len(batch):
+            stop, end, failure = _place(batch, fitting), None, None
+            batch = batch.sliced(0, fitting)
+        if not len(batch):
+            return _chunk(run, (), stop, 0, 0, end, failure)
+        part = encode_arrow(rows(self.log, batch)) if form is ReadForm.ARROW else encode_columns(batch)
+        return _chunk(run, (part,), stop, int(batch.position[0]), int(batch.position[-1]), end, failure)
+
+    def _fitting(self, batch: DecodedBatch) -> int:
+        """How many records fit in a part; one always does."""
+        if batch.payload.nbytes + len(batch) * ROW_BYTES <= self._max_bytes:
+            return len(batch)
+        sizes = accumulate(len(payload) + ROW_BYTES for payload in batch.payload.to_pylist())
+        return max(sum(1 for _ in takewhile(lambda size: size <= self._max_bytes, sizes)), min(len(batch), 1))
+
+    def _numbers(self, run: Sequence[RingEntry]) -> GapCheck:
+        numbers = GapCheck(self.log, self._counters)
+        numbers.enter(run[0].segment.lssn)
+        return numbers
+
+    # ------------------------------------------------------------------ entries as they are stored
+
+    def _stored(self, run: Sequence[RingEntry], start: DLSN) -> Chunk:
+        parts: list[Buffer] = []
+        numbers = self._numbers(run)
+        first = 0
+        for index, entry in enumerate(run):
+            segment = entry.segment
+            try:
+                summary = entry_summary(memoryview(entry.payload), segment.enveloped, entry.start)
+            except DistributedLogError as error:
+                error.log = error.log or self.log
+                return Chunk(tuple(parts), _size(parts), entry.start, index, first, numbers.last, failure=error)
+            if summary.user_count:
+                if numbers.missing_before(summary.first_position) and self.gap_detection:
+                    failure = gap_error(self.log, entry.start, summary.first_position, numbers.last)
+                    return _chunk(run, tuple(parts), entry.start, first, numbers.last, None, failure)
+                numbers.last = summary.last_position
+                slot = start.slot_id if start > entry.start else 0
+                # Before the start there are records that this reader does not get: its first number is not known.
+                first = first or (0 if slot else summary.first_position)
+                head = (segment.lssn, entry.entry_id, entry.start_sequence_id, segment.version)
+                parts.append(encode_stored(StoredEntry(*head, entry.payload, slot)))
+            if summary.end_of_stream:
+                end = next(record.dlsn for record in _all_records([entry]) if record.is_end_of_stream)
+                return _chunk(run, tuple(parts), end, first, numbers.last, end, None)
+        return _chunk(run, tuple(parts), None, first, numbers.last, None, None)
+
+
+def _all_records(run: Sequence[RingEntry]) -> list[LogRecord]:
+    return [
+        record
+        for entry in run
+        for record in decode_entry(
+            memoryview(entry.payload),
+            lssn=entry.segment.lssn,
+            entry_id=entry.entry_id,
+            start_sequence_id=entry.start_sequence_id,
+            enveloped=entry.segment.enveloped,
+        )
+    ]
+
+
+def _columns(run: Sequence[RingEntry]) -> DecodedBatch:
+    return decode_entries(
+        [(entry.entry_id, memoryview(entry.payload)) for entry in run],
+        lssn=run[0].segment.lssn,
+        start_sequence_id=run[0].start_sequence_id,
+        enveloped=run[0].segment.enveloped,
+    )
+
+
+def _from(batch: DecodedBatch, start: DLSN) -> DecodedBatch:
+    """`batch` without the records below `start`, all of which lie in its first entries."""
+    if not len(batch) or batch.lssn != start.lssn or _place(batch, 0) >= start:
+        return batch
+    below = (batch.entry_id < start.entry_id) | ((batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id))
+    return batch.sliced(int(below.sum()), len(batch))
+
+
+def _place(batch: DecodedBatch, index: int) -> DLSN:
+    return DLSN(batch.lssn, int(batch.entry_id[index]), int(batch.slot_id[index]))
+
+
+def _size(parts: Sequence[Buffer]) -> int:
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def _chunk(
+    run: Sequence[RingEntry],
+    parts: tuple[Buffer, ...],
+    stop: DLSN | None,
+    first: int,
+    last: int,
+    end: DLSN | None,
+    failure: DistributedLogError | None,
+) -> Chunk:
+    """A chunk of all of `run`, or of what lies before `stop`."""
+    used = len(run) if stop is None else sum(1 for entry in run if entry.after <= stop)
+    place = run[-1].after if stop is None else stop
+    return Chunk(parts, _size(parts) + len(parts) * HEAD_BYTES, place, used, first, last, end, failure)
+
+
+# ------------------------------------------------------------------ those that were made
+
+
+class Chunks:
+    """The chunks that were made lately, for all readers of a proxy, up to `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.kept_bytes = 0
+        self.made = 0
+        """Chunks that were decoded."""
+        self.shared = 0
+        """Chunks that had been decoded for another reader."""
+        self._kept: OrderedDict[tuple[int, ReadForm, int, int], Chunk] = OrderedDict()
+
+    def get(self, ring: EntryRing, maker: ChunkMaker, form: ReadForm, run: Sequence[RingEntry], ordinal: int) -> Chunk:
+        """The chunk of the whole entries of `run`, whose first one has this ordinal in `ring`."""
+        key = (ring.number, form, ordinal, ordinal + len(run))
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            self.shared += 1
+            return kept
+        chunk = maker.make(form, run, run[0].start)
+        self.made += 1
+        self._kept[key] = chunk
+        self.kept_bytes += chunk.size + CHUNK_OVERHEAD_BYTES
+        while self.kept_bytes > self.max_bytes and self._kept:
+            _, dropped = self._kept.popitem(last=False)
+            self.kept_bytes -= dropped.size + CHUNK_OVERHEAD_BYTES
+        return chunk

@@ -1,0 +1,277 @@
+"""`ServedLog`: one log that is read for readers: the feed at its end, those that catch up, and who reads from which.
+
+    position                                     reads from
+    at or behind the ring's begin                the feed at the end
+    within the ring of a feed that catches up    that one, with its other readers
+    elsewhere                                    a feed of its own, when its turn comes (`CatchUpTurns`)
+
+A reader is in one place at a time. It moves to the end as soon as that ring covers its position, and loses its place
+when it falls behind, and nothing else. The log is opened for its first reader. What ends the feed at the end ends the
+served log: its readers get what they can still get, then the error; who comes next has the log opened anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.log import AsyncLog
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.beginnings import beginning
+from dlspark.core.reading.read_ahead import LogReadAhead
+from dlspark.core.reading.segment_list import SegmentList
+from dlspark.core.services import Services
+from dlspark.serving.protocol.operations import ReadFrom
+from dlspark.serving.read_proxy.chunks import ChunkMaker, Chunks
+from dlspark.serving.read_proxy.cursors import ReadCursor
+from dlspark.serving.read_proxy.log_feed import LogFeed
+from dlspark.serving.read_proxy.ring import EntryRing, RingBudget
+from dlspark.serving.read_proxy.settings import ReadProxySettings
+from metadata.foundation.errors import check
+from metadata.foundation.tasks import each, end_tasks
+
+
+@dataclass(eq=False, slots=True)
+class PlacedReader:
+    """A reader as its log sees it."""
+
+    cursor: ReadCursor | None = None
+    """None until its position is known."""
+    place: FeedPlace | None = None
+
+
+@dataclass(eq=False, slots=True)
+class FeedPlace:
+    """A feed and who reads from it."""
+
+    feed: LogFeed
+    catches_up: bool
+    readers: set[PlacedReader] = field(default_factory=set)
+    waiting: dict[PlacedReader, None] = field(default_factory=dict)
+    """Those that have had everything and are called when more has come, in the order in which they began to wait."""
+    delivered_bytes: int = 0
+    """What its readers were given in this turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRoom:
+    """What the logs of one proxy share."""
+
+    namespace: AsyncNamespace
+    settings: ReadProxySettings
+    rings: RingBudget
+    catch_up_rings: RingBudget
+    chunks: Chunks
+    searches: asyncio.Semaphore
+    advance: Callable[[PlacedReader], None]
+    """Called for a reader for which something has changed."""
+    turn_over: Callable[[], None]
+    """Called when a feed that caught up has ended."""
+    failed: Callable[[ServedLog], None]
+    """Called when the feed at the end has failed."""
+
+
+class ServedLog:
+    """Open it before use; every reader that is placed here has to leave again."""
+
+    def __init__(self, name: str, room: ServingRoom) -> None:
+        self.name = name
+        self.users = 0
+        """Readers that are here, or on their way."""
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.catching_up: list[FeedPlace] = []
+        self._room = room
+        self._handle: AsyncLog | None = None
+        self._segments: SegmentList | None = None
+        self._list_turn = asyncio.Lock()
+        self._end_turn = asyncio.Lock()
+        self._asking_end: asyncio.Task[DLSN] | None = None
+        self._tail: FeedPlace | None = None
+        self._maker: ChunkMaker | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def _services(self) -> Services:
+        return self._room.namespace.services.reading
+
+    @property
+    def _counters(self) -> Counter[str]:
+        return self._services.counters
+
+    @property
+    def tail(self) -> FeedPlace:
+        """The feed at the log's end."""
+        check(self._tail is not None, "a log is served before it is open", log=self.name)
+        assert self._tail is not None
+        return self._tail
+
+    @property
+    def _log(self) -> AsyncLog:
+        check(self._handle is not None, "a log is served before it is open", log=self.name)
+        assert self._handle is not None
+        return self._handle
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing new comes: it has to be opened anew."""
+        return self._tail is not None and self._tail.feed.failure is not None
+
+    # ------------------------------------------------------------------ opening, closing
+
+    async def open(self) -> None:
+        """Find the log's end and begin to read there. Raises LogNotFoundError, InvalidLogNameError and others."""
+        self._handle = await self._room.namespace.open_log(self.name)
+        settings = self._handle.settings
+        end = await self._handle.end()
+        self._segments = SegmentList(self._services, self.name, settings)
+        await self._segments.load()
+        most = self._room.settings.max_delivery_bytes
+        self._maker = ChunkMaker(self.name, self._counters, gap_detection=settings.gap_detection, max_bytes=most)
+        self._tail = self._begin(end, catches_up=False)
+
+    def _begin(self, start: DLSN, *, catches_up: bool) -> FeedPlace:
+        """Begin to read at `start`."""
+        room, check_of = self._room, self._segments
+        creation = -1 if check_of is None else check_of.creation
+        own = room.settings.catch_up_bytes if catches_up else room.settings.ring_bytes
+        ring = EntryRing(start, own, room.catch_up_rings if catches_up else room.rings)
+        source = LogReadAhead(self._services, self.name, self._log.settings, start, creation)
+        lead = own // 2 if catches_up else None
+        return FeedPlace(LogFeed(self.name, source, ring, self._changed, lead_bytes=lead), catches_up)
+
+    async def close(self) -> None:
+        """End all reading. Idempotent."""
+        tail, self._tail = self._tail, None
+        places, self.catching_up = self.catching_up, []
+        segments, self._segments = self._segments, None
+        handle, self._handle = self._handle, None
+        if self._asking_end is not None:
+            await end_tasks([self._asking_end], drop_errors=True)
+        if segments is not None:
+            segments.close()
+        feeds = [place.feed for place in places + ([tail] if tail is not None else [])]
+        await each([feed.close for feed in feeds] + ([handle.close] if handle is not None else []))
+        if self._closing:
+            await asyncio.wait(list(self._closing))
+
+    # ------------------------------------------------------------------ where a reader begins
+
+    async def position_of(self, start: DLSN | int | ReadFrom) -> DLSN:
+        """Where a reader that asks for `start` begins. Raises AlreadyTruncatedError, LogNotFoundError and others."""
+        if start is ReadFrom.LATEST:
+            position = await self._end()
+        elif start is ReadFrom.OLDEST:
+            position = DLSN(0, 0, 0) if self._log.settings.skip_minimum_version else DLSN.INITIAL
+        elif isinstance(start, DLSN):
+            position = start
+        else:
+            async with self._room.searches:
+                position = await self._log.find_txid(start)
+        async with self._list_turn:
+            segments = self._segments
+            check(segments is not None, "a log is asked after it was closed", log=self.name)
+            assert segments is not None
+            return await beginning(self.name, segments, position, self._log.settings, self._counters)
+
+    async def _end(self) -> DLSN:
+        """The log's end, with all that was acknowledged before this call.
+
+        Readers that ask together share one question; who comes when it is already under way shares the next.
+        """
+        if self._asking_end is None:
+            self._asking_end = asyncio.get_running_loop().create_task(self._ask_end())
+        return await asyncio.shield(self._asking_end)
+
+    async def _ask_end(self) -> DLSN:
+        async with self._end_turn:
+            self._asking_end = None
+            return await self._log.end()
+
+    def cursor(self, start: DLSN) -> ReadCursor:
+        """A cursor at a position that `position_of` has returned."""
+        assert self._maker is not None
+        chunk_bytes = self._room.settings.chunk_bytes
+        return ReadCursor(start, self._maker, self._room.chunks, self._counters, chunk_bytes=chunk_bytes)
+
+    # ------------------------------------------------------------------ places
+
+    def place(self, reader: PlacedReader, cursor: ReadCursor) -> bool:
+        """See to it that `reader` reads from a feed that has what it needs; False: it has to wait for a turn."""
+        if reader.place is not None:
+            if cursor.fallen_out:
+                self.leave(reader)
+            elif not reader.place.catches_up or not self.tail.feed.ring.covers(cursor.position):
+                return True
+        if self.tail.feed.ring.covers(cursor.position):
+            self._enter(reader, cursor, self.tail)
+            return True
+        for place in self.catching_up:
+            ring = place.feed.ring
+            if ring.covers(cursor.position) and cursor.position <= ring.end and place.feed.failure is None:
+                self._enter(reader, cursor, place)
+                return True
+        return False
+
+    def catch_up(self, reader: PlacedReader, cursor: ReadCursor) -> bool:
+        """Place a reader whose turn it is; whether the turn is used: another feed may have what it needs by now."""
+        if self.place(reader, cursor):
+            return False
+        place = self._begin(cursor.position, catches_up=True)
+        self.catching_up.append(place)
+        self._enter(reader, cursor, place)
+        return True
+
+    def _enter(self, reader: PlacedReader, cursor: ReadCursor, place: FeedPlace) -> None:
+        self.leave(reader)
+        reader.place = place
+        place.readers.add(reader)
+        cursor.attach(place.feed.ring)
+
+    def leave(self, reader: PlacedReader) -> None:
+        """Take `reader` from its place, if it has one. A feed that caught up ends with its last reader."""
+        place, reader.place = reader.place, None
+        if reader.cursor is not None:
+            reader.cursor.detach()
+        if place is None:
+            return
+        place.readers.discard(reader)
+        place.waiting.pop(reader, None)
+        if place.catches_up and not place.readers and place in self.catching_up:
+            self.catching_up.remove(place)
+            self._end_feed(place)
+
+    def end_turn(self, place: FeedPlace) -> None:
+        """Take the turn from all readers of a feed that catches up; they ask for another one."""
+        waiting = list(place.waiting)
+        for reader in list(place.readers):
+            self.leave(reader)
+        for reader in waiting:
+            self._room.advance(reader)
+
+    def _end_feed(self, place: FeedPlace) -> None:
+        async def end() -> None:
+            try:
+                await place.feed.close()
+            finally:
+                self._room.turn_over()  # not before: what it kept is freed now
+
+        task = asyncio.get_running_loop().create_task(end())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # ------------------------------------------------------------------ what happens
+
+    def _changed(self, feed: LogFeed) -> None:
+        places = [self._tail, *self.catching_up]
+        place = next((one for one in places if one is not None and one.feed is feed), None)
+        if place is None:
+            return  # It is being closed.
+        if not place.catches_up and feed.failure is not None:
+            self._room.failed(self)
+        waiting = list(place.waiting)
+        place.waiting.clear()
+        for reader in waiting:
+            self._room.advance(reader)

@@ -1,0 +1,432 @@
+"""`ReadProxyService`: reads of many readers, answered from one read of each log.
+
+Theory of operation. A `ReadBatch` is a pull. Its reader is known by connection and number; where the request goes on at
+the position that the reader's session has, the session answers from its place in a ring, in the same step. Where it
+does not, a session is opened: a task finds the position, and ends. A read that finds nothing waits in its feed's list:
+no task, no polling. When entries come the feed calls all that wait, one after the other; a timer of the loop answers
+those for which nothing came in time with an empty delivery, which says where to go on.
+
+    no session, or another position    open a session: log, position, place
+    a place, and something there       Delivery
+    a place, nothing there             wait in the feed's list
+    no place (behind the ring)         wait for a turn to catch up
+    a final error                      what came before it, then a Refusal; the session ends
+
+What is refused with code LOG_READ_ERROR and the like is refused for good where it stands, as a direct reader fails; the
+refusal's advice says where another one goes on.
+
+Fault model: clients may send anything, ask twice, go away, or never come back. Each bound has a name in the settings.
+Reading permission is not checked, as upstream does not check it: the namespace's access control is about writing. The
+loop is never blocked by one reader: a delivery is bounded in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import (
+    OperationNotServedError,
+    ReadError,
+    ServiceUnavailableError,
+    StreamNotReadyError,
+    TooManyStreamsError,
+)
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    Delivery,
+    FindOwner,
+    Handshake,
+    OwnerFound,
+    ProxyInfo,
+    ProxyStatus,
+    ReadBatch,
+    Refusal,
+    Request,
+)
+from dlspark.serving.read_proxy.catch_up import CatchUpTurns
+from dlspark.serving.read_proxy.chunks import Chunks
+from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
+from dlspark.serving.read_proxy.ring import RingBudget
+from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
+from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
+from dlspark.serving.read_proxy.settings import ReadProxySettings
+from dlspark.serving.service import Caller, Reply
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""How often readers that ask for nothing are looked for."""
+REQUEST_BYTES = 64 * 1024
+"""What a read proxy says that it takes: its requests are small."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProxyFigures:
+    """What a read proxy has and has done."""
+
+    readers: int
+    waiting: int
+    """Readers with a read under way."""
+    logs: int
+    ring_bytes: int
+    catch_ups: int
+    catch_ups_waiting: int
+    decoded_bytes: int
+    chunks_decoded: int
+    chunks_shared: int
+    deliveries: int
+    delivered_bytes: int
+
+
+class ReadProxyService:
+    """A `ProxyService` for readers. Made on the loop that calls it; close it after use."""
+
+    def __init__(self, namespace: AsyncNamespace, settings: ReadProxySettings, *, location: str) -> None:
+        """`location`: where clients reach this proxy, `host:port`."""
+        self.settings = settings
+        self.location = location
+        self._namespace = namespace
+        self._loop = asyncio.get_running_loop()
+        self._sessions = ReaderSessions(settings.max_readers, settings.max_caller_readers)
+        self._turns: CatchUpTurns[ReaderSession] = CatchUpTurns(settings.max_catch_ups, self._granted)
+        self._logs: dict[str, ServedLog] = {}
+        self._unused: OrderedDict[ServedLog, asyncio.TimerHandle] = OrderedDict()
+        self._openings: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._deliveries = self._delivered_bytes = 0
+        self._room = ServingRoom(
+            namespace,
+            settings,
+            rings=RingBudget(settings.rings_bytes),
+            catch_up_rings=RingBudget(settings.max_catch_ups * settings.catch_up_bytes),
+            chunks=Chunks(settings.decoded_bytes),
+            searches=asyncio.Semaphore(settings.max_searches),
+            advance=self._advance,
+            turn_over=self._turns.give_back,
+            failed=self._log_failed,
+        )
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """Begin `request`; see `ProxyService.submit`."""
+        try:
+            if isinstance(request, Handshake):
+                # A read proxy owns nothing: the regular expression, which is the client's, is not tried.
+                status = ProxyStatus.DOWN if self._closed else ProxyStatus.WRITE_AND_ACCEPT
+                region = str(self._namespace.services.region_id)
+                reply(ProxyInfo(self.location, status, max_request_bytes=REQUEST_BYTES, region=region))
+                return
+            self._check_open()
+            if isinstance(request, ReadBatch):
+                self._read(request, caller, reply)
+            elif isinstance(request, FindOwner):
+                reply(OwnerFound(self.location))
+            else:
+                raise OperationNotServedError(
+                    f"a read proxy does not serve {type(request).__name__}", advice="Ask a write proxy"
+                )
+        except DistributedLogError as error:
+            reply(refusal_of(error))
+
+    def caller_gone(self, caller: Caller) -> None:
+        """Forget the readers of a connection that is closed."""
+        for session in self._sessions.of_caller(caller):
+            self._drop(session)
+
+    def figures(self) -> ReadProxyFigures:
+        """What there is now, and what was done so far."""
+        chunks = self._room.chunks
+        return ReadProxyFigures(
+            readers=len(self._sessions),
+            waiting=sum(session.pending is not None for session in self._sessions),
+            logs=len(self._logs),
+            ring_bytes=self._room.rings.used_bytes + self._room.catch_up_rings.used_bytes,
+            catch_ups=self._turns.taken,
+            catch_ups_waiting=self._turns.waiting,
+            decoded_bytes=chunks.kept_bytes,
+            chunks_decoded=chunks.made,
+            chunks_shared=chunks.shared,
+            deliveries=self._deliveries,
+            delivered_bytes=self._delivered_bytes,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceUnavailableError("the read proxy is being stopped", advice="Ask another read proxy")
+
+    # ------------------------------------------------------------------ sessions
+
+    def _read(self, request: ReadBatch, caller: Caller, reply: Reply) -> None:
+        session = self._sessions.find(caller, request.reader)
+        if session is not None and not session.continues(request):
+            self._drop(session)
+            session = None
+        if session is None:
+            session = self._open(request, caller)
+        self._supersede(session)
+        pending = session.pending = PendingRead(request, reply)
+        self._sessions.busy(session)
+        self._advance(session)
+        if session.pending is pending:
+            self._limit(session, pending)
+
+    def _limit(self, session: ReaderSession, pending: PendingRead) -> None:
+        """Give a read that waits its time: that for finding the position first, then what its reader will wait."""
+        if pending.timer is not None:
+            pending.timer.cancel()
+        request, most = pending.request, self.settings.max_wait_ms
+        wait_ms = self.settings.max_open_ms if session.cursor is None else min(max(request.wait_ms, 0), most)
+        if request.context.timeout_ms > 0:
+            wait_ms = min(wait_ms, request.context.timeout_ms)
+        pending.timer = self._loop.call_later(wait_ms / 1000, self._supersede, session)
+
+    def _open(self, request: ReadBatch, caller: Caller) -> ReaderSession:
+        self._sessions.check_room(caller)
+        log = self._served(request.stream)
+        session = ReaderSession(caller=caller, number=request.reader, log=log, asked=request.start)
+        self._sessions.add(session)
+        self._use(log)
+        session.opening = self._opening(self._find_position(session))
+        return session
+
+    async def _find_position(self, session: ReaderSession) -> None:
+        try:
+            await asyncio.shield(session.log.opened)
+            position = await session.log.position_of(session.asked)
+        except Exception as error:
+            session.opening = None
+            if not isinstance(error, DistributedLogError):
+                _log.exception("log %s: a reader's start could not be found", session.log.name)
+                error = ReadError(f"the start could not be found: {error!r}", log=session.log.name)
+            self._refuse(session, error)
+            return
+        session.opening = None
+        if not session.closed:
+            session.cursor = session.log.cursor(position)
+            self._advance(session)
+            if session.pending is not None:
+                self._limit(session, session.pending)
+
+    def _supersede(self, session: ReaderSession) -> None:
+        """Answer a read that nobody waits for any longer: its time is over, or its reader has asked again."""
+        if session.pending is None:
+            return
+        if session.cursor is None:
+            self._answer(session, _not_ready(session.log.name))
+        else:
+            self._deliver(session, session.cursor, NOTHING)
+
+    def _drop(self, session: ReaderSession) -> None:
+        """End a session. A read of it that is under way is answered: it will not be by anything else."""
+        if session.closed:
+            return
+        self._supersede(session)
+        session.closed = True
+        self._turns.withdraw(session.caller, session)
+        session.log.leave(session)
+        self._sessions.remove(session)
+        if session.opening is not None:
+            session.opening.cancel()
+        self._release(session.log)
+
+    # ------------------------------------------------------------------ what a reader gets next
+
+    def _advance(self, reader: PlacedReader) -> None:
+        """Answer the reader's pending read, if it can be answered; otherwise see to it that it will be."""
+        assert isinstance(reader, ReaderSession)
+        cursor = reader.cursor
+        while not reader.closed and reader.pending is not None and cursor is not None:
+            if cursor.failure is not None:
+                self._refuse(reader, cursor.failure)
+            elif cursor.end_of_stream:
+                self._deliver(reader, cursor, NOTHING)
+            elif not reader.log.place(reader, cursor):
+                self._unplaced(reader, cursor)
+                return
+            elif not self._collect(reader, cursor, reader.pending.request):
+                return
+
+    def _unplaced(self, session: ReaderSession, cursor: ReadCursor) -> None:
+        self._turns.ask(session.caller, session)
+
+    def _collect(self, session: ReaderSession, cursor: ReadCursor, request: ReadBatch) -> bool:
+        """Deliver what the ring has for the reader; False where it has to wait."""
+        place = session.place
+        assert place is not None
+        found = cursor.collect(request.form, min(max(request.max_bytes, 1), self.settings.max_delivery_bytes))
+        place.feed.advanced(cursor.ordinal)
+        if found.parts:
+            self._deliver(session, cursor, found)
+            return True
+        if cursor.failure is not None or cursor.end_of_stream or cursor.fallen_out:
+            return True
+        if place.catches_up and session.log.tail.feed.ring.covers(cursor.position):
+            return True  # It has caught up, by what its readers do not see.
+        if place.feed.failure is not None:
+            cursor.failure = place.feed.failure
+            return True
+        place.waiting[session] = None
+        return False
+
+    def _granted(self, session: ReaderSession) -> bool:
+        """It is the session's turn to catch up; whether it uses it."""
+        if session.closed or session.cursor is None:
+            return False
+        used = session.log.catch_up(session, session.cursor)
+        # Not now: this is called from within a step of another reader.
+        self._loop.call_soon(self._advance, session)
+        return used
+
+    # ------------------------------------------------------------------ answers
+
+    def _deliver(self, session: ReaderSession, cursor: ReadCursor, found: Collected) -> None:
+        pending = session.pending
+        assert pending is not None
+        place = session.place
+        self._deliveries += 1
+        self._delivered_bytes += found.size
+        delivery = Delivery(pending.request.form, cursor.position, found.parts, cursor.end_of_stream)
+        self._answer(session, delivery)
+        if place is not None and place.catches_up:
+            place.delivered_bytes += found.size
+            if self._turns.contended and place.delivered_bytes >= self.settings.catch_up_turn_bytes:
+                session.log.end_turn(place)
+
+    def _refuse(self, session: ReaderSession, error: DistributedLogError) -> None:
+        """End a session with its final error."""
+        if session.closed:
+            return
+        refusal = refusal_of(error)
+        if session.cursor is not None and session.answered:
+            note = f"Everything before {session.cursor.position} was delivered: another reader goes on there"
+            refusal = replace(refusal, advice=f"{refusal.advice}. {note}" if refusal.advice else note)
+        pending, session.pending = session.pending, None
+        self._drop(session)  # before the reply, which may ask again
+        if pending is not None:
+            pending.end(refusal)
+
+    def _answer(self, session: ReaderSession, answer: Delivery | Refusal) -> None:
+        pending, session.pending = session.pending, None
+        assert pending is not None
+        if session.place is not None:
+            session.place.waiting.pop(session, None)
+        session.answered = session.answered or isinstance(answer, Delivery)
+        self._sessions.rests(session, self._loop.time())
+        pending.end(answer)
+
+    # ------------------------------------------------------------------ logs
+
+    def _served(self, name: str) -> ServedLog:
+        """The log as it is served; begins to serve it where it is not."""
+        log = self._logs.get(name)
+        if log is not None and not log.failed:
+            return log
+        if len(self._logs) >= self.settings.max_logs and self._unused:
+            self._end_log(next(iter(self._unused)))
+        if len(self._logs) >= self.settings.max_logs:
+            raise TooManyStreamsError(
+                f"the proxy reads {self.settings.max_logs} logs, the most it takes", advice="Ask another read proxy"
+            )
+        log = self._logs[name] = ServedLog(name, self._room)
+        self._opening(self._open_log(log))
+        return log
+
+    async def _open_log(self, log: ServedLog) -> None:
+        try:
+            await log.open()
+        except BaseException as error:
+            if self._logs.get(log.name) is log:
+                del self._logs[log.name]
+            known = error if isinstance(error, DistributedLogError) else ReadError(f"{error!r}", log=log.name)
+            log.opened.set_exception(known)
+            log.opened.exception()  # its readers may all have gone
+            if not isinstance(error, Exception):
+                raise
+        else:
+            log.opened.set_result(None)
+        finally:
+            self._settle(log)
+
+    def _use(self, log: ServedLog) -> None:
+        log.users += 1
+        timer = self._unused.pop(log, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _release(self, log: ServedLog) -> None:
+        log.users -= 1
+        self._settle(log)
+
+    def _settle(self, log: ServedLog) -> None:
+        """Let a log without readers go: at once where nobody can use it again, else after a while."""
+        if log.users or log in self._unused or not log.opened.done():
+            return
+        if self._closed or self._logs.get(log.name) is not log:
+            self._end_log(log)
+        else:
+            self._unused[log] = self._loop.call_later(self.settings.linger_ms / 1000, self._end_log, log)
+
+    def _end_log(self, log: ServedLog) -> None:
+        timer = self._unused.pop(log, None)
+        if timer is not None:
+            timer.cancel()
+        if self._logs.get(log.name) is log:
+            del self._logs[log.name]
+        task = self._loop.create_task(log.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _log_failed(self, log: ServedLog) -> None:
+        """Who comes next has the log opened anew; those who are here get what is left, then the error."""
+        if self._logs.get(log.name) is log:
+            del self._logs[log.name]
+        self._loop.call_soon(self._settle, log)
+
+    # ------------------------------------------------------------------ the end
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for session in self._sessions.idle_for(self.settings.reader_idle_ms / 1000, now):
+            self._drop(session)
+        if self._turns.contended:
+            for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
+                if session.place is not None and session.place.catches_up:
+                    session.log.leave(session)
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _opening(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._openings.add(task)
+        task.add_done_callback(self._openings.discard)
+        return task
+
+    async def close(self) -> None:
+        """Refuse what waits and what comes, and end all reading. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sweeper.cancel()
+        stopping = ServiceUnavailableError("the read proxy is being stopped", advice="Ask another read proxy")
+        for session in self._sessions:
+            self._refuse(session, stopping)
+        await end_tasks(list(self._openings), drop_errors=True)
+        for log in [*self._unused, *self._logs.values()]:
+            self._end_log(log)
+        while self._closing:
+            await asyncio.wait(list(self._closing))
+
+
+def _not_ready(log: str) -> Refusal:
+    """The answer to a read whose time is over before its position was found: where to go on is not known."""
+    return refusal_of(StreamNotReadyError("the reader's start was not found in time", log=log, advice="Ask again"))

@@ -1,0 +1,133 @@
+"""`ReaderSessions`: which readers a proxy has: by connection and number, bounded, the longest idle ones first. No I/O.
+
+A session is a convenience, never a promise: a reader whose session is gone goes on by its position, at this proxy or at
+another one. So sessions of readers that ask for nothing end after a while, and a connection's end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import OverCapacityError
+from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadFrom
+from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog
+from dlspark.serving.service import Caller, Reply
+
+
+@dataclass(slots=True)
+class PendingRead:
+    """A read that waits for its answer."""
+
+    request: ReadBatch
+    reply: Reply
+    timer: asyncio.TimerHandle | None = None
+    """Answers it when its time is over; None where it was answered at once."""
+
+    def end(self, answer: Answer) -> None:
+        """Answer it."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.reply(answer)
+
+
+@dataclass(eq=False, slots=True)
+class ReaderSession(PlacedReader):
+    """One reader of one connection."""
+
+    caller: Caller = field(kw_only=True)
+    number: int = field(kw_only=True)
+    """The reader's, in its connection."""
+    log: ServedLog = field(kw_only=True)
+    asked: DLSN | int | ReadFrom = field(kw_only=True)
+    """The start with which it was opened."""
+    pending: PendingRead | None = None
+    opening: asyncio.Task[None] | None = None
+    answered: bool = False
+    """Whether it was given a position yet."""
+    closed: bool = False
+    idle_since: float = 0.0
+    """When its last read was answered, by the loop's clock."""
+
+    def continues(self, request: ReadBatch) -> bool:
+        """Whether `request` goes on where this session is; otherwise the reader went elsewhere."""
+        if request.stream != self.log.name:
+            return False
+        if self.cursor is not None and request.start == self.cursor.position and isinstance(request.start, DLSN):
+            return True
+        return not self.answered and request.start == self.asked and type(request.start) is type(self.asked)
+
+
+class ReaderSessions:
+    """At most `most` sessions, and at most `most_each` of one connection."""
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._by_caller: dict[Caller, dict[int, ReaderSession]] = {}
+        self._idle: OrderedDict[ReaderSession, None] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[ReaderSession]:
+        return iter([one for sessions in self._by_caller.values() for one in sessions.values()])
+
+    def find(self, caller: Caller, number: int) -> ReaderSession | None:
+        """The session of a reader, None if it has none."""
+        return self._by_caller.get(caller, {}).get(number)
+
+    def check_room(self, caller: Caller) -> None:
+        """Raise OverCapacityError where one more session would be too many; nothing was opened."""
+        if self._count >= self._most:
+            raise OverCapacityError(
+                f"the proxy has {self._most} readers, the most it takes", advice="Ask another read proxy"
+            )
+        if len(self._by_caller.get(caller, {})) >= self._most_each:
+            raise OverCapacityError(
+                f"the connection has {self._most_each} readers, the most that one may have",
+                advice="Use several connections, or use readers' numbers again",
+            )
+
+    def add(self, session: ReaderSession) -> None:
+        """Keep a new session, whose number is free."""
+        self._by_caller.setdefault(session.caller, {})[session.number] = session
+        self._count += 1
+
+    def remove(self, session: ReaderSession) -> None:
+        """Forget a session; does nothing for one that is not kept."""
+        sessions = self._by_caller.get(session.caller, {})
+        if sessions.get(session.number) is not session:
+            return
+        del sessions[session.number]
+        self._count -= 1
+        self._idle.pop(session, None)
+        if not sessions:
+            del self._by_caller[session.caller]
+
+    def of_caller(self, caller: Caller) -> list[ReaderSession]:
+        """All sessions of a connection."""
+        return list(self._by_caller.get(caller, {}).values())
+
+    def busy(self, session: ReaderSession) -> None:
+        """Note that a read of it is under way."""
+        self._idle.pop(session, None)
+
+    def rests(self, session: ReaderSession, now: float) -> None:
+        """Note that its read was answered."""
+        session.idle_since = now
+        self._idle[session] = None
+        self._idle.move_to_end(session)
+
+    def idle_for(self, seconds: float, now: float) -> list[ReaderSession]:
+        """Those that have asked for nothing for so long, the longest first."""
+        found = []
+        for session in self._idle:
+            if now - session.idle_since < seconds:
+                break
+            found.append(session)
+        return found

@@ -1,0 +1,167 @@
+"""`ReadProxySettings`: the settings of a read proxy. All are this project's own: upstream has no such process.
+
+python -m dlspark.serving.read_proxy --settings > docs/read-proxy-settings.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from dlspark.errors import SettingsError
+from metadata.foundation.properties import read_properties
+from metadata.foundation.settings import (
+    TEXT,
+    WHOLE,
+    Kind,
+    Registry,
+    defaults_of,
+    markdown_table,
+    setting,
+    settings_of,
+    written,
+)
+
+MIB: Final = 1024 * 1024
+_ENTRY_FITS: Final = 2 * MIB
+"""Any entry that a log may hold fits in this."""
+PAGE: Final = "docs/read-proxy-settings.md"
+
+
+def _own(
+    default: int, key: str, meaning: str, *, minimum: int = 1, maximum: int | None = None, section: str = ""
+) -> int:
+    return setting(WHOLE, default, key, meaning, minimum=minimum, maximum=maximum, own=True, section=section)
+
+
+def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
+    kind: Kind[str] = TEXT
+    return setting(kind, default, key, meaning, own=True, section=section)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProxySettings:
+    """What one read proxy may use, and where it listens."""
+
+    host: str = _text(
+        "0.0.0.0",
+        "listenHost",
+        "The address to listen on",
+        section="The process",
+    )
+    port: int = _own(8100, "port", "The port for frames; 0 takes a free one", minimum=0, maximum=65535)
+    grpc_port: int = _own(
+        -1, "grpcPort", "The port for gRPC; 0 takes a free one, -1 leaves gRPC out", minimum=-1, maximum=65535
+    )
+    advertised_host: str = _text(
+        "", "advertisedHost", "The name under which clients reach this host; empty: the host's own name"
+    )
+    shard: int = _own(-1, "shardId", "The number of this proxy among those of the namespace; -1: none", minimum=-1)
+    ring_bytes: int = _own(
+        16 * MIB,
+        "ringBytes",
+        "Bytes of one log's newest entries that are kept for its readers",
+        minimum=_ENTRY_FITS,
+        section="Memory",
+    )
+    rings_bytes: int = _own(
+        512 * MIB, "ringsBytes", "Bytes of all logs' newest entries together; the oldest go first", minimum=_ENTRY_FITS
+    )
+    chunk_bytes: int = _own(
+        256 * 1024, "chunkBytes", "Bytes of entries, decompressed, that are decoded together", minimum=1024
+    )
+    decoded_bytes: int = _own(
+        64 * MIB, "decodedBytes", "Bytes of decoded chunks that are kept for other readers of the same form", minimum=0
+    )
+    max_delivery_bytes: int = _own(
+        4 * MIB, "maxDeliveryBytes", "Bytes of one delivery at most, whatever its reader asks for", minimum=_ENTRY_FITS
+    )
+    max_readers: int = _own(
+        100_000, "maxReaders", "Readers that have a place at the proxy; one more is refused", section="Readers"
+    )
+    max_caller_readers: int = _own(10_000, "maxReadersPerConnection", "Readers of one connection")
+    max_logs: int = _own(10_000, "maxLogs", "Logs that are read at the same time; readers of another one are refused")
+    max_wait_ms: int = _own(
+        60_000, "maxWaitMs", "Milliseconds that a read waits at the end of the log at most", minimum=0
+    )
+    max_open_ms: int = _own(
+        10_000, "maxOpenMs", "Milliseconds that a read waits at most until its start is found; then it is to ask again"
+    )
+    reader_idle_ms: int = _own(
+        120_000,
+        "readerIdleMs",
+        "Milliseconds after which the place of a reader that asks for nothing is given up; it goes on by its position",
+    )
+    linger_ms: int = _own(
+        30_000, "lingerMs", "Milliseconds for which a log is read on after its last reader has gone", minimum=0
+    )
+    max_searches: int = _own(16, "maxSearches", "Searches for transaction ids that run at the same time")
+    max_catch_ups: int = _own(
+        32,
+        "maxCatchUps",
+        "Places behind the rings that are read at the same time; further readers wait for their turn",
+        section="Catching up",
+    )
+    catch_up_bytes: int = _own(
+        8 * MIB, "catchUpBytes", "Bytes of entries that each of them keeps", minimum=2 * _ENTRY_FITS
+    )
+    catch_up_turn_bytes: int = _own(
+        64 * MIB, "catchUpTurnBytes", "Bytes after which a turn ends while other readers wait for theirs"
+    )
+    catch_up_idle_ms: int = _own(
+        5_000,
+        "catchUpIdleMs",
+        "Milliseconds after which a reader that asks for nothing loses its turn to one that waits",
+    )
+
+    def __post_init__(self) -> None:
+        REGISTRY.check(self)
+        if self.rings_bytes < self.ring_bytes:
+            raise SettingsError(
+                f"ringsBytes={self.rings_bytes} is less than ringBytes={self.ring_bytes}, a single log's",
+                advice="Raise the first or lower the second",
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> ReadProxySettings:
+        """Settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
+        return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_properties(cls, path: str) -> ReadProxySettings:
+        """Settings of a properties file. Raises SettingsError, also for a file that cannot be read."""
+        return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
+
+
+REGISTRY: Final = Registry([ReadProxySettings], SettingsError, page=PAGE)
+
+_HEAD = """\
+# Settings of a read proxy
+
+[serving/read-proxy.md](serving/read-proxy.md) says what a read proxy is. These keys stand in the properties file that
+`python -m dlspark.serving.read_proxy --conf FILE` reads; they are this project's own. A key that is not listed is an
+error that names the nearest one. How the log is read (`readLACLongPollTimeout`, `alertPositionOnTruncated`, ...) is
+set by the namespace's settings ([settings.md](settings.md)).
+
+This page is generated: `python -m dlspark.serving.read_proxy --settings`.
+"""
+
+
+def settings_page() -> str:
+    """The whole page docs/read-proxy-settings.md."""
+    lines = [_HEAD]
+    defaults = defaults_of(ReadProxySettings)
+    rows: list[tuple[str, ...]] = []
+    infos = settings_of(ReadProxySettings)
+    for index, item in enumerate(fields(ReadProxySettings)):
+        info = infos[item.name]
+        if info.section:
+            lines.append(f"## {info.section}\n")
+            rows = []
+        default = written(defaults[info.key])
+        rows.append((f"`{info.key}`", f"`{default}`" if default else "", f"{info.meaning}."))
+        following = list(infos.values())[index + 1 : index + 2]
+        if not following or following[0].section:
+            lines += [*markdown_table(("key", "default", "meaning"), rows), ""]
+    return "\n".join(lines)
