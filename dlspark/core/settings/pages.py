@@ -67,7 +67,9 @@ Keys with the prefix `bkc.` are the ledger client's ([client-settings.md](client
 
 ([conf/stream.conf](../conf/stream.conf) is an example.)
 Files change the settings of logs that are open. They are checked every `dynamicConfigReloadIntervalSec` seconds, or
-when `namespace.reload_settings()` is called; open writers and readers follow at their next decision.
+when `namespace.reload_settings()` is called; open writers and readers follow at their next decision. What limits a
+stream at its write proxy (`rpsHardWriteLimit` and the three like it, docs/proxy-settings.md) may stand in them, too:
+the proxy reads it there, and readers and writers without a proxy pass over it.
 
     streamConfigDirectory=/etc/distributedlog/streams      # <stream>.conf, for the logs of one stream
     streamConfigDefaultPath=/etc/distributedlog/all.conf   # for all logs; a key in their stream's file wins

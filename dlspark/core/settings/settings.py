@@ -313,6 +313,10 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "eiInjectReadAheadBrokenEntries": _INJECTION,
 }
 """Upstream's keys that mean nothing here: they are refused, with the reason, rather than ignored."""
+PROXY_STREAM_KEYS: frozenset[str] = frozenset(
+    ("bpsSoftWriteLimit", "bpsHardWriteLimit", "rpsSoftWriteLimit", "rpsHardWriteLimit")
+)
+"""Keys of a stream's write proxy that may stand in the stream's file of dynamic settings: the proxy reads them there."""
 OLD_KEYS: Mapping[str, str] = {
     "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
 }
@@ -337,10 +341,11 @@ def describe_settings() -> Iterator[LogSetting]:
 
 
 def dynamic_values(written: Mapping[str, Value]) -> dict[str, Value]:
-    """The values, by key, of what a dynamic settings file says.
+    """The values, by key, of what a dynamic settings file says; without those of the write proxy that reads it, too.
 
     Raises SettingsError, also for a key that does not change while a log is open.
     """
+    written = {key: value for key, value in written.items() if key not in PROXY_STREAM_KEYS}
     for key in written:
         info = None if key.startswith(CLIENT_PREFIX) else lookup(key)
         if info is None or not info.dynamic:
