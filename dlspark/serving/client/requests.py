@@ -255,6 +255,9 @@ class RequestWay:
             return None
         if self.state is WayState.ASKING:
             self._doubt(len(self._attempts) - 1)
+        return self._time_up()
+
+    def _time_up(self) -> Finished:
         asked = ", ".join(dict.fromkeys(self._attempts)) or "no proxy"
         last = f"; the last answer: {self._last.message}" if self._last is not None else ""
         said = f"the request was not done in {self._timeout_ms} ms; asked were: {asked}{last}"
@@ -322,6 +325,8 @@ class RequestWay:
         return BackOff(min(self._limits.backoff_max_ms, tries * self._limits.backoff_start_ms) / 1000)
 
     def _ask(self, address: str, now: float) -> Effect:
+        if self.deadline is not None and now >= self.deadline:
+            return self._time_up()  # the machine may have been suspended: timers come in any order then
         if self._is_spent():
             return self._too_often()
         tried = tuple(dict.fromkeys(reversed(self._attempts)))[:MAX_TRIED_HOSTS]
