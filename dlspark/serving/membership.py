@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from dlspark.serving.routing.hosts import NO_SHARD, split_address
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -46,7 +47,6 @@ FRAMES: Final = "frames"
 GRPC: Final = "grpc"
 STATS: Final = "stats"
 """The named address of the page with health and metrics."""
-NO_SHARD: Final = -1
 MAX_MEMBERS: Final = 10_000
 """Members of a folder that are read; what lies beyond, in order of their names, is left out with a warning."""
 MAX_MEMBER_BYTES: Final = 64 * 1024
@@ -64,15 +64,13 @@ class ProxyEndpoint:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     @classmethod
     def parse(cls, text: str) -> ProxyEndpoint:
         """Read `host:port`. Raises CallerError."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise CallerError(f"{text!r} is not an address", advice="Write host:port")
-        return cls(host.removeprefix("[").removesuffix("]") if host.startswith("[") else host, int(port))
+        return cls(*split_address(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from helpers.waiting import until
 
 from dlspark.serving.membership import (
     MAX_MEMBER_BYTES,
-    NO_SHARD,
     WRITE_PROXIES,
     Announcement,
     ProxyEndpoint,
@@ -21,6 +20,7 @@ from dlspark.serving.membership import (
     watch_members,
     write_proxy_member,
 )
+from dlspark.serving.routing.hosts import NO_SHARD
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -115,7 +115,8 @@ def test_what_is_no_member_is_refused(data: bytes) -> None:
 
 def test_an_address_is_read_from_text() -> None:
     assert ProxyEndpoint.parse("[::1]:80") == ProxyEndpoint("::1", 80)
-    assert str(ProxyEndpoint.parse("host:80")) == "host:80"
+    for text in ("host:80", "[::1]:80"):
+        assert str(ProxyEndpoint.parse(text)) == text
     for text in ("host", ":80", "host:", "host:0", "host:65536", "host:٣"):
         with pytest.raises(CallerError):
             ProxyEndpoint.parse(text)
