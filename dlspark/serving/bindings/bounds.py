@@ -1,4 +1,4 @@
-"""What one binding takes from its clients, each bound by its name. No I/O.
+"""What the bindings take from their clients, each bound by its name. No I/O.
 
 A connection is *paused* where it has too much under way: its socket is not read any more, TCP makes its client wait,
 and nothing is refused. Something is refused only where pausing cannot help: one request that is too large by itself, or
@@ -35,9 +35,16 @@ class FramesLimits:
     requests_under_way: int = 4096
     """Of one connection, unanswered; beyond it the connection is paused until half of them are answered."""
     bytes_under_way: int = 16 * 1024 * 1024
-    """Of one connection: its requests, and what its reads may be answered with."""
+    """Of one connection: unanswered requests, likewise."""
+    reads_under_way: int = 512
+    """Of one connection: reads, most of which wait for records; one more is refused with OVER_CAPACITY."""
+    read_bytes: int = 2 * 1024 * 1024
+    """The most that a read gets at a time, whatever it asks for."""
     answer_bytes: int = 8 * 1024 * 1024
     """Of one connection, at least LEAST_ANSWER_BYTES: answers that its socket has not taken; beyond it it is paused."""
+    delivery_bytes: int = 64 * 1024 * 1024
+    """Of one connection: beyond it what its reads are answered with is not queued, they are refused with OVER_CAPACITY.
+    Nothing is lost so: the client reads again from where it is."""
     memory_bytes: int = 512 * 1024 * 1024
     """Of all connections together. Beyond it those that hold more than STEP_BYTES are paused, and nothing large is
     begun; one that goes on sending when they hold twice as much is closed."""
@@ -74,3 +81,44 @@ class FramesClientLimits:
     """When nothing has come from the proxy for so long, it is asked a Handshake."""
     ping_timeout_ms: int = 20_000
     """When nothing has come within this after that, the proxy's host is gone, and the connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Bounds of a `GrpcServer`. Of incomplete messages gRPC itself may hold `calls` times `message_bytes`."""
+
+    connections: int = 1_000
+    """All together; one more is closed as soon as it is made."""
+    streams_per_connection: int = 128
+    """Calls at a time on one connection; a client waits with more of them (HTTP/2)."""
+    calls: int = 2_000
+    """Calls at a time on all connections; one more ends with RESOURCE_EXHAUSTED."""
+    message_bytes: int = MAX_FRAME_BYTES + STEP_BYTES
+    """The longest request; a longer one ends its call with RESOURCE_EXHAUSTED. A request that fits in a frame fits."""
+    metadata_bytes: int = 16 * 1024
+    """The headers of a call; more ends it with RESOURCE_EXHAUSTED."""
+    append_requests: int = 1_024
+    """Of one Append, unanswered; beyond it no more of its requests are read until some answers were taken."""
+    append_bytes: int = 16 * 1024 * 1024
+    """Of one Append, likewise."""
+    read_bytes: int = 4 * 1024 * 1024 - STEP_BYTES
+    """The most that a Read gets with one response: more than that is more than clients of gRPC take by default."""
+    memory_bytes: int = 512 * 1024 * 1024
+    """Of all calls together: requests without an answer, and what was read and not taken yet. Beyond it what is new is
+    refused with OVER_CAPACITY, and a Read ends so."""
+    keepalive_ms: int = 60_000
+    """A connection over which nothing has come for so long is pinged."""
+    keepalive_timeout_ms: int = 20_000
+    """When nothing comes within this after that, the connection is closed."""
+    least_ping_ms: int = 5_000
+    """Clients may ping as often as this, without calls, too: gRPC's own default, 5 minutes, ends their connections."""
+    idle_ms: int = 900_000
+    """A connection without calls for so long is closed; clients of gRPC make another by themselves."""
+    handshake_ms: int = 10_000
+    """By when a new connection must have spoken HTTP/2."""
+
+    def __post_init__(self) -> None:
+        """Check them. Raises ValueError."""
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")

@@ -2,12 +2,14 @@
 
 Theory of operation. A frame is decoded and handed to the service in the step in which it arrived. The service answers
 when it likes, each request by its number; answers of one turn of the loop leave together, as the link does with all
-that is sent. What the connection holds is counted: its requests, what its reads may be answered with, and answers that
-the socket has not taken. Beyond its bounds (`bounds`) it is paused: the socket is not read, frames that had arrived
-already wait in line, copied. It goes on when half of that is done.
+that is sent. What the connection holds is counted: its requests, and answers that the socket has not taken. Beyond its
+bounds (`bounds`) it is paused: the socket is not read, frames that had arrived already wait in line, copied. It goes on
+when half of that is done. A read that waits for records counts like any other request; what it brings counts when it is
+there.
 
     a request too large by itself        Refusal TOO_LARGE_RECORD, the connection goes on
     a large one, memory is short         Refusal OVER_CAPACITY, the connection goes on
+    more reads than it may have          likewise; and a read's answer where far too many are not taken
     a request while the server stops     Refusal SERVICE_UNAVAILABLE
     bytes that are no request            Refusal with its number where that can be read, else 0; then the end
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -31,6 +34,7 @@ from dlspark.serving.protocol.frames import decode_request, encode_answer
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
+    Delivery,
     ReadBatch,
     Refusal,
     Request,
@@ -91,6 +95,7 @@ class FramesConnection:
         "_link",
         "_loop",
         "_paused",
+        "_reads",
         "_sent",
         "_sent_before",
         "_stuck_since",
@@ -118,8 +123,10 @@ class FramesConnection:
         self.closed = False
         self._under_way: dict[int, int] = {}
         """What each unanswered request counts, by its number."""
+        self._reads: set[int] = set()
+        """Those of them that are reads."""
         self._held = 0
-        """All of that, and what waits in line."""
+        """What all of them count, and what waits in line."""
         self._counted = 0
         """What of it is counted in the server's memory."""
         self._line: deque[bytes] | None = None
@@ -172,6 +179,7 @@ class FramesConnection:
         self.closed = True
         self._line, self._line_bytes, self._held = None, 0, 0
         self._under_way.clear()
+        self._reads.clear()
         self._count()
         self._host.turns.leave(self._go_on)
         if self._watching is not None:
@@ -202,7 +210,9 @@ class FramesConnection:
         if type(request) is WriteRecords:
             cost += PAYLOAD_BYTES * len(request.payloads)
         elif type(request) is ReadBatch:
-            cost += min(max(request.max_bytes, STEP_BYTES), limits.answer_bytes)
+            if request.max_bytes > limits.read_bytes:
+                request = replace(request, max_bytes=limits.read_bytes)
+            self._reads.add(number)
         under_way[number] = cost
         self._held += cost
         try:
@@ -229,6 +239,9 @@ class FramesConnection:
         if size > STEP_BYTES and host.memory.exceeded:
             message = "the requests and answers of all clients take all the memory that they may"
             return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
+        if type(request) is ReadBatch and len(self._reads) >= self._limits.reads_under_way:
+            message = f"{len(self._reads)} reads are under way on this connection"
+            return Refusal(StatusCode.OVER_CAPACITY, message, advice="Use more connections, or fewer readers")
         if host.stopping:
             return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
         return None
@@ -253,6 +266,11 @@ class FramesConnection:
                 self._host.lines.log(logging.ERROR, "the service answered request %d of %s twice", number, self.peer)
             return
         self._held -= cost
+        if self._reads:
+            self._reads.discard(number)
+            if type(answer) is Delivery and self._link.queued_bytes > self._limits.delivery_bytes:
+                message = f"{self._link.queued_bytes} bytes of answers were not taken yet"
+                answer = Refusal(StatusCode.OVER_CAPACITY, message, advice="Read again from where the reader is")
         self._send(number, answer)
         if self._counted - self._held > STEP_BYTES:
             self._count()

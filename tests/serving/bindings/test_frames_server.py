@@ -149,14 +149,42 @@ async def test_requests_under_way_are_bounded_in_bytes_however_few_they_are():
 
 
 @virtual_time
-async def test_reads_count_by_what_they_may_be_answered_with():
-    async with World(bytes_under_way=1_000_000) as world:
+async def test_reads_that_wait_are_bounded_in_number_and_hold_no_memory():
+    async with World(reads_under_way=3, read_bytes=70_000) as world:
         client = await world.client()
         world.service.hold = True
-        for number in range(1, 51):
-            client.send(number, ReadBatch("stream", ReadFrom.OLDEST, max_bytes=2**32 - 1))
-        await until(lambda: client.link.other.paused, every_s=0)
-        assert world.service.count == 1
+        for number in range(1, 6):
+            client.send(number, ReadBatch("stream", ReadFrom.LATEST, max_bytes=2**32 - 1))
+        client.send(6, write())
+        await client.answered(2)
+        assert {client.answers[number].code for number in (4, 5)} == {StatusCode.OVER_CAPACITY}  # type: ignore[union-attr]
+        assert [getattr(request, "max_bytes", 0) for request in world.service.requests] == [70_000] * 3 + [0]
+        assert world.server.held_bytes < 4 * 1024
+        world.service.release()
+        await client.answered(6)
+        client.send(7, ReadBatch("stream", ReadFrom.LATEST))
+        await client.answered(7)
+        assert isinstance(client.answers[7], Delivery)
+
+
+@virtual_time
+async def test_what_many_reads_bring_for_a_client_that_takes_nothing_is_not_queued():
+    async with World(answer_bytes=200_000, delivery_bytes=500_000) as world:
+        piece = bytes(50_000)
+        world.service.answer = lambda _request, number: Delivery(ReadForm.ENTRIES, DLSN(1, number, 0), (piece,))
+        world.service.hold = True
+        client = await world.client()
+        for number in range(1, 101):
+            client.send(number, ReadBatch("stream", ReadFrom.OLDEST))
+        await until(lambda: len(world.service.held) == 100, every_s=0)
+        client.link.pause_reading()
+        world.service.release()
+        assert client.link.other.most_queued < 600_000
+        client.link.resume_reading()
+        await client.answered(100)
+        kinds = [type(answer) for answer in client.answers.values()]
+        assert kinds.count(Delivery) == 10
+        assert kinds.count(Refusal) == 90
 
 
 @virtual_time

@@ -1,0 +1,402 @@
+"""The calls of the gRPC service: messages in, the service's answers out (distributedlog.proto).
+
+What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
+
+    INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
+    UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
+    DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
+
+A client's deadline becomes the request's `timeout_ms`, where that is shorter. A cancelled call is dropped: the service
+hears that its caller is gone, and what it has begun may still be done.
+
+Each call is a caller of its own. What all of them hold is counted (`held_bytes`); beyond the limit new requests are
+refused with OVER_CAPACITY. Append reads on only while its window has room, Read asks for more only when gRPC has taken
+the last response, so a client that takes nothing stops itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final, NoReturn, Protocol, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from dlspark.errors import DistributedLogError
+from dlspark.serving.bindings.bounds import PAYLOAD_BYTES, REQUEST_BYTES, GrpcLimits
+from dlspark.serving.protocol import rpc_messages
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Answer,
+    Applied,
+    Delivery,
+    Handshake,
+    ReadBatch,
+    Refusal,
+    Request,
+    StatusCode,
+    WriteRecords,
+)
+from dlspark.serving.service import Caller, ProxyService
+from metadata.foundation.pacing import MessageLimit
+from metadata.foundation.tasks import end_tasks
+from storage_node.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+READ_WAIT_MS: Final = 10_000
+"""How long the service waits for more before it says that there is none; a Read goes on then, without a response."""
+LONGEST_TIMEOUT_MS: Final = 2**32 - 1
+
+
+class Call(Protocol):
+    """What the handlers need of gRPC's context of a call."""
+
+    def peer(self) -> str:
+        """`ipv4:host:port`, URL-encoded."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline, None without one."""
+        ...
+
+    async def read(self) -> object:
+        """The next message, `grpc.aio.EOF` behind the last one."""
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Send a message; returns when gRPC takes another one."""
+        ...
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """End the call with an error; raises what ends the handler."""
+        ...
+
+
+Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
+
+
+class GrpcCalls:
+    """All calls of one server."""
+
+    def __init__(self, service: ProxyService, limits: GrpcLimits) -> None:
+        self.limits = limits
+        self.stopping = asyncio.Event()
+        """Nothing new is begun any more."""
+        self.held_bytes = 0
+        self.under_way = 0
+        """Calls that are being handled."""
+        self.idle = asyncio.Event()
+        """There are none."""
+        self.idle.set()
+        self._service = service
+        self._lines = MessageLimit(logger)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What gRPC calls, for each method of the compiled file."""
+        found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for method in rpc_messages.METHODS.values():
+            if method.requests_stream:
+                found[method.name] = grpc.stream_stream_rpc_method_handler(self._append)
+            elif method.responses_stream:
+                found[method.name] = grpc.unary_stream_rpc_method_handler(self._read)
+            else:
+                found[method.name] = grpc.unary_unary_rpc_method_handler(self._unary(method))
+        return grpc.method_handlers_generic_handler(rpc_messages.SERVICE, found)
+
+    # ------------------------------------------------------------------------------------ single requests
+
+    def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
+        async def handle(data: bytes, call: Call) -> bytes:
+            message, request = await self._understood(method, data, call)
+            caller = self._begin(call)
+            try:
+                answer = await self._ask(request, caller, len(data), call)
+            finally:
+                self._end(caller)
+            return _response(method.name, answer, message)
+
+        return handle
+
+    async def _understood(self, method: rpc_messages.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
+        """The message and the request that `data` is; ends the call where it is none."""
+        try:
+            return _parsed(method, data)
+        except ProtocolError as error:
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+    async def _ask(self, request: Request, caller: Caller, size: int, call: Call) -> Answer:
+        """The service's answer to one request; cancelled, it is dropped."""
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def take(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        cost = self.cost(request, size)
+        refusal = self.objection(cost)
+        if refusal is not None:
+            return refusal
+        request = await self._timed(request, call)
+        self.held_bytes += cost
+        try:
+            self.submit(request, caller, take)
+            return await answered
+        finally:
+            self.held_bytes -= cost
+
+    async def _timed(self, request: Request, call: Call) -> Request:
+        """The request with the client's deadline; ends the call where that is over."""
+        left_s = call.time_remaining()
+        if left_s is None:
+            return request
+        if left_s <= 0:
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline was over before the request was begun")
+        return with_timeout(request, left_s)
+
+    # ------------------------------------------------------------------------------------ streams
+
+    async def _append(self, _requests: object, call: Call) -> None:
+        caller = self._begin(call)
+        append = _Append(self, call, caller)
+        try:
+            await append.run()
+        except grpc.aio.InternalError:
+            return  # the client went while an answer was sent: gRPC has no error of its own for that
+        finally:
+            await append.close()
+            self._end(caller)
+        await append.finish()
+
+    async def _read(self, data: bytes, call: Call) -> None:
+        method = rpc_messages.METHODS["Read"]
+        _, request = await self._understood(method, data, call)
+        if not isinstance(request, ReadBatch):
+            raise TypeError(f"a Read is a {type(request).__name__}")
+        request = replace(request, wait_ms=READ_WAIT_MS, max_bytes=min(request.max_bytes, self.limits.read_bytes))
+        caller = self._begin(call)
+        try:
+            while True:
+                answer = await self._ask_unless_stopping(request, caller, call) or stopping()
+                if not isinstance(answer, Delivery) or answer.parts or answer.end_of_stream:
+                    answer = await self._deliver(answer, call)
+                if not isinstance(answer, Delivery) or answer.end_of_stream:
+                    return
+                request = replace(request, start=answer.next)
+        except grpc.aio.InternalError:
+            return  # the client went while a response was sent
+        finally:
+            self._end(caller)
+
+    async def _deliver(self, answer: Answer, call: Call) -> Answer:
+        """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
+        data = _response("Read", answer, None)
+        if isinstance(answer, Delivery) and self.held_bytes + len(data) > self.limits.memory_bytes:
+            answer = over_capacity()
+            data = _response("Read", answer, None)
+        self.held_bytes += len(data)
+        try:
+            await call.write(data)
+        finally:
+            self.held_bytes -= len(data)
+        return answer
+
+    async def _ask_unless_stopping(self, request: ReadBatch, caller: Caller, call: Call) -> Answer | None:
+        """A read's answer, None where the server began to stop before it came: it may have waited for long."""
+        asking = asyncio.ensure_future(self._ask(request, caller, 0, call))
+        stop = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait([asking, stop], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            await end_tasks([asking, stop], drop_errors=True)
+
+    # ------------------------------------------------------------------------------------ what calls share
+
+    def _begin(self, call: Call) -> Caller:
+        self.under_way += 1
+        self.idle.clear()
+        return Caller(unquote(call.peer()).partition(":")[2])
+
+    def _end(self, caller: Caller) -> None:
+        self.under_way -= 1
+        if not self.under_way:
+            self.idle.set()
+        self._service.caller_gone(caller)
+
+    def cost(self, request: Request, size: int) -> int:
+        """What a request of `size` bytes counts while it is under way."""
+        if isinstance(request, WriteRecords):
+            return size + REQUEST_BYTES + PAYLOAD_BYTES * len(request.payloads)
+        return size + REQUEST_BYTES
+
+    def objection(self, cost: int) -> Refusal | None:
+        """Why a request is not begun, whatever the service would say."""
+        if self.stopping.is_set():
+            return stopping()
+        if self.held_bytes + cost > self.limits.memory_bytes:
+            return over_capacity()
+        return None
+
+    def submit(self, request: Request, caller: Caller, reply: Callable[[Answer], None]) -> None:
+        """Give a request to the service; a mistake there leaves no caller without an answer."""
+        try:
+            self._service.submit(request, caller, reply)
+        except Exception as error:  # the boundary: see above
+            self._lines.log(logging.ERROR, "a request of %s failed: %r", caller.address, error, error=error)
+            message = f"the proxy failed: {type(error).__name__}"
+            reply(Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN))
+
+
+class _Append:
+    """One Append: a task reads requests while there is room for them, the handler's writes their answers."""
+
+    def __init__(self, calls: GrpcCalls, call: Call, caller: Caller) -> None:
+        self._calls = calls
+        self._call = call
+        self._caller = caller
+        self._answers: deque[tuple[int, int, Answer]] = deque()
+        """Correlation number, cost and answer of each that is to be sent."""
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._under_way = 0
+        self._held = 0
+        self._broken: str | None = None
+        self._reader = asyncio.get_running_loop().create_task(self._read_all())
+        self._reader.add_done_callback(lambda _: self._changed.set())
+        self._stop = asyncio.get_running_loop().create_task(calls.stopping.wait())
+        self._stop.add_done_callback(lambda _: self._changed.set())
+
+    async def run(self) -> None:
+        """Write answers until there will be none any more: the client has ended, or the server stops."""
+        while True:
+            while self._answers:
+                correlation, cost, answer = self._answers.popleft()
+                method = rpc_messages.METHODS["Append"]
+                message = rpc_messages.answer_to_pb(method.name, answer, correlation=correlation)
+                await self._call.write(message.SerializeToString())
+                self._settle(cost)
+            if not self._under_way and (self._reader.done() or self._calls.stopping.is_set()):
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """End what runs, and give back what is counted."""
+        await end_tasks([self._reader, self._stop], drop_errors=True)
+        self._calls.held_bytes -= self._held
+        self._held = 0
+
+    async def finish(self) -> None:
+        """How the call ends: as the client ended it, or with an error of gRPC."""
+        if self._broken is not None:
+            await self._call.abort(grpc.StatusCode.INVALID_ARGUMENT, self._broken)
+        if self._calls.stopping.is_set():
+            await self._call.abort(grpc.StatusCode.UNAVAILABLE, "the proxy is being stopped")
+
+    async def _read_all(self) -> None:
+        method, eof = rpc_messages.METHODS["Append"], grpc.aio.EOF
+        while True:
+            await self._room.wait()
+            data = await self._call.read()
+            if data is eof or not isinstance(data, bytes):
+                return
+            try:
+                message, request = _parsed(method, data)
+            except ProtocolError as error:
+                self._broken = error.message
+                return
+            self._begin(getattr(message, "correlation", 0), request, len(data))
+
+    def _begin(self, correlation: int, request: Request, size: int) -> None:
+        calls, limits = self._calls, self._calls.limits
+        cost = calls.cost(request, size)
+        refusal = calls.objection(cost)
+        self._under_way += 1
+        self._held += cost
+        calls.held_bytes += cost
+        if self._under_way >= limits.append_requests or self._held >= limits.append_bytes:
+            self._room.clear()
+        if refusal is not None:
+            self._answered(correlation, cost, refusal)
+            return
+        left_s = self._call.time_remaining()
+        if left_s is not None:
+            request = with_timeout(request, max(left_s, 0.001))
+        calls.submit(request, self._caller, _Once(self, correlation, cost))
+
+    def _answered(self, correlation: int, cost: int, answer: Answer) -> None:
+        self._answers.append((correlation, cost, answer))
+        self._changed.set()
+
+    def _settle(self, cost: int) -> None:
+        self._under_way -= 1
+        self._held -= cost
+        self._calls.held_bytes -= cost
+        limits = self._calls.limits
+        if self._under_way <= limits.append_requests // 2 and self._held <= limits.append_bytes // 2:
+            self._room.set()
+
+
+class _Once:
+    """Takes the answer to one request of an Append; a second one is dropped."""
+
+    __slots__ = ("_append", "_correlation", "_cost")
+
+    def __init__(self, append: _Append, correlation: int, cost: int) -> None:
+        self._append: _Append | None = append
+        self._correlation = correlation
+        self._cost = cost
+
+    def __call__(self, answer: Answer) -> None:
+        append, self._append = self._append, None
+        if append is not None:
+            append._answered(self._correlation, self._cost, answer)
+
+
+def stopping() -> Refusal:
+    """What is answered while the server stops."""
+    return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
+
+
+def over_capacity() -> Refusal:
+    """What is answered while all calls together take all the memory that they may."""
+    message = "the requests and answers of all clients take all the memory that they may"
+    return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
+
+
+def with_timeout(request: Request, seconds: float) -> Request:
+    """The request, with the client's deadline where it has no shorter time."""
+    if isinstance(request, Handshake | AcceptStreams):
+        return request
+    context = request.context
+    left_ms = min(max(int(seconds * 1000), 1), LONGEST_TIMEOUT_MS)
+    if 0 < context.timeout_ms <= left_ms:
+        return request
+    return replace(request, context=replace(context, timeout_ms=left_ms))
+
+
+def _parsed(method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
+    """Raises ProtocolError."""
+    try:
+        message = method.request.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
+    return message, rpc_messages.request_from_pb(method.name, message)
+
+
+def _response(name: str, answer: Answer, message: Message | None) -> bytes:
+    correlation = getattr(message, "correlation", 0)
+    try:
+        return rpc_messages.answer_to_pb(name, answer, correlation=correlation).SerializeToString()
+    except DistributedLogError as error:
+        logger.error("an answer to %s cannot be sent: %s", name, error)
+        text = f"it was done, and its answer cannot be sent: {error.message}"
+        refusal = Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
+        return rpc_messages.answer_to_pb(name, refusal, correlation=correlation).SerializeToString()

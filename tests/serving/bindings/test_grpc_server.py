@@ -1,0 +1,526 @@
+"""The gRPC binding over real sockets: what a program in any language sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from helpers.scripted_service import ScriptedService
+from helpers.waiting import until
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.bindings.bounds import GrpcLimits
+from dlspark.serving.bindings.grpc_options import client_options, server_options
+from dlspark.serving.bindings.grpc_server import GrpcServer
+from dlspark.serving.protocol import distributedlog_pb2 as pb
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    CreateStream,
+    Delivery,
+    Done,
+    MoveStream,
+    ReadBatch,
+    ReadFrom,
+    Refusal,
+    Request,
+    StatusCode,
+    WriteReceipt,
+    WriteRecords,
+)
+from dlspark.serving.protocol.rpc_messages import METHODS, SERVICE
+
+HEALTHY = health_pb2.HealthCheckResponse.SERVING
+STOPPING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Client:
+    """Calls by their names."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+
+    def _codec(self, name: str) -> dict[str, object]:
+        method = METHODS[name]
+        return {
+            "request_serializer": method.request.SerializeToString,
+            "response_deserializer": method.response.FromString,
+        }
+
+    async def call(self, name: str, message: Message, timeout: float | None = 30) -> object:
+        return await self.channel.unary_unary(f"/{SERVICE}/{name}", **self._codec(name))(message, timeout=timeout)
+
+    def read(self, message: Message) -> grpc.aio.UnaryStreamCall:
+        return self.channel.unary_stream(f"/{SERVICE}/Read", **self._codec("Read"))(message)
+
+    def append(self) -> grpc.aio.StreamStreamCall:
+        return self.channel.stream_stream(f"/{SERVICE}/Append", **self._codec("Append"))()
+
+
+@dataclass
+class World:
+    service: ScriptedService
+    server: GrpcServer
+    client: Client
+
+
+@asynccontextmanager
+async def world(**limits: int) -> AsyncIterator[World]:
+    service = ScriptedService()
+    server = GrpcServer(service, limits=GrpcLimits(**limits))
+    await server.start("127.0.0.1", 0)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=client_options()) as channel:
+            yield World(service, server, Client(channel))
+    finally:
+        service.release()
+        await server.close(grace_s=0)
+
+
+def write(*payloads: bytes, **fields: object) -> pb.WriteRequest:
+    return pb.WriteRequest(stream="stream", payloads=payloads or (b"payload",), **fields)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- single calls
+
+
+async def test_every_unary_call_reaches_the_service_and_is_answered():
+    async with world() as it:
+        for name, method in METHODS.items():
+            if method.requests_stream or method.responses_stream:
+                continue
+            message = method.request()
+            for text in ("stream", "producer", "target", "source"):
+                if text in method.request.DESCRIPTOR.fields_by_name:
+                    setattr(message, text, "127.0.0.1:4181" if text in ("target", "source") else "name")
+            if name == "Write":
+                message.payloads.append(b"x")
+            if name == "Truncate":
+                message.dlsn.segment = 3
+            answer = await it.client.call(name, message)
+            assert answer.status.code == pb.Status.SUCCESS, name  # type: ignore[attr-defined]
+        assert len({type(request) for request in it.service.requests}) == 13
+        assert len(it.service.gone) == len(it.service.requests), "each call is a caller, and goes"
+
+
+async def test_a_write_of_many_payloads_is_one_request_and_its_correlation_comes_back():
+    async with world() as it:
+        answer = await it.client.call("Write", write(*(b"%d" % n for n in range(100)), correlation=7))
+        (request,) = it.service.requests
+        assert isinstance(request, WriteRecords)
+        assert [bytes(payload) for payload in request.payloads] == [b"%d" % n for n in range(100)]
+        assert (answer.correlation, len(answer.results)) == (7, 100)  # type: ignore[attr-defined]
+
+
+async def test_a_refusal_is_the_message_s_status_and_no_error_of_grpc():
+    async with world() as it:
+        it.service.answer = lambda *_: Refusal(
+            StatusCode.FOUND, "owned elsewhere", location="1;-1;10.0.0.5:4181", applied=Applied.NO
+        )
+        answer = await it.client.call("Write", write())
+        status = answer.status  # type: ignore[attr-defined]
+        assert (status.code, status.location, status.applied) == (
+            pb.Status.FOUND,
+            "1;-1;10.0.0.5:4181",
+            pb.Status.NOT_APPLIED,
+        )
+
+
+async def test_a_service_that_fails_is_answered_as_in_doubt():
+    async with world() as it:
+        it.service.failing = RuntimeError("a mistake")
+        answer = await it.client.call("Create", pb.StreamRequest(stream="s"))
+        status = answer.status  # type: ignore[attr-defined]
+        assert (status.code, status.applied) == (pb.Status.UNEXPECTED, pb.Status.OUTCOME_UNKNOWN)
+
+
+async def test_the_client_s_deadline_is_the_request_s_timeout_where_that_is_shorter():
+    async with world() as it:
+        await it.client.call("Create", pb.StreamRequest(stream="s"), timeout=None)
+        await it.client.call("Create", pb.StreamRequest(stream="s"), timeout=20)
+        own = pb.RequestContext(timeout_ms=500)
+        await it.client.call("Create", pb.StreamRequest(stream="s", context=own), timeout=20)
+        times = [request.context.timeout_ms for request in it.service.requests if isinstance(request, CreateStream)]
+        assert times[0] == 0
+        assert 15_000 < times[1] <= 21_000, "gRPC rounds up"
+        assert times[2] == 500
+
+
+async def test_a_cancelled_call_is_dropped_and_the_service_hears_of_it():
+    async with world() as it:
+        it.service.hold = True
+        calling = asyncio.create_task(it.client.call("Write", write()))
+        await until(lambda: it.service.held)
+        calling.cancel()
+        await asyncio.wait([calling])
+        await until(lambda: it.service.gone)
+        assert it.service.gone == it.service.callers
+        it.service.release()
+        await until(lambda: it.server.calls_under_way == 0)
+        assert it.server.held_bytes == 0
+
+
+@pytest.mark.parametrize("size", [4 * 1024 * 1024, 5 * 1024 * 1024 - 1000])
+async def test_messages_may_be_as_long_as_frames_and_not_only_as_grpc_has_it(size):
+    async with world() as it:
+        answer = await it.client.call("Write", write(bytes(size)))
+        assert answer.status.code == pb.Status.SUCCESS  # type: ignore[attr-defined]
+
+
+async def test_more_than_all_calls_may_hold_is_refused():
+    async with world(memory_bytes=100_000) as it:
+        it.service.hold = True
+        first = asyncio.create_task(it.client.call("Write", write(bytes(90_000))))
+        await until(lambda: it.service.held)
+        answer = await it.client.call("Write", write(bytes(20_000)))
+        status = answer.status  # type: ignore[attr-defined]
+        assert (status.code, status.applied) == (pb.Status.OVER_CAPACITY, pb.Status.NOT_APPLIED)
+        it.service.release()
+        assert (await first).status.code == pb.Status.SUCCESS  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- Append
+
+
+async def test_append_is_answered_by_correlation_in_the_order_in_which_answers_are_ready():
+    async with world() as it:
+        it.service.hold = True
+        call = it.client.append()
+        for number in range(1, 51):
+            await call.write(write(b"%d" % number, correlation=number))
+        await until(lambda: len(it.service.held) == 50)
+        assert [bytes(r.payloads[0]) for r in it.service.requests] == [b"%d" % n for n in range(1, 51)]  # type: ignore[union-attr]
+        assert len(set(map(id, it.service.callers))) == 1, "one caller: its requests are in order"
+        it.service.held.reverse()
+        it.service.release()
+        await call.done_writing()
+        assert [answer.correlation async for answer in call] == list(range(50, 0, -1))
+        assert await call.code() is grpc.StatusCode.OK
+        await until(lambda: it.service.gone)
+        assert it.server.held_bytes == 0
+
+
+async def test_append_reads_no_more_than_its_window_and_goes_on():
+    async with world(append_requests=10) as it:
+        it.service.hold = True
+        call = it.client.append()
+
+        async def send() -> None:
+            for number in range(1, 101):
+                await call.write(write(correlation=number))
+            await call.done_writing()
+
+        sending = asyncio.create_task(send())
+        await until(lambda: len(it.service.held) == 10)
+        answers: list[int] = []
+
+        async def take() -> None:
+            async for answer in call:
+                answers.append(answer.correlation)
+
+        taking = asyncio.create_task(take())
+        while len(answers) < 100:
+            assert len(it.service.held) <= 10
+            it.service.release(len(it.service.held))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(sending, taking)
+        assert it.service.most_held == 10
+        assert answers == list(range(1, 101))
+
+
+async def test_append_that_is_cancelled_leaves_nothing_behind():
+    async with world() as it:
+        it.service.hold = True
+        call = it.client.append()
+        for number in range(1, 11):
+            await call.write(write(correlation=number))
+        await until(lambda: len(it.service.held) == 10)
+        call.cancel()
+        await until(lambda: it.service.gone)
+        it.service.release()
+        await until(lambda: it.server.calls_under_way == 0)
+        assert it.server.held_bytes == 0
+
+
+async def test_append_ends_with_an_error_at_what_is_no_request_and_answers_what_was_before_it():
+    async with world() as it:
+        raw = it.client.channel.stream_stream(f"/{SERVICE}/Append")()
+        await raw.write(write(correlation=1).SerializeToString())
+        await raw.write(b"\xff\xff\xff")
+        answer = pb.WriteResponse.FromString(await raw.read())
+        assert answer.correlation == 1
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await raw.read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# ---------------------------------------------------------------------- Read
+
+
+@dataclass
+class Log:
+    """Answers reads from a list of entries, and waits at its end until something is appended."""
+
+    entries: list[bytes] = field(default_factory=list)
+    sealed: bool = False
+    asked: list[ReadBatch] = field(default_factory=list)
+
+    def answer(self, request: Request, _number: int) -> Answer:
+        assert isinstance(request, ReadBatch)
+        self.asked.append(request)
+        at = request.start.entry_id if isinstance(request.start, DLSN) else 0
+        parts = tuple(self.entries[at : at + 2])
+        after = DLSN(1, at + len(parts), 0)
+        return Delivery(request.form, after, parts, self.sealed and at + len(parts) == len(self.entries))
+
+
+async def test_read_goes_on_until_the_log_is_sealed():
+    async with world() as it:
+        log = Log([b"entry-%d" % n for n in range(7)])
+        log.sealed = True
+        it.service.answer = log.answer
+        got = [answer async for answer in it.client.read(pb.ReadRequest(stream="s", form=pb.ReadRequest.ENTRIES))]
+        assert [part for answer in got for part in answer.parts] == log.entries
+        assert [answer.end_of_stream for answer in got] == [False, False, False, True]
+        assert got[-1].next == pb.Dlsn(segment=1, entry=7, slot=0)
+        assert log.asked[0].start is ReadFrom.OLDEST
+        assert all(request.wait_ms > 0 for request in log.asked)
+        assert len(set(map(id, it.service.callers))) == 1
+
+
+async def test_read_asks_for_more_only_as_the_client_takes_it():
+    async with world() as it:
+        log = Log([bytes(500_000)] * 200)
+        log.sealed = True
+        it.service.answer = log.answer
+        call = it.client.read(pb.ReadRequest(stream="s", form=pb.ReadRequest.ENTRIES))
+        first = await call.read()
+        assert len(first.parts) == 2
+        before = -1
+        while len(log.asked) != before:  # until it has come to rest
+            before = len(log.asked)
+            await asyncio.sleep(0.2)
+        assert before < 60, "the client has taken one response of 100"
+        count = 1
+        while await call.read() is not grpc.aio.EOF:
+            count += 1
+        assert count == 100
+        await until(lambda: it.server.held_bytes == 0)
+
+
+async def test_read_waits_at_the_end_of_the_log_without_a_response_and_ends_when_the_client_goes():
+    async with world() as it:
+        it.service.hold = True
+        call = it.client.read(pb.ReadRequest(stream="s"))
+        await until(lambda: it.service.held)
+        it.service.release(1)
+        await until(lambda: it.service.held)
+        call.cancel()
+        await until(lambda: it.service.gone)
+        await until(lambda: it.server.calls_under_way == 0)
+
+
+async def test_a_client_that_goes_while_much_is_sent_to_it_is_no_mistake_of_ours(caplog):
+    async with world() as it:
+        log = Log([bytes(500_000)] * 200)
+        it.service.answer = log.answer
+        call = it.client.read(pb.ReadRequest(stream="s", form=pb.ReadRequest.ENTRIES))
+        await call.read()
+        call.cancel()
+        await until(lambda: it.server.calls_under_way == 0)
+        assert it.server.held_bytes == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_read_ends_with_the_refusal_that_it_meets():
+    async with world() as it:
+        it.service.answer = lambda *_: Refusal(StatusCode.LOG_NOT_FOUND, "no such log", applied=Applied.WRONG)
+        (answer,) = [answer async for answer in it.client.read(pb.ReadRequest(stream="s"))]
+        assert answer.status.code == pb.Status.LOG_NOT_FOUND
+
+
+async def test_a_read_gets_no_more_at_a_time_than_clients_of_grpc_take():
+    async with world() as it:
+        log = Log()
+        log.sealed = True
+        it.service.answer = log.answer
+        async for _ in it.client.read(pb.ReadRequest(stream="s", max_bytes=2**32 - 1)):
+            pass
+        assert log.asked[0].max_bytes < 4 * 1024 * 1024
+
+
+# ---------------------------------------------------------------------- health, reflection, the end
+
+
+async def test_health_and_reflection_are_the_standard_ones():
+    async with world() as it:
+        health = health_pb2_grpc.HealthStub(it.client.channel)
+        for name in ("", SERVICE):
+            assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == HEALTHY
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await health.Check(health_pb2.HealthCheckRequest(service="another"))
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        reflection = reflection_pb2_grpc.ServerReflectionStub(it.client.channel)
+        requests = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        ]
+        listed, described = [answer async for answer in reflection.ServerReflectionInfo(iter(requests))]
+        names = {service.name for service in listed.list_services_response.service}
+        assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert b"WriteRequest" in described.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_close_says_that_it_is_not_serving_first_and_then_drains():
+    async with world() as it:
+        it.service.hold = True
+        watch = health_pb2_grpc.HealthStub(it.client.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == HEALTHY
+        under_way = asyncio.create_task(it.client.call("Write", write()))
+        append = it.client.append()
+        await append.write(write(correlation=1))
+        reading = it.client.read(pb.ReadRequest(stream="s"))
+        await until(lambda: len(it.service.held) == 3)
+        closing = asyncio.create_task(it.server.close(grace_s=30))
+        assert (await watch.read()).status == STOPPING
+        refused = await it.client.call("Create", pb.StreamRequest(stream="s"))
+        assert refused.status.code == pb.Status.SERVICE_UNAVAILABLE  # type: ignore[attr-defined]
+        assert [answer.status.code async for answer in reading] == [pb.Status.SERVICE_UNAVAILABLE]
+        await append.write(write(correlation=2))
+        assert (await append.read()).status.code == pb.Status.SERVICE_UNAVAILABLE
+        assert not closing.done()
+        it.service.release()
+        assert (await under_way).status.code == pb.Status.SUCCESS  # type: ignore[attr-defined]
+        answer = await append.read()
+        assert (answer.correlation, answer.status.code) == (1, pb.Status.SUCCESS)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await append.read()
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        watch.cancel()
+        await closing
+
+
+async def test_close_waits_no_longer_than_its_grace():
+    async with world() as it:
+        it.service.hold = True
+        calling = asyncio.create_task(it.client.call("Write", write()))
+        await until(lambda: it.service.held)
+        await asyncio.wait_for(it.server.close(grace_s=0.2), 20)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await calling
+
+
+async def test_a_port_that_is_taken_is_an_os_error():
+    async with world() as it:
+        another = GrpcServer(ScriptedService())
+        with pytest.raises(OSError, match="cannot listen"):
+            await another.start("127.0.0.1", it.server.port)
+        await another.close()
+
+
+# ---------------------------------------------------------------------- keep-alive
+
+
+class Relay:
+    """Passes bytes between a client and a server of HTTP/2, and counts the frames of each kind."""
+
+    PING, GOAWAY = 6, 7
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self.from_client: dict[int, int] = {}
+        self.from_server: dict[int, int] = {}
+        self.connections = 0
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, far_writer]
+        passing = (
+            self._pass(reader, far_writer, self.from_client, 24),
+            self._pass(far_reader, writer, self.from_server, 0),
+        )
+        for one in passing:
+            self._tasks.add(asyncio.create_task(one))
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: dict[int, int], preface: int
+    ) -> None:
+        try:
+            writer.write(await reader.readexactly(preface))
+            while True:
+                head = await reader.readexactly(9)
+                counts[head[3]] = counts.get(head[3], 0) + 1
+                writer.write(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError):
+            writer.close()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+
+
+@pytest.mark.parametrize("bearing", [True, False])
+async def test_an_idle_channel_whose_client_pings_lives_on(bearing):
+    """With gRPC's own five minutes between pings, the same client is sent away: the test sees what it is to see."""
+    async with world(least_ping_ms=10 if bearing else 300_000) as it:
+        relay = Relay(it.server.port)
+        options = client_options(keepalive_ms=50)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{await relay.start()}", options=options) as channel:
+            client = Client(channel)
+            await client.call("Handshake", pb.HandshakeRequest())
+            if bearing:
+                await until(lambda: relay.from_client.get(Relay.PING, 0) >= 8)  # gRPC sends no more than one a second
+                assert Relay.GOAWAY not in relay.from_server
+                await client.call("Handshake", pb.HandshakeRequest())
+                assert relay.connections == 1
+            else:
+                await until(lambda: Relay.GOAWAY in relay.from_server)
+        await relay.close()
+
+
+def test_what_both_sides_do_by_default_fits_together():
+    client, server = dict(client_options()), dict(server_options(GrpcLimits()))
+    assert client["grpc.keepalive_time_ms"] > server["grpc.http2.min_ping_interval_without_data_ms"]
+    assert client["grpc.max_receive_message_length"] >= server["grpc.max_send_message_length"]
+    assert client["grpc.max_send_message_length"] <= server["grpc.max_receive_message_length"]
+    assert server["grpc.max_receive_message_length"] > 5 * 1024 * 1024
+
+
+@pytest.mark.parametrize("name", ["connections", "message_bytes", "least_ping_ms"])
+def test_bounds_that_bound_nothing_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        GrpcLimits(**{name: 0})
+
+
+async def test_answers_that_are_the_service_s_own_are_passed_on():
+    async with world() as it:
+        it.service.answer = lambda request, _: (
+            Done() if isinstance(request, MoveStream) else WriteReceipt(None, 1, repeated=True)
+        )
+        moved = await it.client.call("Move", pb.MoveRequest(stream="s", target="127.0.0.1:1"))
+        assert moved.status.code == pb.Status.SUCCESS  # type: ignore[attr-defined]
+        repeated = await it.client.call("Write", write())
+        assert repeated.repetition  # type: ignore[attr-defined]
+        assert not repeated.HasField("dlsn")  # type: ignore[attr-defined]
