@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import CallerError
 from dlspark.serving.protocol.frame_parts import (
     FRAME_HEADER,
     FRAME_VERSION,
@@ -24,7 +25,7 @@ from dlspark.serving.protocol.frame_parts import (
     Reader,
     broken,
     check_length,
-    size_of,
+    sizes_of,
 )
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -155,8 +156,11 @@ def _encode_receipt(correlation: int, answer: WriteReceipt) -> list[Buffer]:
     if answer.dlsn is not None:
         flags |= DLSN_KNOWN
         dlsn = answer.dlsn
+    records = answer.records
+    if not 0 <= records <= 0xFFFFFFFF:
+        raise CallerError(f"the number of records is {records}, which does not fit in 4 bytes")
     return [
-        _FRAMED_RECEIPT.pack(_RECEIPT_BYTES, FRAME_VERSION, _WRITE_RECEIPT, flags, correlation, *dlsn, answer.records)
+        _FRAMED_RECEIPT.pack(_RECEIPT_BYTES, FRAME_VERSION, _WRITE_RECEIPT, flags, correlation, *dlsn, records),
     ]
 
 
@@ -298,10 +302,12 @@ def _encode_delivery(correlation: int, answer: Delivery) -> list[Buffer]:
     head = Head()
     head.u8(answer.form, "the form")
     head.dlsn(answer.next, "where to go on")
-    sizes = [size_of(part) for part in answer.parts]
-    check_length(sum(sizes))
+    sizes = sizes_of(answer.parts)
+    total = sum(sizes)
+    check_length(total)
     head.lengths(sizes, MAX_PARTS, "parts")
-    return head.framed(AnswerKind.DELIVERY, END_OF_STREAM if answer.end_of_stream else 0, correlation, answer.parts)
+    flags = END_OF_STREAM if answer.end_of_stream else 0
+    return head.framed(AnswerKind.DELIVERY, flags, correlation, answer.parts, total)
 
 
 def _decode_delivery(frame: memoryview, flags: int) -> Delivery:

@@ -42,9 +42,9 @@ def broken(what: str) -> NoReturn:
     raise ProtocolError(f"a frame of the serving tier is ill-formed: {what}", advice=_ADVICE)
 
 
-def size_of(payload: Buffer) -> int:
-    """Bytes of a payload."""
-    return payload.nbytes if isinstance(payload, memoryview) else len(payload)
+def sizes_of(payloads: Sequence[Buffer]) -> list[int]:
+    """Bytes of each payload."""
+    return [payload.nbytes if isinstance(payload, memoryview) else len(payload) for payload in payloads]
 
 
 class Reader:
@@ -99,11 +99,26 @@ class Reader:
         self._at = at + 24
         return DLSN(*_DLSN.unpack_from(self._view, at))
 
+    def fields(self, layout: Struct, what: str) -> tuple[int, ...]:
+        """The next numbers, as `layout` has them."""
+        at = self._at
+        after = at + layout.size
+        if after > self._end:
+            broken(f"{what} takes {layout.size} bytes, {self._end - at} are left")
+        self._at = after
+        return layout.unpack_from(self._view, at)
+
     def text(self, what: str) -> str:
         """The next text: its length in two bytes, UTF-8."""
-        found = self.blob(self.u16(f"the length of {what}"), what)
+        at = self._at + 2
+        if at > self._end:
+            broken(f"the length of {what} takes 2 bytes, {self._end - self._at} are left")
+        after = at + int(_U16.unpack_from(self._view, self._at)[0])
+        if after > self._end:
+            broken(f"{what} takes {after - at} bytes, {self._end - at} are left")
+        self._at = after
         try:
-            return str(found, "utf-8")
+            return str(self._view[at:after], "utf-8")
         except UnicodeDecodeError as error:
             broken(f"{what} is not UTF-8: {error.reason} at its byte {error.start}")
 
@@ -127,6 +142,8 @@ class Reader:
 
     def lengths(self, count: int, what: str) -> tuple[int, ...]:
         """The next `count` unsigned numbers of four bytes."""
+        if count == 1:
+            return self.fields(_U32, what)
         found: tuple[int, ...] = unpack_from(f">{count}I", self.blob(4 * count, what))
         return found
 
@@ -135,6 +152,9 @@ class Reader:
         at, view = self._at, self._view
         if at + sum(lengths) != self._end:
             broken(f"{what} take {sum(lengths)} bytes, {self._end - at} are left")
+        if len(lengths) == 1:
+            self._at = self._end
+            return (view[at:],)
         found = []
         for length in lengths:
             found.append(view[at : at + length])
@@ -214,11 +234,11 @@ class Head:
             raise RecordTooLongError(f"{len(values)} {what}, at most {at_most} fit in one frame; nothing was sent")
         self._data += pack(f">{len(values) + 1}I", len(values), *values)
 
-    def framed(self, kind: int, flags: int, correlation: int, payloads: Sequence[Buffer] = ()) -> list[Buffer]:
+    def framed(
+        self, kind: int, flags: int, correlation: int, payloads: Sequence[Buffer] = (), payload_bytes: int = 0
+    ) -> list[Buffer]:
         """The frame, its length first. Raises RecordTooLongError where it is longer than a frame may be."""
-        length = len(self._data) - LENGTH_BYTES
-        for payload in payloads:
-            length += size_of(payload)
+        length = len(self._data) - LENGTH_BYTES + payload_bytes
         check_length(length)
         FRAME_HEADER.pack_into(self._data, 0, length, FRAME_VERSION, kind, flags, correlation)
         return [self._data, *payloads]

@@ -1,0 +1,200 @@
+"""Writes as frames, and the beginning that every request on a stream shares (docs/reference/serving.md#request-frames).
+
+    header, u32 checksum, u32 timeout in ms, text stream, and the hosts tried where a flag says so
+
+A write of one payload without conditions, which is most of what a proxy gets, is read and written by one structure. No
+I/O; payloads travel uncopied. Whatever bytes a decoder is given, only ProtocolError goes out.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import CallerError
+from dlspark.serving.protocol.frame_parts import (
+    FRAME_HEADER,
+    FRAME_VERSION,
+    HEADER,
+    MAX_HOSTS,
+    MAX_PAYLOADS,
+    Head,
+    Reader,
+    broken,
+    check_length,
+    sizes_of,
+    utf8,
+)
+from dlspark.serving.protocol.operations import NO_CONTEXT, ProducerStamp, RequestContext, WriteRecords
+from storage_node.protocol.frames import LENGTH_BYTES, Buffer
+
+
+class RequestKind(IntEnum):
+    """The second byte of a request's frame."""
+
+    HANDSHAKE = 1
+    WRITE_RECORDS = 2
+    BEGIN_EPOCH = 3
+    SET_FENCING_TOKEN = 4
+    HEARTBEAT = 5
+    TRUNCATE_STREAM = 6
+    CREATE_STREAM = 7
+    DELETE_STREAM = 8
+    RELEASE_STREAM = 9
+    MOVE_STREAM = 10
+    TAKE_STREAM = 11
+    FIND_OWNER = 12
+    ACCEPT_STREAMS = 13
+    READ_BATCH = 14
+
+
+CHECKSUM, RECORD_SET, HOSTS = 1, 2, 4
+"""Flags of every request on a stream."""
+ON_STREAM: Final = CHECKSUM | RECORD_SET | HOSTS
+STAMP, SEQUENCE_ID, LAST_DLSN, TOKEN, ATOMIC, TRANSACTION_IDS = 8, 16, 32, 64, 128, 256
+"""Those of WriteRecords besides."""
+WRITE_FLAGS: Final = ON_STREAM | STAMP | SEQUENCE_ID | LAST_DLSN | TOKEN | ATOMIC | TRANSACTION_IDS
+
+_QUICK: Final = CHECKSUM | RECORD_SET
+_CONTEXT: Final = Struct(">II")
+_STAMP: Final = Struct(">qq")
+_ON_STREAM: Final = Struct(">IIH")
+_STREAM_AT: Final = HEADER.size + _ON_STREAM.size
+_ONE: Final = Struct(">II")
+_QUICK_HEAD: Final = Struct(FRAME_HEADER.format + "IIH")
+_LENGTHS: Final = _QUICK_HEAD.size - LENGTH_BYTES + _ONE.size
+_WRITE: Final = int(RequestKind.WRITE_RECORDS)
+
+
+# ---------------------------------------------------------------------- what requests on a stream have alike
+
+
+def begun(stream: str, context: RequestContext) -> tuple[Head, int]:
+    """The beginning of a request on a stream, and its flags. Raises CallerError for what does not fit."""
+    head = Head()
+    head.u32(context.checksum or 0, "the checksum")
+    head.u32(context.timeout_ms, "the timeout in ms")
+    head.text(stream, "the stream")
+    flags = RECORD_SET if context.is_record_set else 0
+    if context.checksum is not None:
+        flags |= CHECKSUM
+    if context.tried_hosts:
+        flags |= HOSTS
+        if len(context.tried_hosts) > MAX_HOSTS:
+            raise CallerError(f"{len(context.tried_hosts)} hosts tried do not fit in a request, {MAX_HOSTS} do")
+        head.u8(len(context.tried_hosts), "the number of hosts tried")
+        for host in context.tried_hosts:
+            head.text(host, "a host tried")
+    return head, flags
+
+
+def taken_apart(frame: memoryview, flags: int) -> tuple[Reader, str, RequestContext]:
+    """What stands behind the beginning, the stream and the context of a request that arrived."""
+    reader = Reader(frame, HEADER.size)
+    checksum, timeout_ms = reader.fields(_CONTEXT, "the context")
+    stream = reader.text("the stream")
+    hosts: tuple[str, ...] = ()
+    if flags & HOSTS:
+        hosts = tuple([reader.text("a host tried") for _ in range(reader.u8("the number of hosts tried"))])
+    elif not timeout_ms and not flags & _QUICK:
+        return reader, stream, NO_CONTEXT
+    said = checksum if flags & CHECKSUM else None
+    return reader, stream, RequestContext(hosts, said, bool(flags & RECORD_SET), timeout_ms)
+
+
+# ---------------------------------------------------------------------- writes
+
+
+def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
+    """The frame of a write. Raises as `frames.encode_request` does."""
+    context = request.context
+    if len(request.payloads) != 1 or request.is_whole or request.transaction_ids is not None or context.tried_hosts:
+        return _encode_any_write(correlation, request)
+    stream, payload, checksum = utf8(request.stream, "the stream"), request.payloads[0], context.checksum
+    flags = RECORD_SET if context.is_record_set else 0
+    if checksum is None:
+        checksum = 0
+    else:
+        flags |= CHECKSUM
+    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    length = _LENGTHS + len(stream) + size
+    check_length(length)
+    if len(stream) > 0xFFFF or not 0 <= checksum <= 0xFFFFFFFF or not 0 <= context.timeout_ms <= 0xFFFFFFFF:
+        return _encode_any_write(correlation, request)  # says which of them does not fit
+    opened = _QUICK_HEAD.pack(
+        length, FRAME_VERSION, _WRITE, flags, correlation, checksum, context.timeout_ms, len(stream)
+    )
+    return [opened + stream + _ONE.pack(1, size), payload]
+
+
+def _encode_any_write(correlation: int, request: WriteRecords) -> list[Buffer]:
+    head, flags = begun(request.stream, request.context)
+    stamp, position = request.stamp, request.expected_position
+    if stamp is not None:
+        flags |= STAMP
+        head.text(stamp.name, "the producer")
+        head.i64(stamp.epoch, "the epoch")
+        head.i64(stamp.sequence, "the sequence number")
+    if isinstance(position, DLSN):
+        flags |= LAST_DLSN
+        head.dlsn(position, "the expected position")
+    elif position is not None:
+        flags |= SEQUENCE_ID
+        head.i64(position, "the expected position")
+    if request.fencing_token is not None:
+        flags |= TOKEN
+        head.token(request.fencing_token, "the fencing token")
+    if request.atomic:
+        flags |= ATOMIC
+    sizes = sizes_of(request.payloads)
+    total = sum(sizes)
+    check_length(total)
+    head.lengths(sizes, MAX_PAYLOADS, "payloads")
+    if request.transaction_ids is not None:
+        flags |= TRANSACTION_IDS
+        if len(request.transaction_ids) != len(sizes):
+            raise CallerError(f"{len(sizes)} payloads came with {len(request.transaction_ids)} transaction ids")
+        head.numbers(request.transaction_ids, "the transaction ids")
+    return head.framed(_WRITE, flags, correlation, request.payloads, total)
+
+
+def decode_write(frame: memoryview, flags: int) -> WriteRecords:
+    """The write of a frame with these flags. Raises ProtocolError."""
+    end = len(frame)
+    if not flags & ~_QUICK and end >= _STREAM_AT:
+        checksum, timeout_ms, length = _ON_STREAM.unpack_from(frame, HEADER.size)
+        lengths_at = _STREAM_AT + length
+        payload_at = lengths_at + 8
+        if payload_at <= end and _ONE.unpack_from(frame, lengths_at) == (1, end - payload_at):
+            try:
+                stream = str(frame[_STREAM_AT:lengths_at], "utf-8")
+            except UnicodeDecodeError:
+                return _decode_any_write(frame, flags)  # says so
+            if flags or timeout_ms:
+                said = checksum if flags & CHECKSUM else None
+                context = RequestContext((), said, bool(flags & RECORD_SET), timeout_ms)
+            else:
+                context = NO_CONTEXT
+            return WriteRecords(stream, (frame[payload_at:],), context)
+    return _decode_any_write(frame, flags)
+
+
+def _decode_any_write(frame: memoryview, flags: int) -> WriteRecords:
+    reader, stream, context = taken_apart(frame, flags)
+    stamp: ProducerStamp | None = None
+    position: int | DLSN | None = None
+    if flags & STAMP:
+        stamp = ProducerStamp(reader.text("the producer"), *reader.fields(_STAMP, "the stamp"))
+    if flags & LAST_DLSN:
+        if flags & SEQUENCE_ID:
+            broken("it expects a sequence id and a DLSN at the same time")
+        position = reader.dlsn("the expected position")
+    elif flags & SEQUENCE_ID:
+        position = reader.i64("the expected position")
+    token = reader.token("the fencing token") if flags & TOKEN else None
+    lengths = reader.lengths(reader.count(MAX_PAYLOADS, 4, "payloads"), "the payloads' lengths")
+    txids = reader.numbers(len(lengths), "the transaction ids") if flags & TRANSACTION_IDS else None
+    payloads = reader.blobs(lengths, "the payloads")
+    return WriteRecords(stream, payloads, context, stamp, position, token, bool(flags & ATOMIC), txids)

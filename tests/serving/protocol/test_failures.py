@@ -1,0 +1,228 @@
+"""What a proxy raises is what its client raises: every error of the tree, there and back."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+
+import dlspark
+import metadata
+import storage_node
+from dlspark import errors
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import (
+    CallerError,
+    ConditionError,
+    DistributedLogError,
+    InvariantViolation,
+    LogNotFoundError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    ProxyLostError,
+    SequenceGapError,
+    TransmitError,
+    status_code,
+)
+from dlspark.serving.protocol.failures import ERROR_OF_CODE, KINDS, MAX_MESSAGE_CHARS, applied_of, error_of, refusal_of
+from dlspark.serving.protocol.frames import decode_answer, encode_answer
+from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
+from storage_node.errors import BookieError
+
+NOT_SENT = (
+    "dlspark.spark",
+    "dlspark.sandbox",
+    "dlspark.cli",
+    "dlspark.testing",
+    "dlspark.serving",
+    "storage_node.bookie",
+)
+"""Where errors are that no proxy meets: they travel as the nearest class above them that one does."""
+_OF_EXTRAS = ("dlspark.testing", "dlspark.spark", "dlspark.cli")
+
+
+def tree() -> Iterator[type[DistributedLogError]]:
+    """Every class of errors that the three floors define."""
+    for package in (metadata, storage_node, dlspark):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.endswith("__main__") and not found.name.startswith(_OF_EXTRAS):
+                importlib.import_module(found.name)
+    importlib.import_module("dlspark.spark.errors")
+    todo: list[type[DistributedLogError]] = [DistributedLogError]
+    seen = set()
+    while todo:
+        kind = todo.pop()
+        if kind not in seen and kind.__module__.partition(".")[0] in ("metadata", "storage_node", "dlspark"):
+            seen.add(kind)
+            todo += kind.__subclasses__()
+    yield from sorted(seen, key=lambda kind: kind.__name__)
+
+
+TREE = list(tree())
+
+
+def made(kind: type[DistributedLogError]) -> DistributedLogError:
+    """An error with a message and advice, however its class wants to be made."""
+    error = kind.__new__(kind)
+    DistributedLogError.__init__(error, "it failed", advice="try this")
+    if isinstance(error, OwnershipAcquireFailedError):
+        error.owner = "1;0;host:8000"
+    if isinstance(error, ConditionError):
+        error.actual = 17
+    if isinstance(error, SequenceGapError):
+        error.expected = 17
+    return error
+
+
+def there_and_back(error: BaseException) -> DistributedLogError:
+    """Over the wire as well."""
+    refusal = refusal_of(error)
+    (_, travelled) = decode_answer(memoryview(b"".join(encode_answer(1, refusal)))[4:])
+    assert travelled == refusal
+    return error_of(travelled, stream="flights")
+
+
+def test_the_tree_is_whole() -> None:
+    assert {getattr(errors, name) for name in errors.__all__ if name != "status_code"} <= set(TREE)
+    assert len(TREE) > 100
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TREE if kind not in (DistributedLogError, BookieError)])
+def test_every_error_comes_back_as_what_it_was(kind: type[DistributedLogError]) -> None:
+    error = made(kind)
+    back = there_and_back(error)
+    if kind.__module__.startswith(NOT_SENT):
+        assert isinstance(error, type(back))
+    else:
+        assert type(back) is kind
+        assert status_code(back) == status_code(error)
+    assert applied_of(type(back)) is applied_of(kind)
+    assert (back.message, back.advice, back.log) == ("it failed", "try this", "flights")
+    for name in ("owner", "actual", "expected"):
+        assert getattr(back, name, None) == getattr(error, name, None)
+
+
+@pytest.mark.parametrize("root", [DistributedLogError, BookieError])
+def test_an_error_that_does_not_say_whether_it_was_done_may_have_been(root: type[DistributedLogError]) -> None:
+    assert type(there_and_back(made(root))) is OutcomeUnknownError
+
+
+def test_names_are_of_one_class_each() -> None:
+    assert all(kind.__name__ == name for name, kind in KINDS.items())
+    sendable = {kind.__name__ for kind in TREE if not kind.__module__.startswith(NOT_SENT)}
+    assert sendable - {"DistributedLogError", "BookieError"} == KINDS.keys()
+
+
+@pytest.mark.parametrize("actual", [None, 5, DLSN(3, 1200, 0), b"", b"token", bytes(36)])
+def test_what_was_found_instead_is_known_on_the_other_side(actual: object) -> None:
+    back = there_and_back(ConditionError("elsewhere", actual=actual))
+    assert isinstance(back, ConditionError)
+    assert (type(back.actual), back.actual) == (type(actual), actual)
+
+
+def test_what_cannot_be_a_position_or_a_token_stays_a_text() -> None:
+    for text in ("odd", "99999999999999999999:0:0"):
+        refusal = Refusal(StatusCode.ILLEGAL_STATE, "", error="ConditionError", actual=text)
+        back = error_of(refusal, stream=None)
+        assert isinstance(back, ConditionError)
+        assert back.actual == text
+
+
+def test_the_owner_is_the_location() -> None:
+    refusal = refusal_of(OwnershipAcquireFailedError("1;0;host:8000", path="/log/lock"))
+    assert (refusal.code, refusal.location, refusal.applied) == (StatusCode.FOUND, "1;0;host:8000", Applied.NO)
+
+
+def test_the_place_of_an_error_is_in_its_message_but_not_the_log() -> None:
+    error = TransmitError("sent", log="flights", ledger_id=3, entry_id=4, dlsn=DLSN(1, 4, 0), node="n:1", path="/a")
+    assert refusal_of(error).message == "sent [dlsn 1:4:0, ledger 3, entry 4, node n:1, path /a]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyError("x"), StatusCode.UNEXPECTED, "KeyError: 'x'"),
+        (RuntimeError(), StatusCode.UNEXPECTED, "RuntimeError"),
+        (OSError("disk"), StatusCode.INTERNAL_SERVER_ERROR, "OSError: disk"),
+        (KeyboardInterrupt(), StatusCode.UNEXPECTED, "KeyboardInterrupt"),
+    ],
+)
+def test_a_bug_may_have_come_after_the_thing_was_done(error: BaseException, code: StatusCode, message: str) -> None:
+    assert refusal_of(error) == Refusal(code, message, applied=Applied.UNKNOWN)
+    assert type(there_and_back(error)) is OutcomeUnknownError
+
+
+def test_long_texts_are_cut() -> None:
+    refusal = refusal_of(NotAppliedError("m" * 10_000, advice="a" * 10_000))
+    assert (len(refusal.message), len(refusal.advice or "")) == (MAX_MESSAGE_CHARS, MAX_MESSAGE_CHARS)
+    assert refusal.message.endswith("m...")
+    assert refusal_of(NotAppliedError("m" * MAX_MESSAGE_CHARS)).message == "m" * MAX_MESSAGE_CHARS
+
+
+# ------------------------------------------------------------------ the outcome outweighs the name
+
+
+@pytest.mark.parametrize("name", ["", "NoSuchError", *KINDS])
+@pytest.mark.parametrize("applied", Applied)
+def test_the_outcome_is_never_another_than_the_refusals(name: str, applied: Applied) -> None:
+    for code in StatusCode:
+        kind = type(error_of(Refusal(code, "", applied=applied, error=name), stream="s"))
+        assert applied_of(kind) is applied, code
+
+
+@pytest.mark.parametrize("code", StatusCode)
+def test_what_may_have_been_done_stays_unknown_whatever_its_code(code: StatusCode) -> None:
+    assert isinstance(error_of(Refusal(code, "", applied=Applied.UNKNOWN), stream="s"), OutcomeUnknownError)
+
+
+def test_a_refusal_without_a_name_is_raised_by_its_code() -> None:
+    for code, kind in ERROR_OF_CODE.items():
+        refusal = Refusal(code, "so", applied=applied_of(kind), error="OfANewerProxyError")
+        error = error_of(refusal, stream="s")
+        assert type(error) is kind
+        assert status_code(error) == code or code in _SHARED
+    plain = {Applied.NO: NotAppliedError, Applied.WRONG: CallerError, Applied.UNKNOWN: OutcomeUnknownError}
+    for applied, kind in plain.items():
+        assert type(error_of(Refusal(StatusCode.UNEXPECTED, "so", applied=applied), stream="s")) is kind
+
+
+_SHARED = {
+    StatusCode.CLIENT_CLOSED,
+    StatusCode.FLUSH_TIMEOUT,
+    StatusCode.METADATA_EXCEPTION,
+    StatusCode.RETRYABLE_READ,
+}
+"""Codes without a class of their own: the nearest class has another code."""
+
+
+def test_codes_without_a_class_are_those_that_no_one_can_act_upon() -> None:
+    assert set(StatusCode) - ERROR_OF_CODE.keys() == {
+        StatusCode.SUCCESS,
+        StatusCode.INTERNAL_SERVER_ERROR,
+        StatusCode.END_OF_LOG_SEGMENT,
+        StatusCode.LOG_SEGMENT_IS_TRUNCATED,
+        StatusCode.UNEXPECTED,
+        StatusCode.INTERRUPTED,
+        StatusCode.ILLEGAL_STATE,
+    }
+
+
+def test_errors_that_only_thin_clients_meet_have_the_right_outcome() -> None:
+    lost = {errors.ProxyLostError}
+    assert {applied_of(kind) for kind in lost} == {Applied.UNKNOWN}
+    undone = {
+        errors.ProxyUnreachableError,
+        errors.ServiceUnavailableError,
+        errors.StreamUnavailableError,
+        errors.TooManyStreamsError,
+        errors.RegionUnavailableError,
+        errors.ChecksumFailedError,
+        OverCapacityError,
+    }
+    assert {applied_of(kind) for kind in undone} == {Applied.NO}
+    assert applied_of(errors.OperationNotServedError) is applied_of(LogNotFoundError) is Applied.WRONG
+    assert applied_of(InvariantViolation) is applied_of(ProxyLostError) is Applied.UNKNOWN
