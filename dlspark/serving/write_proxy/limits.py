@@ -164,15 +164,15 @@ class AcquireLimit:
     """Whether the proxy is busy enough with the streams that it has."""
 
     def __init__(self, now_s: float) -> None:
-        self._requests = RecentRate(now_s)
-        self._bytes = RecentRate(now_s)
+        self.requests = RecentRate(now_s)
+        self.bytes = RecentRate(now_s)
 
     def add(self, size: int, now_s: float) -> None:
         """Note a write of `size` bytes."""
-        self._requests.add(1, now_s)
-        self._bytes.add(size, now_s)
+        self.requests.add(1, now_s)
+        self.bytes.add(size, now_s)
 
     def is_over(self, settings: WriteProxySettings, now_s: float) -> bool:
         """Whether no other stream should be taken."""
         rps, bps = settings.rps_acquire, settings.bps_acquire
-        return (rps > 0 and self._requests.per_second(now_s) > rps) or (bps > 0 and self._bytes.per_second(now_s) > bps)
+        return (rps > 0 and self.requests.per_second(now_s) > rps) or (bps > 0 and self.bytes.per_second(now_s) > bps)

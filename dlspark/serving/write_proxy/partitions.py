@@ -37,7 +37,7 @@ class PartitionCounts:
         if limit <= 0:
             return
         partition = self._converter(stream)
-        group = self._groups.get(partition.stream, frozenset())
+        group = self._groups.get(partition.stream, set())
         if partition not in group and len(group) >= limit:
             raise StreamUnavailableError(
                 f"{len(group)} partitions of {partition.stream} are {done} here, the most that this proxy has",

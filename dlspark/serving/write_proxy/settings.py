@@ -103,7 +103,7 @@ class StreamKeys:
         WHOLE,
         1000,
         "server_writer_close_timeout_ms",
-        "How long a request to release, delete or move a stream waits until its writer is closed, in milliseconds",
+        "How long a request to release or delete a stream waits until its writer is closed, in milliseconds",
         minimum=1,
         maximum=MAX_INT,
     )
@@ -111,7 +111,8 @@ class StreamKeys:
         WHOLE,
         10_000,
         "server_take_timeout_ms",
-        "How long a proxy that is asked to take a stream over waits for the other proxy to give it up, in milliseconds",
+        "How long a move may take, in milliseconds: so long the target waits for the log's lock, and the source for "
+        "the target's answer, and for its own writer to close",
         minimum=1000,
         maximum=MAX_INT,
         own=True,

@@ -1,0 +1,91 @@
+"""`TakenRequest`: one request on a stream, from the moment at which the proxy takes it until it is answered. No I/O.
+
+`Traffic` is what all of them hold together; it is bounded, for their payloads come from clients.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from dlspark.errors import OverCapacityError
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import AcceptStreams, Answer, Handshake, Request, WriteRecords
+from dlspark.serving.service import Caller, Reply
+
+_LOG = logging.getLogger(__name__)
+
+
+class Traffic:
+    """Payload bytes that are under way in one proxy."""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.requests = 0
+
+    def take(self, size: int, limit: int) -> None:
+        """Count a request in. One is taken always, however large. Raises OverCapacityError."""
+        if self.requests and self.bytes + size > limit:
+            raise OverCapacityError(
+                f"{self.bytes} bytes are under way in this proxy, the most is {limit}; the request was not taken",
+                advice="Send less at a time, or ask again later",
+            )
+        self.bytes += size
+        self.requests += 1
+
+    def give_back(self, size: int) -> None:
+        """Its request is answered."""
+        self.bytes -= size
+        self.requests -= 1
+
+
+OnEnd: TypeAlias = Callable[["TakenRequest"], None]
+
+
+class TakenRequest:
+    """One request that is not answered yet. Compared by identity."""
+
+    __slots__ = ("_on_end", "_reply", "answered", "began_s", "caller", "deadline_s", "request", "size")
+
+    def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
+        """`size`: its payloads' bytes. `began_s`: when it came, by the event loop's clock."""
+        self.request = request
+        self.caller = caller
+        self.size = size
+        self.began_s = began_s
+        timeout_ms = request.context.timeout_ms if not isinstance(request, AcceptStreams | Handshake) else 0
+        self.deadline_s = began_s + timeout_ms / 1000 if timeout_ms > 0 else None
+        """When nobody waits for its answer any more; None: never."""
+        self.answered = False
+        self._reply = reply
+        self._on_end: OnEnd | None = None
+
+    def on_end(self, callback: OnEnd) -> None:
+        """Have `callback` called when it is answered, before the answer goes out."""
+        self._on_end = callback
+
+    def answer(self, answer: Answer) -> None:
+        """Answer it, unless it is answered. Never raises."""
+        if self.answered:
+            return
+        self.answered = True
+        if self._on_end is not None:
+            self._on_end(self)
+        try:
+            self._reply(answer)
+        except Exception:
+            # A binding's fault must not take a stream, or the answers of others, with it.
+            _LOG.exception("the answer to %s for %s was not taken", type(self.request).__name__, self.caller.address)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer it with a refusal that says what `error` says."""
+        self.answer(refusal_of(error))
+
+
+def payload_bytes(request: WriteRecords) -> int:
+    """How many bytes of payload it carries."""
+    payloads = request.payloads
+    return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))

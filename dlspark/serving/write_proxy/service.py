@@ -1,0 +1,292 @@
+"""`WriteProxyService`: what a write proxy does with a request: limits, checks, the stream that it is for. No protocol.
+
+A request on a stream goes through, in this order:
+
+1. the proxy's status; for a write, its limits of requests and bytes;
+2. its checksum;
+3. the stream: the one that is here, or a new one, if this proxy takes others now;
+4. for a write, the stream's limits; then it is begun, or waits until the log is open. Access control is the stream's to
+   check, for it knows the log's entry.
+
+Requests of one caller on one stream are begun in the order in which they come: from `submit` until a record is with the
+log's writer nothing waits, but for a log that is not open yet, whose requests wait in line.
+
+Fault model: nothing from a client is trusted. What it says is checked before anything is done for it; what it holds
+here is bounded by name (docs/proxy-settings.md). A stream that fails takes no other with it. The process must end where
+this proxy's own location holds a log by another session of ZooKeeper: clients would be sent in circles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import ChecksumFailedError, DistributedLogError, ServiceUnavailableError
+from dlspark.serving.protocol.checksums import request_checksum
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    BeginEpoch,
+    DeleteStream,
+    Heartbeat,
+    ProxyStatus,
+    ReleaseStream,
+    Request,
+    SetFencingToken,
+    TruncateStream,
+    WriteRecords,
+)
+from dlspark.serving.service import Caller, Reply
+from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
+from dlspark.serving.write_proxy.limits import LimitValues, WriteLimiter
+from dlspark.serving.write_proxy.placement import StreamPlacement
+from dlspark.serving.write_proxy.rare_requests import RareRequests
+from dlspark.serving.write_proxy.requests import TakenRequest, payload_bytes
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.stream_table import RATE_LIMIT_DISABLED, StreamTable
+from dlspark.serving.write_proxy.streams import ProxyStream
+from metadata.foundation.tasks import end_tasks
+from storage_node.protocol.frames import MAX_FRAME_BYTES
+
+_LOG: Final = logging.getLogger(__name__)
+
+HAND_OVERS_AT_ONCE: Final = 32
+"""Streams that a shutdown hands over at the same time."""
+GLOBAL_LIMITER_DISABLED: Final = "service_global_limiter_disabled"
+"""The feature that switches the limits of the whole proxy off."""
+CHECKSUM_DISABLED: Final = "service_checksum_disabled"
+"""The feature that has checksums believed."""
+_ON_STREAMS: Final = (
+    WriteRecords,
+    BeginEpoch,
+    SetFencingToken,
+    Heartbeat,
+    TruncateStream,
+    DeleteStream,
+    ReleaseStream,
+)
+
+
+class WriteProxyService:
+    """The service of one write proxy (`dlspark.serving.service.ProxyService`). All calls come from one event loop."""
+
+    def __init__(
+        self,
+        namespace: AsyncNamespace,
+        settings: WriteProxySettings,
+        *,
+        location: str,
+        forwarder: Forwarder | None = None,
+        placement: StreamPlacement | None = None,
+        on_fatal: Callable[[str], None] | None = None,
+        stream_settings: Callable[[str], WriteProxySettings] | None = None,
+        max_request_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        """Args:
+
+        location: how clients and locks name this proxy.
+        forwarder: asks other proxies; without one streams cannot be moved.
+        placement: where streams belong that nobody owns.
+        on_fatal: called once, with the reason, where the process must end. The service takes nothing any more by then.
+        stream_settings: the settings with a stream's own limits; see `stream_settings_changed`.
+        max_request_bytes: what clients hear of the longest request.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._table = table = StreamTable(namespace, settings, location, self._fatal, stream_settings)
+        self._settings = settings
+        self._forwarder = forwarder
+        self._placement = placement
+        self._on_fatal = on_fatal
+        self._rare = RareRequests(table, forwarder, placement, max_request_bytes)
+        self._limiter = WriteLimiter("service", LimitValues.of_service(settings), self._loop.time(), table.counts)
+        features = namespace.services.features
+        self._no_limits = features.feature(RATE_LIMIT_DISABLED)
+        self._no_global_limits = features.feature(GLOBAL_LIMITER_DISABLED)
+        self._no_checksums = features.feature(CHECKSUM_DISABLED)
+
+    # ------------------------------------------------------------------ for the process
+
+    @property
+    def status(self) -> ProxyStatus:
+        """Whether it takes writes, and other streams."""
+        return self._table.status
+
+    @property
+    def streams_cached(self) -> int:
+        """Streams that are here in any state."""
+        return len(self._table)
+
+    @property
+    def streams_owned(self) -> list[str]:
+        """Names of the streams that are served here."""
+        return self._table.owned
+
+    @property
+    def requests_per_second(self) -> float:
+        """Writes a second, over the last minute."""
+        return self._table.recent.requests.per_second(self._loop.time())
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Payload bytes a second, over the last minute."""
+        return self._table.recent.bytes.per_second(self._loop.time())
+
+    @property
+    def bytes_under_way(self) -> int:
+        """Payload bytes of requests that are not answered."""
+        return self._table.host.traffic.bytes
+
+    @property
+    def requests_under_way(self) -> int:
+        """Requests on streams that are not answered."""
+        return self._table.host.traffic.requests
+
+    @property
+    def limit_counts(self) -> Counter[str]:
+        """How often limits were passed, by names such as `service-rps-soft`."""
+        return self._table.counts
+
+    def use_settings(self, settings: WriteProxySettings) -> None:
+        """Let other limits and time-outs hold from now on; the converter, and how many streams are opened at a time,
+        stay as they were."""
+        self._settings = settings
+        self._limiter.use(LimitValues.of_service(settings), self._loop.time())
+        self._table.use_settings(settings)
+
+    def stream_settings_changed(self, stream: str) -> None:
+        """Ask `stream_settings` again for the limits of a stream."""
+        self._table.stream_settings_changed(stream)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """Begin `request`: see `ProxyService.submit`."""
+        now = self._loop.time()
+        size = payload_bytes(request) if isinstance(request, WriteRecords) else 0
+        taken = TakenRequest(request, caller, reply, size, now)
+        try:
+            if isinstance(request, _ON_STREAMS) and not self._is_released(request):
+                self._on_stream(taken, request, now)
+            else:
+                self._check_checksum(request)
+                self._rare.begin(taken)
+        except DistributedLogError as error:
+            taken.fail(error)
+        except Exception as error:
+            _LOG.exception("a %s could not be begun", type(request).__name__)
+            taken.fail(error)
+
+    def caller_gone(self, caller: Caller) -> None:
+        """What this caller asked for and what was not begun is not begun any more."""
+        for stream in self._table:
+            stream.caller_gone(caller)
+
+    def _on_stream(
+        self,
+        taken: TakenRequest,
+        request: WriteRecords
+        | BeginEpoch
+        | SetFencingToken
+        | Heartbeat
+        | TruncateStream
+        | DeleteStream
+        | ReleaseStream,
+        now: float,
+    ) -> None:
+        table, size = self._table, taken.size
+        stream = table.get(request.stream)
+        if table.status is ProxyStatus.DOWN and (stream is None or stream.refusal is None):
+            raise self._down(request.stream)
+        is_write = isinstance(request, WriteRecords)
+        if is_write:
+            table.recent.add(size, now)
+            if self._limiter.active and not (self._no_limits.is_available() or self._no_global_limits.is_available()):
+                self._limiter.check(size, now, dark=self._settings.dark_mode)
+        self._check_checksum(request)
+        if stream is not None and stream.refusal is not None:
+            stream = self._still_refused(stream, request.context.tried_hosts)
+        if stream is None:
+            stream = table.add(request.stream, create_missing=not isinstance(request, DeleteStream))
+        if is_write and stream.limiter.active and not self._no_limits.is_available():
+            stream.limiter.check(size, now, dark=self._settings.dark_mode)
+        stream.submit(taken)
+
+    def _is_released(self, request: Request) -> bool:
+        """Whether it asks to release a stream that is not served here: nothing is opened for that."""
+        if not isinstance(request, ReleaseStream):
+            return False
+        stream = self._table.get(request.stream)
+        return stream is None or stream.refusal is not None
+
+    def _still_refused(self, stream: ProxyStream, tried: tuple[str, ...]) -> ProxyStream | None:
+        """A stream that is refused here; None where the client has been at the proxy that is remembered as its owner,
+        and was sent back: that memory is wrong, and the lock is asked."""
+        owner = stream.refusal.location if stream.refusal is not None else None
+        if owner is None or not any(same_proxy(owner, one) for one in tried):
+            return stream
+        stream.forget()
+        return self._table.get(stream.name)
+
+    def _check_checksum(self, request: Request) -> None:
+        context = getattr(request, "context", None)
+        if context is None or context.checksum is None or self._no_checksums.is_available():
+            return
+        if context.checksum != request_checksum(request):
+            raise ChecksumFailedError("the request's checksum is wrong: it did not come as it was sent")
+
+    # ------------------------------------------------------------------ ending
+
+    async def shut_down(self) -> None:
+        """Take nothing any more, and give all streams up: to the proxies where they belong, where these take them.
+
+        Returns when all are given up, after `server_shutdown_timeout_ms` at the latest. Requests are answered by where
+        their streams have gone, or refused with 503, until `close`.
+        """
+        self._table.status = ProxyStatus.DOWN
+        turns = asyncio.Semaphore(HAND_OVERS_AT_ONCE)
+        ends = [self._loop.create_task(self._end_stream(stream, turns)) for stream in self._table]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=self._settings.shutdown_timeout_ms / 1000)
+            if late:
+                _LOG.warning(
+                    "%d streams were not given up in time; their logs are closed with the namespace", len(late)
+                )
+                await end_tasks(late, drop_errors=True)
+
+    async def _end_stream(self, stream: ProxyStream, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            target = self._placement.place(stream.name) if self._placement is not None else None
+            own = self._table.host.location
+            if self._forwarder is not None and target is not None and not same_proxy(target, own) and stream.owned:
+                try:
+                    await hand_over(stream, self._table.host, self._forwarder, target)
+                    return
+                except DistributedLogError as error:
+                    _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
+            stream.give_up(refusal_of(self._down(stream.name)), self._table.host.found_kept_s)
+            await asyncio.wait([stream.ended])
+
+    async def close(self) -> None:
+        """End everything that runs in the background, and forget all streams. Idempotent; comes behind `shut_down`.
+
+        A log that is not closed by now is closed with the namespace.
+        """
+        self._table.status = ProxyStatus.DOWN
+        await self._rare.close()
+        for stream in self._table:
+            stream.give_up(refusal_of(self._down(stream.name)))
+        await self._table.close()
+
+    def _fatal(self, reason: str) -> None:
+        if self._table.status is ProxyStatus.DOWN:
+            return
+        self._table.status = ProxyStatus.DOWN
+        _LOG.critical("this proxy must end: %s", reason)
+        if self._on_fatal is not None:
+            self._on_fatal(reason)
+
+    def _down(self, stream: str) -> ServiceUnavailableError:
+        return ServiceUnavailableError("this proxy is going down", log=stream, advice="Ask another proxy")

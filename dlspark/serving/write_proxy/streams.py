@@ -1,0 +1,502 @@
+"""`ProxyStream`: one stream on a write proxy: its log's writer, the requests that wait for it, its end.
+
+`stream_model` decides, this does: it opens the writer in a task of its own, hands requests to `Execution`, closes or
+aborts the writer, and answers what waits when that is known. Requests are begun in the order in which they came, those
+that waited before all others.
+
+Fault model: opening and closing may take as long as ZooKeeper and storage nodes let them, and end in any error. The
+lock is released whatever happens: an error of closing is logged, and what it means for records their own answers say.
+A request that waits when a stream ends was not begun, and its refusal says so; one that was begun is answered by what
+its writer says, never by a guess.
+
+Each stream is bounded: in requests under way (`server_max_stream_requests_under_way`), in truncations, and by the
+bytes of the whole proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dlspark.core.log import AsyncLog
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.errors import (
+    DistributedLogError,
+    OperationNotServedError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    RequestDeniedError,
+    StreamUnavailableError,
+    WriteCancelledError,
+)
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    Applied,
+    DeleteStream,
+    Done,
+    Refusal,
+    ReleaseStream,
+    StatusCode,
+    TruncateStream,
+)
+from dlspark.serving.service import Caller
+from dlspark.serving.write_proxy.execution import Execution
+from dlspark.serving.write_proxy.limits import WriteLimiter
+from dlspark.serving.write_proxy.log_operations import (
+    check_permitted,
+    delete_stream,
+    permissions_of,
+    truncate_stream,
+)
+from dlspark.serving.write_proxy.requests import TakenRequest, Traffic
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.stream_model import (
+    DENIED_KEPT_S,
+    FOUND_KEPT_SHARE,
+    ON_REQUEST,
+    OnRequest,
+    StreamEffect,
+    StreamEvent,
+    StreamState,
+    Verdict,
+    step,
+    verdict_of,
+)
+from dlspark.serving.write_proxy.transaction_ids import TransactionIds
+from metadata.foundation.settings import Value
+from metadata.permissions import ALLOW_ALL, Permissions
+
+_LOG: Final = logging.getLogger(__name__)
+
+ENTRY_BYTES: Final = 512 * 1024
+"""What a stream's writer collects before it sends without being asked: the proxy asks at the end of each turn of its
+loop. Only where `writerOutputBufferSize` is not set."""
+MAX_TRUNCATIONS: Final = 16
+"""Truncations of one stream that are under way."""
+
+
+@dataclass(eq=False, slots=True)
+class StreamHost:
+    """What all streams of a proxy share, and whom they tell."""
+
+    namespace: AsyncNamespace
+    location: str
+    settings: WriteProxySettings
+    traffic: Traffic
+    opening: asyncio.Semaphore
+    tasks: set[asyncio.Task[None]]
+    """What runs for streams, until it has ended."""
+    on_owned: Callable[[str, bool], None]
+    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
+    on_removed: Callable[[ProxyStream], None]
+    """Called once, when a stream is not this proxy's any more."""
+    on_fatal: Callable[[str], None]
+    """Called with the reason when the process has to end."""
+
+    @property
+    def found_kept_s(self) -> float:
+        """How long it is remembered that another proxy has a log."""
+        return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
+
+    def run(self, work: Awaitable[None]) -> None:
+        """Run something in a task that is waited for at the end."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+class ProxyStream:
+    """One stream. All calls come from one event loop; none of them waits."""
+
+    def __init__(
+        self,
+        name: str,
+        host: StreamHost,
+        limiter: WriteLimiter,
+        *,
+        lock_timeout_s: int = 0,
+        create_missing: bool = True,
+    ) -> None:
+        """`lock_timeout_s`: how long to wait for another owner of the log to give it up; 0: not at all."""
+        self.name = name
+        self.limiter = limiter
+        self.state = StreamState.UNINITIALIZED
+        self.permissions: Permissions = ALLOW_ALL
+        self.moving = False
+        """Whether it is being handed over."""
+        self.under_way: dict[TakenRequest, None] = {}
+        """Every request that is not answered, in the order in which they came."""
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._lock_timeout_s = lock_timeout_s
+        self._create_missing = create_missing
+        self._waiting: deque[TakenRequest] = deque()
+        self._on_request = ON_REQUEST[self.state]
+        self._execution: Execution | None = None
+        self._log: AsyncLog | None = None
+        self._writer: AsyncLogWriter | None = None
+        self._refusal = refusal_of(StreamUnavailableError("the stream is not open", log=name))
+        self._keep_s = 0.0
+        self._kept: asyncio.TimerHandle | None = None
+        self._afterwards: Callable[[], Awaitable[None]] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._truncations = 0
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when it has no writer, and does not open one any more."""
+
+    # ------------------------------------------------------------------ for the service
+
+    @property
+    def owned(self) -> bool:
+        """Whether this proxy serves it now."""
+        return self.state is StreamState.INITIALIZED
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What requests are refused with; None where they are not."""
+        return self._refusal if self._on_request is OnRequest.REFUSE else None
+
+    def submit(self, taken: TakenRequest) -> None:
+        """Begin a request, or let it wait. Raises OverCapacityError where too many are under way."""
+        if len(self.under_way) >= self._host.settings.max_stream_requests:
+            raise OverCapacityError(
+                f"{len(self.under_way)} requests on this stream are under way; the request was not taken",
+                log=self.name,
+                advice="Wait for earlier answers",
+            )
+        self._host.traffic.take(taken.size, self._host.settings.max_bytes_under_way)
+        self.under_way[taken] = None
+        taken.on_end(self._ended)
+        if self._on_request is OnRequest.RUN:
+            self._begin(taken)
+        elif self._on_request is OnRequest.WAIT:
+            self._waiting.append(taken)
+            if self.state is StreamState.UNINITIALIZED:
+                self.start()
+        else:
+            taken.answer(self._refusal)
+        if self._watch is None and self._host.settings.service_timeout_ms > 0:
+            self._watch_oldest()
+
+    def start(self) -> None:
+        """Begin to open the log, where that has not begun."""
+        self._happened(StreamEvent.START)
+
+    def give_up(
+        self, refusal: Refusal, keep_s: float = 0.0, afterwards: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Let the writer finish what it has, close it, release the lock. `ended` says when that is done.
+
+        `refusal` is for what waits and what comes, and is remembered for `keep_s`. `afterwards` runs before the stream
+        is ended, under no lock. Only the first reason for an end counts.
+        """
+        if self.state in (StreamState.UNINITIALIZED, StreamState.INITIALIZING, StreamState.INITIALIZED):
+            self._refusal, self._keep_s, self._afterwards = refusal, keep_s, afterwards
+        self._happened(StreamEvent.GIVE_UP)
+
+    def forget(self) -> None:
+        """Do not remember any longer why it has ended."""
+        if self.state is StreamState.CLOSED and self._kept is not None:
+            self._kept.cancel()
+            self._forget()
+
+    def caller_gone(self, caller: Caller) -> None:
+        """Nobody waits for the answers of what this caller asked: what waits is not begun."""
+        if any(taken.caller is caller for taken in self._waiting):
+            gone = WriteCancelledError("the client has gone; the request was not begun", log=self.name)
+            kept = [taken for taken in self._waiting if taken.caller is not caller]
+            dropped = [taken for taken in self._waiting if taken.caller is caller]
+            self._waiting = deque(kept)
+            for taken in dropped:
+                taken.fail(gone)
+
+    async def refresh_permissions(self) -> None:
+        """Look at the log's access control again. Raises what the metadata store does."""
+        self.permissions = await permissions_of(self._host.namespace, self.name)
+
+    # ------------------------------------------------------------------ requests
+
+    def _begin(self, taken: TakenRequest) -> None:
+        request = taken.request
+        execution = self._execution
+        try:
+            if self.permissions is not ALLOW_ALL:
+                check_permitted(self.permissions, request, self.name)
+            if execution is not None and execution.begins(type(request)):
+                execution.begin(taken)
+            elif isinstance(request, ReleaseStream):
+                self._give_up_for(taken, None)
+            elif isinstance(request, DeleteStream):
+                self._give_up_for(taken, lambda: delete_stream(self._host.namespace, self.name))
+            elif isinstance(request, TruncateStream):
+                self._truncate(taken, request)
+            else:
+                taken.fail(OperationNotServedError(f"a stream has no {type(request).__name__}", log=self.name))
+        except DistributedLogError as error:
+            taken.fail(error)
+
+    def _run_waiting(self) -> None:
+        now = self._loop.time()
+        while self._waiting and self._on_request is OnRequest.RUN:
+            taken = self._waiting.popleft()
+            if taken.deadline_s is not None and taken.deadline_s < now:
+                taken.fail(_too_late(self.name))
+            elif not taken.answered:
+                self._begin(taken)
+
+    def _refuse_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for taken in waiting:
+            taken.answer(self._refusal)
+
+    def _ended(self, taken: TakenRequest) -> None:
+        del self.under_way[taken]
+        self._host.traffic.give_back(taken.size)
+
+    def request_failed(self, error: BaseException) -> None:
+        """A request has ended with `error`: see `stream_model.verdict_of`."""
+        verdict = verdict_of(error)
+        if verdict is Verdict.REQUEST:
+            return
+        if verdict is Verdict.PROCESS:
+            if self.state is StreamState.INITIALIZED:
+                self._host.on_fatal(f"the writer of {self.name} was closed behind this proxy's back: {error}")
+            return
+        if self.state is StreamState.INITIALIZED:
+            self._log_end("a request failed", error)
+            self._remember(error, verdict)
+            self._happened(StreamEvent.FAILED)
+
+    def _remember(self, error: BaseException, verdict: Verdict) -> None:
+        """Refuse with `error` from now on, and for as long as that is worth knowing."""
+        self._keep_s = 0.0
+        if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
+            self._refusal = not_begun(refusal_of(error))
+            self._keep_s = self._host.found_kept_s
+            if error.owner == self._host.location:
+                self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
+            return
+        if isinstance(error, RequestDeniedError):
+            self._keep_s = DENIED_KEPT_S
+        if self.state is StreamState.INITIALIZED:
+            why = error.message if isinstance(error, DistributedLogError) else repr(error)
+            error = StreamUnavailableError(
+                f"the stream has failed here: {why}; the request was not begun",
+                log=self.name,
+                advice="Ask again, or another proxy",
+            )
+        self._refusal = not_begun(refusal_of(error))
+
+    # ------------------------------------------------------------------ the machine
+
+    def _happened(self, event: StreamEvent) -> None:
+        self.state, effects = step(self.state, event)
+        self._on_request = ON_REQUEST[self.state]
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: StreamEffect) -> None:
+        if effect is StreamEffect.OPEN:
+            self._host.on_owned(self.name, True)
+            self._host.run(self._open())
+        elif effect is StreamEffect.RUN_WAITING:
+            self._run_waiting()
+        elif effect is StreamEffect.REFUSE_WAITING:
+            self._refuse_waiting()
+        elif effect is StreamEffect.CLOSE_WRITER:
+            self._host.run(self._end_writer(abort=False))
+        elif effect is StreamEffect.ABORT_WRITER:
+            self._host.run(self._end_writer(abort=True))
+        elif effect is StreamEffect.KEEP:
+            self._keep()
+        else:
+            self._host.on_removed(self)
+
+    # ------------------------------------------------------------------ beginning
+
+    async def _open(self) -> None:
+        try:
+            # Who waits for another owner to give the log up must not keep the others from their turns.
+            if self._lock_timeout_s:
+                await self._open_log()
+            else:
+                async with self._host.opening:
+                    await self._open_log()
+        except Exception as error:
+            verdict = verdict_of(error)
+            if verdict is not Verdict.REQUEST:
+                self._log_end("the log could not be opened", error)
+            if self.state is StreamState.INITIALIZING:
+                self._remember(error, verdict)
+                if verdict is Verdict.PROCESS:
+                    self._host.on_fatal(f"{self.name} could not be opened: {error}")
+            self._happened(StreamEvent.OPEN_FAILED)
+            return
+        self._happened(StreamEvent.OPENED)
+
+    async def _open_log(self) -> None:
+        host = self._host
+        log = await host.namespace.open_log(self.name, self._overrides())
+        try:
+            await self.refresh_permissions()
+            writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
+        except BaseException:
+            await log.close()
+            raise
+        self._log, self._writer = log, writer
+        ids = TransactionIds(writer.last_txid, host.namespace.services.clock)
+        self._execution = Execution(writer, ids, self, host.settings.entries_under_way)
+
+    def _overrides(self) -> dict[str, Value]:
+        """The settings of a log that a proxy writes, where they differ from the namespace's."""
+        settings = self._host.namespace.settings
+        overrides: dict[str, Value] = {"lockTimeoutSeconds": self._lock_timeout_s}
+        if "output_buffer_bytes" not in settings.given:
+            overrides["writerOutputBufferSize"] = ENTRY_BYTES
+        if not self._create_missing:
+            overrides["createStreamIfNotExists"] = False
+        return overrides
+
+    # ------------------------------------------------------------------ ending
+
+    async def _end_writer(self, *, abort: bool) -> None:
+        try:
+            if abort and self._writer is not None:
+                await self._writer.abort()
+        except Exception as error:
+            self._log_end("its writer ended with an error", error)
+        try:
+            if self._log is not None:
+                await self._log.close()
+        except Exception as error:
+            self._log_end("its writer ended with an error", error)
+        try:
+            if self._afterwards is not None:
+                await self._afterwards()
+        finally:
+            self._happened(StreamEvent.WRITER_ENDED)
+
+    def _keep(self) -> None:
+        self._execution = self._writer = self._log = None
+        self._host.on_owned(self.name, False)
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self._keep_s > 0:
+            self._kept = self._loop.call_later(self._keep_s, self._forget)
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._kept = None
+        self._happened(StreamEvent.FORGET)
+
+    def _give_up_for(self, taken: TakenRequest, work: Callable[[], Awaitable[None]] | None) -> None:
+        """Give the stream up because a request asks for it, and answer that once `work` is done, or took too long."""
+        failed: list[Exception] = []
+
+        async def afterwards() -> None:
+            try:
+                if work is not None:
+                    await work()
+            except Exception as error:
+                failed.append(error)
+
+        def ended(_: asyncio.Future[None]) -> None:
+            limit.cancel()
+            if failed:
+                taken.fail(failed[0])
+            else:
+                taken.answer(Done())
+
+        limit = self._loop.call_later(self._host.settings.writer_close_timeout_ms / 1000, taken.answer, _IN_DOUBT)
+        self.ended.add_done_callback(ended)
+        gone = StreamUnavailableError("the stream was given up here", log=self.name, advice="Ask any proxy")
+        self.give_up(refusal_of(gone), afterwards=afterwards)
+
+    def _truncate(self, taken: TakenRequest, request: TruncateStream) -> None:
+        writer = self._writer
+        if self._truncations >= MAX_TRUNCATIONS or writer is None:
+            raise OverCapacityError(
+                f"{self._truncations} truncations are under way; this one was not begun",
+                log=self.name,
+                advice="Wait for earlier ones",
+            )
+        self._truncations += 1
+
+        async def truncate() -> None:
+            try:
+                taken.answer(Done(await truncate_stream(writer, request.dlsn)))
+            except Exception as error:
+                self.request_failed(error)
+                taken.fail(error)
+            finally:
+                self._truncations -= 1
+
+        self._host.run(truncate())
+
+    # ------------------------------------------------------------------ service time-out
+
+    def _watch_oldest(self) -> None:
+        """Wait until the oldest request has taken as long as the service time-out, or was answered."""
+        timeout_s = self._host.settings.service_timeout_ms / 1000
+        self._watch = None
+        oldest = next(iter(self.under_way), None)
+        if oldest is None or timeout_s <= 0 or self.state in (StreamState.ERROR, StreamState.CLOSED):
+            return
+        left = oldest.began_s + timeout_s - self._loop.time()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._watch_oldest)
+            return
+        if self.state in (StreamState.INITIALIZING, StreamState.INITIALIZED):
+            probation_s = self._host.settings.probation_timeout_ms / 1000
+            _LOG.warning(
+                "stream %s: a %s took longer than %g s; it is not served here for %g s",
+                self.name,
+                type(oldest.request).__name__,
+                timeout_s,
+                probation_s,
+                extra=about(log=self.name),
+            )
+            late = StreamUnavailableError(
+                f"a request took longer than {timeout_s:g} s here: the stream is on probation; nothing was done",
+                log=self.name,
+                advice="Ask another proxy",
+            )
+            self._refusal, self._keep_s = refusal_of(late), probation_s
+            self._happened(StreamEvent.TIMED_OUT)
+
+    def _log_end(self, what: str, error: BaseException) -> None:
+        _LOG.warning("stream %s: %s: %s", self.name, what, error, extra=about(log=self.name))
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+_IN_DOUBT: Final = Refusal(
+    StatusCode.FLUSH_TIMEOUT,
+    "the stream is being given up; that takes longer than this request may, and goes on",
+    applied=Applied.UNKNOWN,
+    advice="Ask for it again: the answer comes once it is done",
+)
+
+
+def not_begun(refusal: Refusal) -> Refusal:
+    """The same for a request that was not begun, whatever happened to what it would have needed."""
+    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
+
+
+def found_at(location: str, stream: str) -> Refusal:
+    """The refusal that says where a stream is served."""
+    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
+
+
+def _too_late(stream: str) -> WriteCancelledError:
+    return WriteCancelledError(
+        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
+    )
