@@ -412,23 +412,16 @@ class ProducerSession:
     # ------------------------------------------------------------------ going on after a setback
 
     def _drained(self, now: float) -> list[SessionEffect]:
-        """Nothing is under way: decide about what is in the window."""
+        """Nothing is under way: go on with what is in the window, after a back-off if that did not help before."""
         if self._fence is not None:
             return self.end(self._fence)
         if not self._window:
             self.phase = SessionPhase.OPEN
             return []
-        effects: list[SessionEffect] = []
-        if self._forgotten or any(self._is_too_old(pending, now) for pending in self._window):
-            effects += self._let_go_of_doubtful()
-            self._want_later_epoch()
-        elif self._must_renumber():
-            if any(pending.doubtful for pending in self._window):
-                self._want_later_epoch()
-            else:
-                for number, pending in enumerate(self._window, self._floor):
-                    pending.sequence = number
-        return effects + self._pause_or_go_on(now)
+        if not self._setbacks:
+            self._setbacks = 1
+            return self._go_on(now)
+        return self._pause()
 
     def _is_too_old(self, pending: _Pending, now: float) -> bool:
         sent = pending.first_sent
@@ -446,14 +439,10 @@ class ProducerSession:
         """Whether a number fell out below those in the window, so that the log cannot have written any of them, nor
         will. Not while one below the highest written is open: that one is written, and its answer comes first."""
         numbers = [pending.sequence for pending in self._window]
+        if not numbers:
+            return False
         gap = numbers != list(range(self._floor, self._floor + len(numbers)))
         return self._strict and gap and numbers[0] >= self._floor
-
-    def _pause_or_go_on(self, now: float) -> list[SessionEffect]:
-        if not self._setbacks:
-            self._setbacks = 1
-            return self._go_on(now)
-        return self._pause()
 
     def _pause(self) -> list[SessionEffect]:
         self.phase = SessionPhase.PAUSED
@@ -461,13 +450,30 @@ class ProducerSession:
         limits = self._limits
         return [BackOff(min(limits.backoff_max_ms, self._setbacks * limits.backoff_start_ms) / 1000)]
 
+    def _decide(self, now: float) -> list[SessionEffect]:
+        """Give numbers anew, or want another epoch, where the rules above ask for it."""
+        effects: list[SessionEffect] = []
+        if self._forgotten or any(self._is_too_old(pending, now) for pending in self._window):
+            effects += self._let_go_of_doubtful()
+            self._want_later_epoch()
+        elif self._must_renumber():
+            if any(pending.doubtful for pending in self._window):
+                self._want_later_epoch()
+            else:
+                for number, pending in enumerate(self._window, self._floor):
+                    pending.sequence = number
+        return effects
+
     def _go_on(self, now: float) -> list[SessionEffect]:
+        effects: list[SessionEffect] = []
+        if not self._needs_epoch:
+            effects = self._decide(now)
         if self._needs_epoch:
-            return [self._begin()]
+            return [*effects, self._begin()]
         self.phase = SessionPhase.OPEN
         below = [pending for pending in self._window if pending.sequence < self._floor]
         # Those below the highest written first: while one is open, none above it may get another number.
-        effects: list[SessionEffect] = [self._send(pending, now) for pending in below or self._window]
+        effects += [self._send(pending, now) for pending in below or self._window]
         if below and len(below) < len(self._window):
             self.phase = SessionPhase.DRAINING
         return effects + self._fill(now)

@@ -16,6 +16,7 @@ from struct import Struct
 
 _LONG = Struct("<q")
 _INT = Struct("<i")
+_GROUPS = Struct(">8H")
 
 
 def _digest(text: str) -> bytes:
@@ -55,5 +56,4 @@ def _java_ip(text: str) -> str | None:
         return None
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    groups = (int(group, 16) for group in address.exploded.partition("%")[0].split(":"))
-    return f"[{':'.join(f'{group:x}' for group in groups)}]"
+    return f"[{':'.join(f'{group:x}' for group in _GROUPS.unpack(address.packed))}]"
