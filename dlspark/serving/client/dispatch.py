@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -21,9 +22,10 @@ from dlspark.errors import AlreadyClosedError, ProxyLostError
 from dlspark.serving.client.answer_rules import StreamRequest
 from dlspark.serving.client.channels import ChannelFailure, Channels, Sending
 from dlspark.serving.client.ownership import Handshakes, Ownerships
-from dlspark.serving.client.requests import AskHost, BackOff, Effect, RequestWay, WayLimits
+from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RequestWay, WayLimits
+from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
-from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo
+from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal
 from dlspark.serving.routing.hosts import Route
 from metadata.foundation.errors import OutcomeUnknownError
 
@@ -31,7 +33,28 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A proxy that does not answer a handshake in this time has failed."""
-Settle: TypeAlias = Callable[[Answer], None]
+MAX_TIME_LIMITS: Final = 64
+"""Different time limits whose queues are kept though they are empty."""
+Settle: TypeAlias = Callable[[Finished], None]
+
+
+@dataclass(slots=True)
+class ClientCounters:
+    """What a client has done."""
+
+    requests: int = 0
+    """Requests that were begun; a batch of records is one."""
+    attempts: int = 0
+    """How often one was sent to a proxy: more than requests where proxies redirect, fail or are slow."""
+    refused: int = 0
+    """Requests that ended in a refusal."""
+    records: int = 0
+    """Records that are written."""
+    record_bytes: int = 0
+    """Their bytes."""
+    connections_lost: int = 0
+    """Connections that ended, idle ones included."""
+    handshakes_failed: int = 0
 
 
 class _Expiries:
@@ -44,6 +67,11 @@ class _Expiries:
         self._fire = fire
         self._due: dict[Journey, float] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any waits, or its timer runs."""
+        return bool(self._due) or self._timer is not None
 
     def add(self, journey: Journey, due: float) -> None:
         self._due.pop(journey, None)
@@ -132,7 +160,7 @@ class Journey:
         """End it with this answer."""
         if self._way is not None:
             self._end()
-            self._settle(answer)
+            self._settle(Finished(answer))
 
     def _heard(self, attempt: int, answer: Answer | ChannelFailure) -> None:
         way = self._way
@@ -164,7 +192,9 @@ class Journey:
             self._resuming = self._dispatcher.loop.call_later(effect.seconds, self._resume)
         else:
             self._end()
-            self._settle(effect.for_caller)
+            if isinstance(effect.answer, Refusal):
+                self._dispatcher.counters.refused += 1
+            self._settle(effect)
 
     def _ask(self, effect: AskHost, now: float) -> None:
         if self._sending is not None:
@@ -172,6 +202,7 @@ class Journey:
             self._sending = None
         self.attempt = effect.attempt
         self.asking = True
+        self._dispatcher.counters.attempts += 1
         if effect.wait_s is not None:
             self._silence = self._dispatcher.expiries("silence", effect.wait_s)
             self._silence.add(self, now + effect.wait_s)
@@ -210,15 +241,22 @@ class Dispatcher:
         ownerships: Ownerships,
         limits: WayLimits,
         handshakes: Handshakes,
+        *,
+        checksum: bool = True,
     ) -> None:
-        """`channels` makes the connections, given whom to notify of those that were made and that have ended."""
+        """`channels` makes the connections, given whom to notify of those that were made and that have ended.
+
+        `checksum`: whether requests carry one.
+        """
         self.loop = asyncio.get_running_loop()
         self.channels = channels(self._connected, self._disconnected)
         self.route = route
         self.ownerships = ownerships
         self.limits = limits
+        self.counters = ClientCounters()
         self.max_request_bytes = 0
         """The least that a proxy has said that it takes; 0: none has."""
+        self._checksum = checksum
         self._handshakes = handshakes
         self._next_handshakes: asyncio.TimerHandle | None = None
         self._shaking: dict[str, tuple[Sending, asyncio.TimerHandle]] = {}
@@ -243,10 +281,14 @@ class Dispatcher:
         limits: WayLimits | None = None,
     ) -> Journey:
         """Take `request` to the proxy that serves its stream. `settle` is called once, perhaps before this returns,
-        with the answer; a refusal in it is final.
+        with what it ended with; a refusal in that is final.
 
         Another route, cache and limits than those for writing are for reading, which any proxy may serve.
         """
+        if self._checksum:
+            context = replace(request.context, checksum=request_checksum(request))
+            request = replace(request, context=context)
+        self.counters.requests += 1
         way = RequestWay(
             request,
             self.route if route is None else route,
@@ -285,6 +327,8 @@ class Dispatcher:
         key = (kind, round(limit_s, 3))
         found = self._expiries.get(key)
         if found is None:
+            if len(self._expiries) >= MAX_TIME_LIMITS:
+                self._expiries = {one: queue for one, queue in self._expiries.items() if queue.is_used}
             fire = Journey.time_is_up if kind == "deadline" else Journey.is_silent
             found = self._expiries[key] = _Expiries(self.loop, fire)
         return found
@@ -300,6 +344,7 @@ class Dispatcher:
         self._plan_handshakes()
 
     def _disconnected(self, address: str) -> None:
+        self.counters.connections_lost += 1
         self._handshakes.closed(address)
 
     def _plan_handshakes(self) -> None:
@@ -342,5 +387,6 @@ class Dispatcher:
             self._lost(address)
 
     def _lost(self, address: str) -> None:
+        self.counters.handshakes_failed += 1
         self.route.failed(address, self.loop.time())
         self.ownerships.forget_host(address)

@@ -53,12 +53,9 @@ class Asking(Protocol):
         ...
 
 
-class Asker(Protocol):
-    """Takes a request through proxies until it has an outcome."""
-
-    def __call__(self, request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> Asking:
-        """`settle` is called once, perhaps before this returns; a refusal that it gets is final."""
-        ...
+Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Asking]"
+"""Takes a poll through proxies, on this lane. Its second argument is called once, perhaps before it returns; a refusal
+that it gets is final."""
 
 
 def read_start(start: ProxyStart) -> DLSN | int | ReadFrom:

@@ -1,0 +1,445 @@
+"""`AsyncClient`: the thin client. It writes and reads logs through proxies, from one event loop.
+
+    async with await AsyncClient.connect("proxy-1:8000,proxy-2:8000") as client:
+        dlsn = await client.write("orders", b"one")
+        async for record in client.reader("orders"): ...
+
+It knows addresses of proxies, and at which of them it last found a stream; it knows neither ZooKeeper nor storage
+nodes. Given a namespace's URI instead of a list, it watches there which proxies are announced, and nothing else.
+
+Fault model: proxies redirect, refuse, stop and vanish; what a request does then stands in `requests`, what a producer
+does in `producers`. A client is of the process and the loop that made it. What it may hold is bounded: records without
+an outcome (`maxPendingBytes`), connections (`channels`), streams whose owners it remembers, and producers
+(`MAX_PRODUCERS`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import AlreadyClosedError, OverCapacityError
+from dlspark.serving.client.answer_rules import StreamRequest
+from dlspark.serving.client.batching import BatchLimits
+from dlspark.serving.client.channels import ChannelFailure, Channels, Connect, ProxyChannel
+from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, Journey
+from dlspark.serving.client.fleet import Fleet, fleets_of
+from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
+from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
+from dlspark.serving.client.plain_writes import PlainSession, WriteSession
+from dlspark.serving.client.producers import ProducerSession, SessionLimits
+from dlspark.serving.client.producing import AsyncProducer, PendingBudget
+from dlspark.serving.client.read_routes import ReadRoutes
+from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart
+from dlspark.serving.client.requests import Finished
+from dlspark.serving.client.settings import ThinClientSettings
+from dlspark.serving.client.stream_operations import StreamOperations
+from dlspark.serving.protocol.failures import error_of
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Answer,
+    Handshake,
+    Heartbeat,
+    ProxyInfo,
+    ReadForm,
+    Refusal,
+    Request,
+    WriteRecords,
+)
+from dlspark.serving.routing.hosts import Route
+from dlspark.serving.routing.other_routes import RegionChain
+from dlspark.serving.routing.ring import HostRing
+from metadata.foundation.errors import CallerError
+from metadata.foundation.settings import Value
+from metadata.foundation.tasks import Once, each
+from storage_node.edge import Clock, Network, SystemClock
+from storage_node.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+MAX_PRODUCERS: Final = 10_000
+"""Producers that a client has at a time; the one that was not used for longest ends, if nothing of it is under way."""
+LOCAL_REGION: Final = "local"
+"""What the first region is called; the others are `region-2` and so on."""
+_RANDOM: Final = random.SystemRandom()
+
+
+class AsyncClient(StreamOperations):
+    """A client of write and read proxies. Make it with `connect`, and close it."""
+
+    def __init__(
+        self,
+        fleets: Sequence[Fleet],
+        settings: ThinClientSettings,
+        connect: Connect,
+        *,
+        read_fleets: Sequence[Fleet] = (),
+        clock: Clock | None = None,
+        random_bits: Callable[[int], int] = _RANDOM.getrandbits,
+    ) -> None:
+        """For `connect` and for tests. Nothing is asked before `open`."""
+        self.settings = settings
+        self._fleets = list(fleets)
+        self._read_fleets = list(read_fleets)
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock if clock is not None else SystemClock()
+        self._random_bits = random_bits
+        self._regions: list[Route] = []
+        self._budget = PendingBudget(settings.max_pending_bytes, settings.max_pending_records)
+        self._unique = f"{settings.client_id or settings.name}-{uuid.UUID(int=random_bits(128), version=4)}"
+        self._incarnation = 0
+        self._producers: OrderedDict[tuple[str, str | None], AsyncProducer] = OrderedDict()
+        self._others: weakref.WeakSet[AsyncMultiStreamWriter | AsyncStreamMonitor] = weakref.WeakSet()
+        self._connect = connect
+        self._dispatcher: Dispatcher | None = None
+        self._reads: ReadRoutes | None = None
+        self._closing = Once(self._close)
+
+    @classmethod
+    async def connect(
+        cls,
+        where: str | Sequence[str] | None = None,
+        settings: ThinClientSettings | Mapping[str, Value] | None = None,
+        *,
+        read_from: str | Sequence[str] | None = None,
+        network: Network | None = None,
+    ) -> AsyncClient:
+        """A client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are announced;
+        a sequence has one such text for each region, the local one first. None: what the settings name.
+
+        `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
+        proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
+        Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where none is announced.
+        """
+        made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
+        named = where if where is not None else list(made.regions())
+        if not named:
+            raise CallerError(
+                "no proxy is named", advice="Give host:port, a namespace's URI, or the setting finagleNameStr"
+            )
+        reading = fleets_of(read_from) if read_from is not None else []
+        client = cls(fleets_of(named), made, _over_frames(network), read_fleets=reading)
+        await client.open()
+        return client
+
+    async def open(self) -> None:
+        """Learn which proxies there are. Done by `connect`."""
+        opened: list[Fleet] = []
+        try:
+            for fleet in (*self._fleets, *self._read_fleets):
+                opened.append(fleet)
+                await fleet.open(self._fleet_changed)
+        except BaseException:
+            await each([fleet.close for fleet in opened])
+            raise
+        self._regions = [self.settings.route(fleet.write_hosts) for fleet in self._fleets]
+        names = [LOCAL_REGION, *(f"region-{number}" for number in range(2, len(self._regions) + 1))]
+        chain = RegionChain(list(zip(names, self._regions, strict=True)))
+        self._dispatcher = Dispatcher(
+            lambda connected, closed: Channels(self._connect, on_connected=connected, on_closed=closed),
+            chain if len(self._regions) > 1 else self._regions[0],
+            self.settings.ownerships(),
+            self.settings.limits(),
+            self.settings.handshakes(),
+            checksum=self.settings.checksum,
+        )
+        self._reads = ReadRoutes(self._dispatcher, HostRing(blackout_s=self.settings.blackout_ms / 1000), self.settings)
+        self._fleet_changed()
+
+    def _fleet_changed(self) -> None:
+        """A fleet has other proxies now."""
+        if self._reads is None:
+            return
+        now = self._loop.time()
+        for route, fleet in zip(self._regions, self._fleets, strict=True):
+            try:
+                route.update(fleet.write_hosts, now)
+            except CallerError as error:  # the list is from elsewhere: what was known stays
+                logger.warning("a list of proxies is not taken: %s", error)
+        of_reading = [host for fleet in (self._read_fleets or self._fleets) for host in fleet.read_hosts]
+        if self._read_fleets and not of_reading:
+            of_reading = [host for fleet in self._read_fleets for host in fleet.write_hosts]
+        of_writing = [host for fleet in self._fleets for host in fleet.write_hosts]
+        self._reads.update(of_reading or of_writing, now)
+
+    # ------------------------------------------------------------------ writing
+
+    async def write(self, stream: str, payload: bytes | bytearray | memoryview) -> DLSN:
+        """Write one record, and return its DLSN once it is stored. Waits first where too many records wait for their
+        outcome. Records of one stream are written in the order of the calls. Raises as `AsyncProducer.send`."""
+        return await self.producer(stream).write(payload)
+
+    async def write_bulk(self, stream: str, payloads: Iterable[bytes | bytearray | memoryview]) -> list[DLSN]:
+        """Write records in order, in as few requests as they fit in, and return their DLSNs. Raises the first failure;
+        records before and behind it may be stored."""
+        producer = self.producer(stream)
+        futures = []
+        for payload in payloads:
+            await producer.wait_for_room()
+            futures.append(producer.send(payload))
+        done = await asyncio.gather(*futures, return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in done if isinstance(one, DLSN)]
+
+    async def append(
+        self,
+        stream: str,
+        payloads: Sequence[bytes | bytearray | memoryview],
+        *,
+        expected_position: int | DLSN | None = None,
+        fencing_token: bytes | None = None,
+    ) -> DLSN:
+        """Write records whole or not at all, on conditions: see `AsyncProducer.append`."""
+        return await self.producer(stream).append(
+            payloads, expected_position=expected_position, fencing_token=fencing_token
+        )
+
+    def producer(self, stream: str, name: str | None = None) -> AsyncProducer:
+        """The producer of this name on the stream, the same one each time until it is closed or fenced.
+
+        Without a name it is the client's own (`producerName`, or a name that no other client has). A name is one
+        process's at a time: the one that begins with it last fences the others.
+        Raises AlreadyClosedError, or OverCapacityError where `MAX_PRODUCERS` are in use.
+        """
+        key = (stream, name)
+        found = self._producers.get(key)
+        if found is not None and not found.fenced:
+            self._producers.move_to_end(key)
+            return found
+        return self._new_producer(stream, name)
+
+    def _new_producer(self, stream: str, name: str | None) -> AsyncProducer:
+        if self._closing.begun:
+            raise AlreadyClosedError("the client is closed")
+        key = (stream, name)
+        if key not in self._producers and len(self._producers) >= MAX_PRODUCERS:
+            self._end_idle_producer()
+        settings = self.settings
+        limits = SessionLimits(
+            max_in_flight=settings.max_in_flight,
+            request_timeout_ms=settings.request_timeout_ms,
+            memory_s=settings.producer_memory_s,
+            backoff_start_ms=settings.redirect_backoff_start_ms,
+        )
+        given = name or settings.producer_name
+        own = f"{self._unique}-{self._incarnation}" if self._incarnation else self._unique
+        session: WriteSession = (
+            ProducerSession(stream, given or own, random_bits=self._random_bits, only_user=not given, limits=limits)
+            if settings.idempotent or name is not None
+            else PlainSession(limits)
+        )
+
+        def forget(producer: AsyncProducer) -> None:
+            if self._producers.get(key) is producer:
+                del self._producers[key]
+                self._incarnation += 1  # a name that is taken up again would not be new to the log
+
+        self._producers[key] = made = AsyncProducer(
+            self._working(),
+            session,
+            stream,
+            (given or own) if isinstance(session, ProducerSession) else None,
+            limits=BatchLimits(
+                settings.batch_max_bytes,
+                settings.batch_max_records,
+                settings.linger_ms,
+                settings.max_pending_bytes,
+                settings.max_pending_records,
+            ),
+            budget=self._budget,
+            clock=self._clock,
+            request_timeout_ms=settings.request_timeout_ms,
+            closed=forget,
+        )
+        return made
+
+    def _end_idle_producer(self) -> None:
+        for producer in self._producers.values():
+            if not producer.pending:
+                producer.abandon(AlreadyClosedError("the producer was not used for long, and was closed"))
+                return
+        raise OverCapacityError(f"{MAX_PRODUCERS} producers are in use", advice="Close those that are done")
+
+    def multi_stream_writer(
+        self, streams: Sequence[str], limits: MultiStreamLimits | None = None
+    ) -> AsyncMultiStreamWriter:
+        """A writer whose records go to whichever of the streams takes them soonest, in record sets."""
+        dispatcher = self._working()
+
+        def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Journey:
+            return dispatcher.begin(request, _unwrapped(settle), timeout_ms=timeout_ms)
+
+        writer = AsyncMultiStreamWriter(send, streams, limits)
+        self._others.add(writer)
+        return writer
+
+    def monitor(
+        self,
+        streams: Iterable[str],
+        *,
+        instance: int = 0,
+        instances: int = 1,
+        interval_ms: int = INTERVAL_MS,
+        to_readers: bool = False,
+    ) -> AsyncStreamMonitor:
+        """A monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        dispatcher = self._working()
+
+        def send(request: Heartbeat, settle: Callable[[Answer], None]) -> Journey:
+            return dispatcher.begin(request, _unwrapped(settle))
+
+        monitor = AsyncStreamMonitor(
+            send, streams, instance=instance, instances=instances, interval_ms=interval_ms, to_readers=to_readers
+        )
+        self._others.add(monitor)
+        return monitor
+
+    # ------------------------------------------------------------------ reading
+
+    def reader(
+        self,
+        stream: str,
+        start: ProxyStart = "earliest",
+        *,
+        form: str | ReadForm = ReadForm.RECORDS,
+        max_bytes: int | None = None,
+        poll_ms: int | None = None,
+    ) -> AsyncProxyReader:
+        """A reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
+
+        `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
+        how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.
+        """
+        if self._closing.begun or self._reads is None:
+            raise AlreadyClosedError("the client is closed")
+        return self._reads.reader(stream, start, form=form, max_bytes=max_bytes, poll_ms=poll_ms)
+
+    # ------------------------------------------------------------------ proxies
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What the client has done so far."""
+        return self._working().counters
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The addresses of all write proxies that are known, the local region's first."""
+        return self._working().route.addresses()
+
+    async def handshake(self, proxy: str, *, stream_regex: str | None = None) -> ProxyInfo:
+        """Ask the proxy at `host:port` what it is, and which streams it owns. Raises ProxyUnreachableError."""
+        answer = await self._ask_at(proxy, Handshake(stream_regex))
+        if not isinstance(answer, ProxyInfo):
+            raise ProtocolError(f"a handshake was answered with {type(answer).__name__}", node=proxy)
+        return answer
+
+    async def accept_streams(self, proxy: str, *, enabled: bool) -> None:
+        """Have the proxy at `host:port` take streams that it does not own yet, or not."""
+        await self._ask_at(proxy, AcceptStreams(enabled))
+
+    async def ask(self, request: StreamRequest) -> Answer:
+        """Take a request to the proxy that serves its stream, and return its answer, which is no refusal.
+
+        Raises what a refusal says. Cancelled, what was sent may still be done.
+        """
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def settle(finished: Finished) -> None:
+            _end(answered, finished.for_caller, request.stream)
+
+        journey = self._working().begin(request, settle)
+        try:
+            return await answered
+        finally:
+            journey.cancel()
+
+    async def _ask_at(self, proxy: str, request: Request) -> Answer:
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def heard(answer: Answer | ChannelFailure) -> None:
+            if not isinstance(answer, ChannelFailure):
+                _end(answered, answer, None)
+            elif not answered.done():
+                answered.set_exception(answer.error)
+
+        sending = self._working().channels.submit(proxy, request, heard)
+        try:
+            return await answered
+        finally:
+            sending.cancel()
+
+    def _working(self) -> Dispatcher:
+        if self._dispatcher is None or self._closing.begun:
+            raise AlreadyClosedError("the client is closed, or was not opened")
+        return self._dispatcher
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """Write what was sent, each record's future getting its outcome; then end everything. Idempotent.
+
+        It takes no longer than `requestTimeoutMs`. Cancelled, it ends what is under way at once.
+        """
+        await self._closing.run()
+
+    async def _close(self) -> None:
+        producers = list(self._producers.values())
+        steps: list[Callable[[], Coroutine[Any, Any, None]]] = [other.close for other in list(self._others)]
+        steps.append(lambda: _close_all(producers))
+        if self._reads is not None:
+            steps.append(self._reads.close)
+        if self._dispatcher is not None:
+            steps.append(self._dispatcher.close)
+        steps += [fleet.close for fleet in (*self._fleets, *self._read_fleets)]
+        await each(steps)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _close_all(producers: Sequence[AsyncProducer]) -> None:
+    await asyncio.gather(*(producer.close() for producer in producers))
+
+
+def _end(answered: asyncio.Future[Answer], answer: Answer, stream: str | None) -> None:
+    if answered.done():
+        return
+    if isinstance(answer, Refusal):
+        answered.set_exception(error_of(answer, stream=stream))
+    else:
+        answered.set_result(answer)
+
+
+def _unwrapped(settle: Callable[[Answer], None]) -> Callable[[Finished], None]:
+    return lambda finished: settle(finished.for_caller)
+
+
+def _over_frames(network: Network | None) -> Connect:
+    """Connections over frames, on this network."""
+
+    async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
+        from dlspark.serving.bindings.frames_client import FramesClient
+
+        return await FramesClient.connect(over, address, on_closed=on_closed)
+
+    if network is None:
+        from storage_node.transport.tcp import TcpNetwork
+
+        network = TcpNetwork()
+    over = network
+    return connect

@@ -1,0 +1,115 @@
+"""`PlainSession`: writes of one stream without a producer, behind the face of a `ProducerSession`. No I/O.
+
+For clients that were asked to write as upstream's do (`idempotentProducer=false`). A request is sent once by each proxy
+that is tried, and what is not known to be written ends so: nothing is sent again by this room. Requests of one stream
+may overtake each other where a proxy redirects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from dlspark.serving.client.producers import SessionEffect, SessionLimits, Settled, Transmit
+from dlspark.serving.client.requests import LOST, Finished
+from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode, WriteRecords
+
+
+class WriteSession(Protocol):
+    """What numbers and sends a stream's requests: see `ProducerSession`, whose words these are."""
+
+    ended: Refusal | None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request that is submitted now is sent now."""
+        ...
+
+    def submit(self, key: Hashable, request: WriteRecords, now: float) -> list[SessionEffect]:
+        """Write `request`."""
+        ...
+
+    def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
+        """The caller of a request does not wait any longer."""
+        ...
+
+    def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
+        """What was sent came back."""
+        ...
+
+    def resumed(self, now: float) -> list[SessionEffect]:
+        """The back-off is over."""
+        ...
+
+    def end(self, reason: Refusal) -> list[SessionEffect]:
+        """Take no more requests."""
+        ...
+
+
+class PlainSession:
+    """Requests of one stream, a few under way at a time."""
+
+    def __init__(self, limits: SessionLimits | None = None) -> None:
+        self.ended: Refusal | None = None
+        self._limits = limits if limits is not None else SessionLimits()
+        self._ticket = 0
+        self._under_way: dict[int, Hashable | None] = {}
+        """By ticket; None: its caller has given up."""
+        self._queue: dict[Hashable, WriteRecords] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request that is submitted now is sent now."""
+        return not self._queue and len(self._under_way) < self._limits.max_in_flight
+
+    def submit(self, key: Hashable, request: WriteRecords, now: float) -> list[SessionEffect]:
+        """Write `request`; `key` is no other's."""
+        if self.ended is not None:
+            return [Settled(key, self.ended)]
+        if len(self._queue) >= self._limits.max_queued:
+            message = f"{len(self._queue)} requests wait to be sent"
+            return [Settled(key, Refusal(StatusCode.OVER_CAPACITY, message, error="OverCapacityError"))]
+        self._queue[key] = request
+        return self._fill()
+
+    def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
+        """Settle a request: as not written where it was not sent, with an unknown outcome otherwise."""
+        if self._queue.pop(key, None) is not None:
+            return [Settled(key, Refusal(StatusCode.SERVICE_UNAVAILABLE, "it was not sent in time"))]
+        for ticket, one in self._under_way.items():
+            if one == key:
+                self._under_way[ticket] = None
+                return [Settled(key, _lost("it was not answered in time"))]
+        return []
+
+    def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
+        """What was sent came back: that is its outcome."""
+        key = self._under_way.pop(ticket, None)
+        settled: list[SessionEffect] = [] if key is None else [Settled(key, finished.for_caller)]
+        return settled + self._fill()
+
+    def resumed(self, now: float) -> list[SessionEffect]:
+        """It never backs off."""
+        return []
+
+    def end(self, reason: Refusal) -> list[SessionEffect]:
+        """Take no more: what was not sent ends with `reason`, what was has an unknown outcome."""
+        self.ended = self.ended or reason
+        effects: list[SessionEffect] = [Settled(key, reason) for key in self._queue]
+        effects += [Settled(key, _lost(reason.message)) for key in self._under_way.values() if key is not None]
+        self._queue.clear()
+        self._under_way.clear()
+        return effects
+
+    def _fill(self) -> list[SessionEffect]:
+        effects: list[SessionEffect] = []
+        while self._queue and len(self._under_way) < self._limits.max_in_flight:
+            key = next(iter(self._queue))
+            self._ticket += 1
+            self._under_way[self._ticket] = key
+            effects.append(Transmit(self._ticket, self._queue.pop(key), self._limits.request_timeout_ms))
+        return effects
+
+
+def _lost(message: str) -> Refusal:
+    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

@@ -1,0 +1,476 @@
+"""`AsyncProducer`: a program's records of one stream on their way: gathered, numbered, sent, and answered one by one.
+
+It runs two machines: the batcher decides which records travel together, the session which number a request gets and
+when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
+
+    send       a record waits in the batcher; nothing is sent before this turn of the loop ends
+    pump       while the session has room, the next request is taken and submitted
+    returned   a request came back; what it leads to is done, then the pump runs again
+
+Bounds: what all producers of a client hold together (`PendingBudget`), what a request and a session may have. A record
+that has no outcome in `requestTimeoutMs` ends: as not written where its request was never sent, else in doubt.
+
+Fault model: see `producers`. A caller that cancels takes its record back where that was not taken into a request yet;
+otherwise it is written, or not, without anyone to hear of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from types import TracebackType
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
+from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
+from dlspark.serving.client.batching import RECORD_ROOM_BYTES, Batcher, BatchLimits, RecordBatch, fates
+from dlspark.serving.client.dispatch import Dispatcher, Journey
+from dlspark.serving.client.plain_writes import WriteSession
+from dlspark.serving.client.producers import SessionEffect, Settled, Transmit
+from dlspark.serving.client.requests import Finished
+from dlspark.serving.protocol.failures import error_of, refusal_of
+from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
+from metadata.foundation.errors import DistributedLogError, check
+from storage_node.edge import Clock
+from storage_node.errors import ProtocolError
+
+
+class PendingBudget:
+    """What all records of a client that have no outcome yet may take."""
+
+    def __init__(self, max_bytes: int, max_records: int) -> None:
+        self._max_bytes, self._max_records = max_bytes, max_records
+        self.bytes = 0
+        self.records = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another record may be added: always where there is none."""
+        return self.bytes < self._max_bytes and self.records < self._max_records
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any wait for room."""
+        return bool(self._waiting)
+
+    def take(self, size: int) -> None:
+        """One more record."""
+        self.bytes += size
+        self.records += 1
+
+    def give(self, size: int, records: int) -> None:
+        """These have their outcome."""
+        self.bytes -= size
+        self.records -= records
+        self._wake()
+
+    async def wait(self) -> None:
+        """Wait for room, in turn with the others that wait."""
+        if self.has_room and not self._waiting:
+            return
+        while True:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            self._wake()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                asyncio.get_running_loop().call_soon(self._wake)
+                raise
+            # Who is behind is woken once this one has had the time to add its record.
+            asyncio.get_running_loop().call_soon(self._wake)
+            if self.has_room:
+                return
+
+    def _wake(self) -> None:
+        while self._waiting and self.has_room:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A request that was made whole by its caller."""
+
+    future: asyncio.Future[WriteReceipt]
+    size: int
+
+
+class AsyncProducer:
+    """Writes records to one stream, in order. Open it with `AsyncClient.producer`; all calls come from one loop."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        session: WriteSession,
+        stream: str,
+        name: str | None,
+        *,
+        limits: BatchLimits,
+        budget: PendingBudget,
+        clock: Clock,
+        request_timeout_ms: int,
+        closed: Callable[[AsyncProducer], None] | None = None,
+    ) -> None:
+        """`name`: None where requests have no producer. `closed` hears of `close`."""
+        self.stream = stream
+        self.name = name
+        self._dispatcher = dispatcher
+        self._session = session
+        self._batcher = Batcher(limits)
+        self._linger = limits.linger_ms > 0
+        self._budget = budget
+        self._now = clock.elapsed_s
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._timeout_s = request_timeout_ms / 1000 if request_timeout_ms >= 0 else inf
+        self._on_closed = closed
+        self._number = 0
+        self._hurried: deque[tuple[RecordBatch, float]] = deque()
+        """Requests that were taken before there was room, with the time by which they must be settled."""
+        self._requests: dict[int, tuple[RecordBatch | _Whole, float]] = {}
+        """What was submitted and is not settled, likewise."""
+        self._journeys: dict[int, Journey] = {}
+        self._effects: deque[SessionEffect] = deque()
+        self._running = False
+        self._planned: asyncio.Handle | None = None
+        self._planned_for = inf
+        self._blocked = False
+        """The session had no room: the pump runs when something comes back."""
+        self._resuming: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ for users
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the producer has ended because another process has begun a newer epoch of it."""
+        return self._session.ended is not None and not self._closed
+
+    @property
+    def pending(self) -> int:
+        """Records and whole requests without an outcome."""
+        batches = [one for one, _ in (*self._requests.values(), *self._hurried)]
+        return len(self._batcher) + sum(len(one.keys) if isinstance(one, RecordBatch) else 1 for one in batches)
+
+    def send(
+        self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None
+    ) -> asyncio.Future[DLSN]:
+        """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its place is forgotten).
+
+        Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many records
+        wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
+        OutcomeUnknownError means that the record may be in the log.
+        """
+        if self._closed:
+            raise AlreadyClosedError("the producer is closed", log=self.stream)
+        data = payload if type(payload) is bytes else bytes_of(payload)
+        size = len(data)
+        if size > MAX_PAYLOAD_BYTES:
+            raise _too_long(size)
+        if not self._budget.has_room:
+            raise _over_capacity(self._budget)
+        future: asyncio.Future[DLSN] = self._loop.create_future()
+        now = self._time()
+        if not self._batcher.add(future, data, now, transaction_id):
+            raise _over_capacity(self._budget)
+        self._budget.take(size + RECORD_ROOM_BYTES)
+        if not self._blocked and (self._planned is None or self._linger):
+            self._plan(now)
+        return future
+
+    async def write(self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None) -> DLSN:
+        """Write one record and wait for it; waits first where too many wait for their outcome. Raises as `send`.
+
+        Cancelled, the record is taken back where it is not in a request yet; else it may be written.
+        """
+        data = payload if type(payload) is bytes else bytes_of(payload)
+        if not self._budget.has_room or self._budget.has_waiting:
+            await self._budget.wait()
+        future = self.send(data, transaction_id=transaction_id)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._batcher.give_up(future):
+                self._budget.give(len(data) + RECORD_ROOM_BYTES, 1)
+            raise
+
+    async def wait_for_room(self) -> None:
+        """Wait until `send` has room for another record."""
+        await self._budget.wait()
+
+    async def append(
+        self,
+        payloads: Sequence[bytes | bytearray | memoryview],
+        *,
+        expected_position: int | DLSN | None = None,
+        fencing_token: bytes | None = None,
+    ) -> DLSN:
+        """Write records whole or not at all, behind those that were sent before; returns the first one's DLSN.
+
+        `expected_position`: the sequence id that the first must get, or the DLSN that must be the log's last one.
+        `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
+        found in `actual`; and as `send`.
+        """
+        data = tuple(map(bytes_of, payloads))
+        if not data:
+            raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
+        await self._budget.wait()
+        if self._closed:
+            raise AlreadyClosedError("the producer is closed", log=self.stream)
+        self._hurry()  # what was sent before goes before
+        while self._hurried:
+            batch, due = self._hurried.popleft()
+            self._submit(batch, batch.request(self.stream), due)
+        size = sum(map(len, data))
+        self._budget.take(size)
+        whole = _Whole(self._loop.create_future(), size)
+        request = WriteRecords(
+            self.stream, data, atomic=True, expected_position=expected_position, fencing_token=fencing_token
+        )
+        self._submit(whole, request, self._time() + self._timeout_s)
+        self._run()
+        receipt = await whole.future
+        return receipt.dlsn if receipt.dlsn is not None else DLSN.INVALID
+
+    async def flush(self) -> None:
+        """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
+        futures = self._hurry()
+        if futures:
+            await asyncio.wait(futures)
+        for future in futures:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                raise error
+
+    async def close(self) -> None:
+        """Send what waits, and wait until all of it has an outcome; each record's future has its own. Idempotent.
+
+        Cancelled, it ends at once: what was not sent is not written, what was is in doubt.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if futures := self._hurry():
+                await asyncio.wait(futures)
+        finally:
+            self.abandon(AlreadyClosedError("the producer was closed", log=self.stream))
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def abandon(self, error: DistributedLogError) -> None:
+        """End at once: what was never sent fails with `error`, which says that it was not done."""
+        self._closed = True
+        for timer in (self._planned, self._resuming, self._expiring):
+            if timer is not None:
+                timer.cancel()
+        self._planned = self._resuming = self._expiring = None
+        refusal = refusal_of(error)
+        self._effects.extend(self._session.end(refusal))
+        self._run()
+        while self._hurried:
+            self._settle_batch(self._hurried.popleft()[0], refusal)
+        while len(self._batcher):
+            self._settle_batch(self._batcher.take(), refusal)
+        for journey in self._journeys.values():
+            journey.cancel()
+        self._journeys.clear()
+        if self._on_closed is not None:
+            self._on_closed(self)
+            self._on_closed = None
+
+    # ------------------------------------------------------------------ the pump
+
+    def _hurry(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
+        """Have everything that waits sent as soon as may be. Returns what has no outcome yet, the oldest first."""
+        due = self._time() + self._timeout_s
+        while len(self._batcher):
+            self._hurried.append((self._batcher.take(), due))
+        found: list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]] = []
+        for one, _ in (*self._requests.values(), *self._hurried):
+            if isinstance(one, RecordBatch):
+                found += (key for key in one.keys if isinstance(key, asyncio.Future))
+            else:
+                found.append(one.future)
+        self._pump()
+        return found
+
+    def _plan(self, now: float) -> None:
+        """Have the pump run: at the end of this turn where a request is ready, else when its oldest record is due."""
+        due = self._batcher.next_due()
+        if due is None or due >= self._planned_for:
+            return
+        if self._planned is not None:
+            self._planned.cancel()
+        if due <= now:
+            self._planned, self._planned_for = self._loop.call_soon(self._pump), -inf
+        else:
+            self._planned, self._planned_for = self._loop.call_at(due, self._pump), due
+        if self._expiring is None and self._timeout_s != inf:
+            self._expiring = self._loop.call_at(now + self._timeout_s, self._expire)
+
+    def _pump(self) -> None:
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned, self._planned_for = None, inf
+        batcher, session, now = self._batcher, self._session, self._time()
+        while self._hurried and session.has_room:
+            batch, due = self._hurried.popleft()
+            self._submit(batch, batch.request(self.stream), due)
+        while not self._hurried and session.has_room and batcher.is_ready(now):
+            batch = batcher.take()
+            self._submit(batch, batch.request(self.stream), now + self._timeout_s)
+        self._run()
+        self._blocked = not session.has_room
+        if len(batcher) and not self._blocked:
+            self._plan(now)
+
+    def _submit(self, what: RecordBatch | _Whole, request: WriteRecords, due: float) -> None:
+        self._number += 1
+        self._requests[self._number] = what, due
+        if self._expiring is None and self._timeout_s != inf:
+            self._expiring = self._loop.call_at(due, self._expire)
+        self._effects.extend(self._session.submit(self._number, request, self._now()))
+
+    # ------------------------------------------------------------------ effects
+
+    def _run(self) -> None:
+        """Do what the session says, in its order; what that leads to at once comes behind it."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._effects:
+                effect = self._effects.popleft()
+                if isinstance(effect, Transmit):
+                    self._transmit(effect)
+                elif isinstance(effect, Settled):
+                    self._settled(effect)
+                else:
+                    self._resuming = self._loop.call_later(effect.seconds, self._resumed)
+        finally:
+            self._running = False
+
+    def _transmit(self, effect: Transmit) -> None:
+        ticket = effect.ticket
+        came_back = False
+
+        def settle(finished: Finished) -> None:
+            nonlocal came_back
+            came_back = True
+            self._journeys.pop(ticket, None)
+            self._effects.extend(self._session.returned(ticket, finished, self._now()))
+            if not self._running:
+                self._pump()
+
+        journey = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
+        if not came_back:
+            self._journeys[ticket] = journey
+
+    def _resumed(self) -> None:
+        self._resuming = None
+        self._effects.extend(self._session.resumed(self._now()))
+        self._pump()
+
+    def _settled(self, effect: Settled) -> None:
+        number = effect.key
+        check(isinstance(number, int), "a session settled what it was not given")
+        if isinstance(number, int):
+            what, _ = self._requests.pop(number)
+            if isinstance(what, RecordBatch):
+                self._settle_batch(what, effect.answer)
+            else:
+                self._settle_whole(what, effect.answer)
+
+    def _settle_whole(self, whole: _Whole, answer: Answer) -> None:
+        self._budget.give(whole.size, 1)
+        future = whole.future
+        if isinstance(answer, WriteReceipt):
+            self._dispatcher.counters.records += answer.records
+            self._dispatcher.counters.record_bytes += whole.size
+        if future.done():
+            return
+        if isinstance(answer, WriteReceipt):
+            future.set_result(answer)
+        elif isinstance(answer, Refusal):
+            future.set_exception(error_of(answer, stream=self.stream))
+        else:
+            future.set_exception(ProtocolError(f"a write was answered with {type(answer).__name__}"))
+
+    def _settle_batch(self, batch: RecordBatch, answer: Answer) -> None:
+        self._batcher.settled(batch)
+        count = len(batch.keys)
+        self._budget.give(batch.bytes, count)
+        counters = self._dispatcher.counters
+        if isinstance(answer, WriteReceipt):
+            counters.records += count
+            counters.record_bytes += batch.bytes - count * RECORD_ROOM_BYTES
+        for key, fate in fates(batch, answer):
+            if not isinstance(key, asyncio.Future) or key.done():
+                continue
+            if isinstance(fate, Refusal):
+                key.set_exception(error_of(fate, stream=self.stream))
+            else:
+                key.set_result(DLSN.INVALID if fate is None else fate)
+
+    def _expire(self) -> None:
+        """Give up what has waited for too long, and look again when the next one will have."""
+        self._expiring = None
+        now = self._time()
+        for number, (_, due) in list(self._requests.items()):
+            if due > now:
+                break
+            self._effects.extend(self._session.give_up(number, self._now()))
+        refusal = Refusal(StatusCode.SERVICE_UNAVAILABLE, "the record was not sent in time")
+        while self._hurried and self._hurried[0][1] <= now:
+            self._settle_batch(self._hurried.popleft()[0], refusal)
+        # The oldest record's time, or later by the linger. Those that would have travelled with it end with it.
+        while (waiting := self._batcher.next_due()) is not None and waiting + self._timeout_s <= now:
+            self._settle_batch(self._batcher.take(), refusal)
+        self._pump()
+        waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._hurried)[:1])]
+        if (waiting := self._batcher.next_due()) is not None:
+            waits.append(waiting + self._timeout_s)
+        if waits and self._expiring is None:
+            self._expiring = self._loop.call_at(min(waits), self._expire)
+
+
+def bytes_of(payload: object) -> bytes:
+    """A payload that the caller cannot change any more."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidRecordError(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
+    return bytes(payload)
+
+
+def _too_long(size: int) -> RecordTooLongError:
+    return RecordTooLongError(
+        f"a payload of {size} bytes is longer than {MAX_PAYLOAD_BYTES}, the most that a record takes",
+        advice="Split it; nothing was written",
+    )
+
+
+def _over_capacity(budget: PendingBudget) -> OverCapacityError:
+    return OverCapacityError(
+        f"{budget.records} records of {budget.bytes} bytes wait for their outcome; this one was not taken",
+        advice="Wait for room (`wait_for_room`), or raise maxPendingBytes and maxPendingRecords",
+    )
