@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
+from itertools import islice
 from struct import Struct
 from typing import Final
 
@@ -70,8 +71,9 @@ STORED, REFUSED = 0, 1
 MAX_TEXTS_BYTES: Final = 1024 * 1024
 """Refusals of a BulkReceipt that take more are cut to SHORT_MESSAGE characters each, without advice."""
 SHORT_MESSAGE: Final = 64
+MAX_OWNERSHIPS: Final = 100_000
 MAX_OWNERSHIPS_BYTES: Final = 4 * 1024 * 1024
-"""A ProxyInfo lists as many ownerships as fit in this: they are hints, and a client learns the others as it asks."""
+"""A ProxyInfo lists as many ownerships as fit in these: they are hints, and a client learns the others as it asks."""
 
 _RECEIPT: Final = Struct(">qqqI")
 _FRAMED_RECEIPT: Final = Struct(FRAME_HEADER.format + "qqqI")
@@ -262,7 +264,7 @@ def _decode_owner(frame: memoryview, _flags: int) -> OwnerFound:
 def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
     listed = Head()
     count = 0
-    for stream, location in answer.ownerships.items():
+    for stream, location in islice(answer.ownerships.items(), MAX_OWNERSHIPS):
         if len(listed) + 4 * (len(stream) + len(location)) + 4 > MAX_OWNERSHIPS_BYTES:
             break
         listed.text(stream, "a stream")
@@ -288,7 +290,7 @@ def _decode_info(frame: memoryview, flags: int) -> ProxyInfo:
     max_request_bytes = reader.u32("max_request_bytes")
     region = reader.text("the region") if flags & REGION else None
     ownerships = {}
-    for _ in range(reader.count(MAX_OWNERSHIPS_BYTES // 4, 4, "ownerships")):
+    for _ in range(reader.count(MAX_OWNERSHIPS, 4, "ownerships")):
         stream = reader.text("a stream")
         ownerships[stream] = reader.text("a location")
     reader.finish()

@@ -1,7 +1,7 @@
 """Errors as refusals, and back: what a proxy raises is what its client raises. No I/O.
 
-A refusal carries the name of the error's class. The same class is raised on the other side wherever that knows it;
-otherwise the nearest class of its kin does, or the one of the status code (`ERROR_OF_CODE`).
+A refusal carries the name of the error's class, and the same class is raised on the other side. For an unknown name, or
+none, it is the class of the status code (`ERROR_OF_CODE`).
 
 Whether the thing was done outweighs everything else: an error whose outcome is not the refusal's is never raised. What
 may have happened stays OutcomeUnknownError, whatever name and code came with it; and an exception that is not of the
@@ -15,8 +15,6 @@ from typing import Final
 
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.writing.ledger_allocators import AllocatorLostError, NoAllocatorError
-from dlspark.core.writing.transactions import DeposedAfterwardsError, DeposedInDoubtError
 from dlspark.errors import (
     CallerError,
     ConditionError,
@@ -28,11 +26,8 @@ from dlspark.errors import (
     status_code,
 )
 from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
-from metadata.bookies import UnknownBookieError
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
 from metadata.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
-from metadata.segment_changes import SegmentsMovedError
-from metadata.segment_listing import SegmentVanishedError
 from storage_node import errors as storage_errors
 from storage_node.errors import BookieError
 
@@ -54,23 +49,17 @@ KINDS: Final[dict[str, type[DistributedLogError]]] = {
     for kind in (
         *_kinds_of(vars(errors)),
         *_kinds_of(vars(storage_errors)),
-        AllocatorLostError,
-        DeposedAfterwardsError,
-        DeposedInDoubtError,
         LockClosedError,
         LockReplacedError,
         LockSessionExpiredError,
-        NoAllocatorError,
         NoNodeError,
         NodeExistsError,
         NotEmptyError,
-        SegmentVanishedError,
-        SegmentsMovedError,
-        UnknownBookieError,
     )
     if kind not in _ROOTS
 }
-"""The errors that travel under their own names."""
+"""The errors that travel under their own names; one that only the core knows travels as the nearest of these, or by its
+code. A thin client imports this module, so it leads to no writer, reader or storage client."""
 
 ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
     StatusCode.CLIENT_CLOSED: errors.AlreadyClosedError,
@@ -134,7 +123,7 @@ def refusal_of(error: BaseException) -> Refusal:
         _cut(_message(error)),
         location=error.owner if isinstance(error, OwnershipAcquireFailedError) else None,
         applied=applied_of(type(error)),
-        error=next((kind.__name__ for kind in type(error).__mro__ if KINDS.get(kind.__name__) is kind), ""),
+        error=_name(type(error)),
         actual=_actual(error),
         advice=_cut(error.advice) if error.advice is not None else None,
     )
@@ -152,6 +141,14 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
     elif isinstance(error, SequenceGapError):
         error.expected = refusal.actual if isinstance(refusal.actual, int) else 0
     return error
+
+
+def _name(kind: type[DistributedLogError]) -> str:
+    """The nearest class that the other side knows; empty where that says no more than the outcome."""
+    known = next((one for one in kind.__mro__ if KINDS.get(one.__name__) is one), None)
+    if known is None or (known is not kind and known in _BARE.values()):
+        return ""
+    return known.__name__
 
 
 def _kind(refusal: Refusal) -> type[DistributedLogError]:

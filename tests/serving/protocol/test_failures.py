@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +15,14 @@ import metadata
 import storage_node
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.ledger_allocators import AllocatorLostError
+from dlspark.core.writing.transactions import DeposedInDoubtError
 from dlspark.errors import (
     CallerError,
     ConditionError,
     DistributedLogError,
     InvariantViolation,
+    LockingError,
     LogNotFoundError,
     NotAppliedError,
     OutcomeUnknownError,
@@ -26,6 +31,7 @@ from dlspark.errors import (
     ProxyLostError,
     SequenceGapError,
     TransmitError,
+    WriterDeposedError,
     status_code,
 )
 from dlspark.serving.protocol.failures import ERROR_OF_CODE, KINDS, MAX_MESSAGE_CHARS, applied_of, error_of, refusal_of
@@ -33,7 +39,7 @@ from dlspark.serving.protocol.frames import decode_answer, encode_answer
 from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
 from storage_node.errors import BookieError
 
-NOT_SENT = (
+NO_PROXYS = (
     "dlspark.spark",
     "dlspark.sandbox",
     "dlspark.cli",
@@ -41,15 +47,25 @@ NOT_SENT = (
     "dlspark.serving",
     "storage_node.bookie",
 )
-"""Where errors are that no proxy meets: they travel as the nearest class above them that one does."""
-_OF_EXTRAS = ("dlspark.testing", "dlspark.spark", "dlspark.cli")
+"""Where errors are that no proxy meets."""
+INTERNAL = {
+    "AllocatorLostError",
+    "DeposedAfterwardsError",
+    "DeposedInDoubtError",
+    "NoAllocatorError",
+    "SegmentVanishedError",
+    "SegmentsMovedError",
+    "UnknownBookieError",
+}
+"""What the core says to itself. They, too, travel as the nearest class above them."""
+_NOT_IMPORTED = ("dlspark.testing", "dlspark.spark", "dlspark.cli", "dlspark.serving")
 
 
 def tree() -> Iterator[type[DistributedLogError]]:
     """Every class of errors that the three floors define."""
     for package in (metadata, storage_node, dlspark):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith("__main__") and not found.name.startswith(_OF_EXTRAS):
+            if not found.name.endswith("__main__") and not found.name.startswith(_NOT_IMPORTED):
                 importlib.import_module(found.name)
     importlib.import_module("dlspark.spark.errors")
     todo: list[type[DistributedLogError]] = [DistributedLogError]
@@ -63,6 +79,10 @@ def tree() -> Iterator[type[DistributedLogError]]:
 
 
 TREE = list(tree())
+
+
+def is_sent(kind: type[DistributedLogError]) -> bool:
+    return kind.__name__ not in INTERNAL and not kind.__module__.startswith(NO_PROXYS)
 
 
 def made(kind: type[DistributedLogError]) -> DistributedLogError:
@@ -95,11 +115,9 @@ def test_the_tree_is_whole() -> None:
 def test_every_error_comes_back_as_what_it_was(kind: type[DistributedLogError]) -> None:
     error = made(kind)
     back = there_and_back(error)
-    if kind.__module__.startswith(NOT_SENT):
-        assert isinstance(error, type(back))
-    else:
+    if is_sent(kind):
         assert type(back) is kind
-        assert status_code(back) == status_code(error)
+    assert status_code(back) == status_code(error)
     assert applied_of(type(back)) is applied_of(kind)
     assert (back.message, back.advice, back.log) == ("it failed", "try this", "flights")
     for name in ("owner", "actual", "expected"):
@@ -111,9 +129,15 @@ def test_an_error_that_does_not_say_whether_it_was_done_may_have_been(root: type
     assert type(there_and_back(made(root))) is OutcomeUnknownError
 
 
+def test_an_error_that_only_the_core_knows_is_raised_as_the_nearest_that_clients_know() -> None:
+    assert type(there_and_back(made(DeposedInDoubtError))) is WriterDeposedError
+    assert type(there_and_back(made(AllocatorLostError))) is LockingError, "by its code"
+
+
 def test_names_are_of_one_class_each() -> None:
     assert all(kind.__name__ == name for name, kind in KINDS.items())
-    sendable = {kind.__name__ for kind in TREE if not kind.__module__.startswith(NOT_SENT)}
+    sendable = {kind.__name__ for kind in TREE if is_sent(kind)}
+    assert {kind.__name__ for kind in TREE} >= INTERNAL
     assert sendable - {"DistributedLogError", "BookieError"} == KINDS.keys()
 
 
@@ -154,6 +178,15 @@ def test_the_place_of_an_error_is_in_its_message_but_not_the_log() -> None:
 def test_a_bug_may_have_come_after_the_thing_was_done(error: BaseException, code: StatusCode, message: str) -> None:
     assert refusal_of(error) == Refusal(code, message, applied=Applied.UNKNOWN)
     assert type(there_and_back(error)) is OutcomeUnknownError
+
+
+def test_what_a_thin_client_needs_of_it_leads_to_no_storage_client() -> None:
+    code = (
+        "import sys; from dlspark.serving.protocol import failures, frames, checksums\n"
+        "bad = ('storage_node.client', 'dlspark.core.writing', 'dlspark.core.reading', 'kazoo', 'pyarrow', 'grpc')\n"
+        "assert not [name for name in sys.modules if name.startswith(bad)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_long_texts_are_cut() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, RecordTooLongError
-from dlspark.serving.protocol.answer_frames import SHORT_MESSAGE, AnswerKind
+from dlspark.serving.protocol.answer_frames import MAX_OWNERSHIPS, SHORT_MESSAGE, AnswerKind
 from dlspark.serving.protocol.frame_parts import FRAME_HEADER, HEADER, MAX_PARTS, MAX_PAYLOADS
 from dlspark.serving.protocol.frames import decode_answer, decode_request, encode_answer, encode_request
 from dlspark.serving.protocol.operations import (
@@ -315,11 +315,12 @@ def test_reasons_too_long_for_a_frame_are_cut_rather_than_the_receipt_lost() -> 
         assert (now.code, now.applied, now.message) == (was.code, was.applied, was.message[:SHORT_MESSAGE])
 
 
-def test_a_proxy_lists_as_many_ownerships_as_fit() -> None:
-    owned = {f"stream-{n:07}": "1;0;proxy.example:8000" for n in range(200_000)}
+@pytest.mark.parametrize("name", ["{}", "a-stream-with-a-long-name-{:040}"])
+def test_a_proxy_lists_as_many_ownerships_as_fit(name: str) -> None:
+    owned = {name.format(n): "1;0;proxy.example:8000" for n in range(MAX_OWNERSHIPS + 1)}
     _, info = decode_answer(body(encode_answer(1, ProxyInfo("here", ProxyStatus.WRITE_AND_ACCEPT, owned))))
     assert isinstance(info, ProxyInfo)
-    assert 30_000 < len(info.ownerships) < len(owned)
+    assert 9_000 < len(info.ownerships) < len(owned)
     assert info.ownerships.items() <= owned.items()
 
 
