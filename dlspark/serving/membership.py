@@ -296,9 +296,17 @@ class Announcement:
         self._folder = folder
         self._data = member.encode()
         self._wanted = False
+        self._session_id = 0
+        """The session in which it was announced last."""
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] | None = None
+
+    @property
+    def announced(self) -> bool:
+        """Whether it is a member now, as far as this process knows."""
+        store = self._store
+        return self._wanted and self._session_id == store.session_id and store.state is not SessionState.EXPIRED
 
     async def begin(self) -> None:
         """Announce. Raises MetadataUnavailableError or an OutcomeUnknownError, and then keeps nothing announced."""
@@ -333,11 +341,14 @@ class Announcement:
         async with self._lock:
             for tries in range(_CREATE_TRIES):
                 await repeat(self._store, lambda: self._store.sync(self._folder))
+                session_id = self._store.session_id
                 if await repeat(self._store, self._ours):
+                    self._session_id = session_id
                     return
                 try:
                     prefix = join(self._folder, MEMBER_PREFIX)
                     await self._store.create(prefix, self._data, ephemeral=True, sequential=True, make_parents=True)
+                    self._session_id = session_id
                     return
                 except (OutcomeUnknownError, MetadataUnavailableError):
                     await asyncio.sleep(0)  # let the session's own event be heard

@@ -91,6 +91,12 @@ class ProxyMeasures:
     records_received: Count = _count("records_received", "Records in requests, whatever became of them")
     records_redirect: Count = _count("records_redirect", "Records in requests that were sent on to the owner")
     denied: Counts = _counts("denied", "Requests that access control denied, or whose checksum was wrong", "operation")
+    over_limit: Counts = _counts(
+        "limiter_overlimit",
+        "Requests over a limit of the proxy or of a stream: soft ones, and in dark mode hard ones, are only counted",
+        "limit",
+        own=True,
+    )
     outstanding: Gauge = _gauge("service_outstandingAsync", "Requests that are not answered yet")
 
     # ---- the proxy, its streams

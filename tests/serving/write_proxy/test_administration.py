@@ -119,7 +119,7 @@ async def test_a_proxy_that_says_nothing_is_not_waited_for_for_ever() -> None:
     (report,) = await survey(tier.peers, [member])
     assert report.status is None
     assert "no answer" in (report.error or "")
-    answer = await tier.peers.call(member.location, MoveStream("a", "1;0;x:1"), 100)
+    answer = await tier.peers.ask(member.location, MoveStream("a", "1;0;x:1"), timeout_ms=100)
     assert isinstance(answer, Refusal)
     assert answer.applied is Applied.UNKNOWN
     await tier.close()
