@@ -17,11 +17,12 @@ from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
 from dlspark.errors import SettingsError
 from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, Ownerships
 from dlspark.serving.client.requests import WayLimits
+from dlspark.serving.routing.bounded_load import BALANCE, BoundedRing
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.properties import read_properties
-from metadata.foundation.settings import FLAG, TEXT, WHOLE, Registry, setting
+from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/thin-client-settings.md"
 MINUTE_MS: Final = 60_000
@@ -107,6 +108,17 @@ class ThinClientSettings:
         "blackoutMs",
         "Milliseconds for which a proxy whose connection failed is asked only where no other is left",
         minimum=0,
+        own=True,
+    )
+
+    read_balance: float = setting(
+        REAL,
+        BALANCE,
+        "readBalance",
+        "How far a read proxy may be above its share of the logs that the client reads: 1.25 is a quarter. Logs that "
+        "have no place at their own proxy are read at the next one",
+        minimum=1.0,
+        maximum=1_000.0,
         own=True,
     )
 
@@ -322,6 +334,10 @@ class ThinClientSettings:
         if self.routing == ORDER:
             return ServerOrder(hosts, blackout_s=self.blackout_ms / 1000)
         return HostRing(hosts, blackout_s=self.blackout_ms / 1000)
+
+    def read_route(self, hosts: tuple[ProxyHost, ...] = ()) -> BoundedRing:
+        """The route of readers, which have no owners to find."""
+        return BoundedRing(hosts, balance=self.read_balance, blackout_s=self.blackout_ms / 1000)
 
     def regions(self) -> tuple[str, ...]:
         """Where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port` or a

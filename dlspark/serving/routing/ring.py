@@ -17,7 +17,7 @@ again. A lookup is a bisection and, mostly, one step.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from dlspark.serving.routing.hashing import hash_long
@@ -138,7 +138,7 @@ class HostRing:
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The host of `stream`, none of those in `tried`; None where no other is left."""
-        out = self._blackouts.at(now)
+        out = self.blacked_out(now)
         if not out:
             return self.lookup(stream, tried)
         found = self.lookup(stream, {*tried, *out})
@@ -146,13 +146,21 @@ class HostRing:
 
     def lookup(self, stream: str, passed_over: Collection[str] = ()) -> str | None:
         """The host of the first point at or behind the stream's that is not passed over; blackouts do not count."""
-        left = len(self._hosts) - sum(address in self._hosts for address in set(passed_over))
-        if left <= 0:
-            return None
+        return next((address for address in self.following(stream) if address not in passed_over), None)
+
+    def following(self, stream: str) -> Iterator[str]:
+        """All hosts, each once, in the order in which their points follow the stream's hash."""
         points = self._points
         start = bisect_left(points, (hash_long(stream) + _LOWEST) << _INDEX_BITS)
+        seen: set[str] = set()
         for at in range(start, start + len(points)):
             address = self._addresses[points[at % len(points)] & _INDEX_MASK]
-            if address not in passed_over:
-                return address
-        return None
+            if address not in seen:
+                yield address
+                seen.add(address)
+                if len(seen) == len(self._hosts):
+                    return
+
+    def blacked_out(self, now: float) -> Collection[str]:
+        """The hosts that failed not long ago."""
+        return self._blackouts.at(now)
