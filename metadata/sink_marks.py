@@ -4,6 +4,7 @@
 |---|---|
 | `P/sink-<sink id>`, beside a log's own values | the log's mark: highest batch of the sink in it, by whom, rows: |
 | | `{"v":2,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]],"since":4}` |
+| the same, while batches are appended | the same with `"v":3` and `"appending"`: the time at which it was set, in ms |
 | `NS/.sinks/<sink id>` | the sink: highest batch published into any log, by whom, its rows; its mark of old, if any: |
 | | `{"v":2,"batch":7,"attempt":"a","rows":1000,"floor":{"zxid":99,"mark":{"v":1,...}}}` |
 | the same, of a batch write's sink, and of old | `{"v":1,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]]}` |
@@ -13,11 +14,16 @@ on that wrote to the log is in it. A log's mark lies in the log: it is deleted, 
 never speaks of another log that has the name now (I9). Whether a batch is in a log, that mark alone says; the
 sink's znode only says which batches no log can have yet. It also keeps an older dlspark, which has one mark for all
 logs, from publishing beside this one: that refuses what is not of version 1.
+
+A batch may also be in a log as one request of an idempotent producer that has the sink's id (I20). The mark of such a
+sink is moved only now and then, so it says that it is not the whole truth: the log's producers may know later batches.
+An older dlspark, which would not ask them, refuses a mark of version 3.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -26,6 +32,7 @@ from metadata.store import Stat
 
 OLD_VERSION: Final = 1
 VERSION: Final = 2
+APPENDING_VERSION: Final = 3
 NO_BATCH: Final = -1
 MAX_HISTORY: Final = 64
 """Batches whose numbers of rows a mark keeps: some 1 KB, written with each publication."""
@@ -90,6 +97,9 @@ class LogMark:
     attempt: str = ""
     rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     since: int = field(default=0, compare=False)
+    appending_ms: int | None = field(default=None, compare=False)
+    """When the mark was set by a process that appends batches of the sink to the log: later batches than `batch` may be
+    there, and the log's producers know them (I20). None: there are none."""
 
     def covers(self, batch: int) -> bool:
         """Whether the log takes no rows of `batch` any more: compared by order, never by equality (D15)."""
@@ -104,24 +114,36 @@ class LogMark:
         return batch < self.since
 
     def moved(self, batch: int, attempt: str, rows: int, keep: int) -> LogMark:
-        """The mark after the publication of `batch`, with the rows of `keep` batches."""
+        """The mark after the publication of `batch`, with the rows of `keep` batches. It is the whole truth."""
         # `since` follows the newest batch that is left out: a batch from there on without rows here did not write.
         every = ((batch, rows), *self.rows)
         return LogMark(batch, attempt, every[:keep], every[keep][0] + 1 if len(every) > keep else self.since)
 
+    def with_appended(self, requests: Iterable[tuple[int, int]], keep: int) -> LogMark:
+        """The mark with the batches (and their rows) that the log's producers have above it, in ascending order."""
+        mark = self
+        for batch, rows in requests:
+            if batch > mark.batch:
+                mark = mark.moved(batch, "", rows, keep)
+        return mark
+
     def encode(self) -> bytes:
         """The mark as JSON."""
-        fields: dict[str, object] = {"v": VERSION, "batch": self.batch, "attempt": self.attempt}
+        version = VERSION if self.appending_ms is None else APPENDING_VERSION
+        fields: dict[str, object] = {"v": version, "batch": self.batch, "attempt": self.attempt}
         fields["rows"] = self.rows
         if self.since:
             fields["since"] = self.since
+        if self.appending_ms is not None:
+            fields["appending"] = self.appending_ms
         return _encoded(fields)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> LogMark:
         """Raises CorruptDataError for anything but a log's mark of a version known here."""
-        fields = _MarkFields.read(data, path, VERSION)
-        return cls(fields.batch(), fields.text("attempt"), fields.rows(), fields.number("since", 0))
+        fields = _MarkFields.read(data, path, VERSION, APPENDING_VERSION)
+        appending = fields.number("appending", None) if fields.version == APPENDING_VERSION else None
+        return cls(fields.batch(), fields.text("attempt"), fields.rows(), fields.number("since", 0), appending)
 
 
 class Floor(NamedTuple):

@@ -14,6 +14,7 @@ NotAppliedError
 │   ├── RecreatedDataLossError       the log of this name is another one, created later
 │   └── UnreachableEndDataLossError  the log ends before the end of the batch, or of an AvailableNow query
 ├── LogBusyError               another writer holds a log of the batch; nothing of the batch is visible
+├── AppenderStartError         the process that appends to open segments could not be started; nothing is visible
 ├── BatchSweptError            what the tasks had staged was swept meanwhile; nothing of the batch is visible
 └── PublishContendedError      others were faster every time; nothing of the batch is visible
 OutcomeUnknownError
@@ -71,6 +72,10 @@ class ReplayDiffersError(BatchRefusedError):
 
 class LogBusyError(NotAppliedError):
     """Another writer holds a log of the batch; nothing of the batch is visible."""
+
+
+class AppenderStartError(NotAppliedError):
+    """The process that appends batches to open segments could not be started; nothing of the batch is visible."""
 
 
 class BatchSweptError(NotAppliedError):

@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from dlspark.core.sync.namespace import Namespace
+from dlspark.errors import LogEmptyError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.sink.staging import run_task
-from metadata.segments import TruncationStatus
 from storage_node.edge import SystemClock
 
 TASK_TRIES = 3
@@ -117,18 +117,24 @@ def arrow_batches(rows: list[tuple[int, str, bytes]], stamped: bool, size: int =
 
 
 def read_values(uri: str, log: str) -> tuple[list[int], list[bytes]]:
-    """Transaction ids and payloads of a whole log, as far as it was not truncated (at a segment's beginning)."""
+    """Transaction ids and payloads of a whole log, as far as it was not truncated (at a segment's beginning).
+
+    Records of a segment that is being written included: all that were acknowledged before.
+    """
     with Namespace.open(uri) as namespace:
         if not namespace.log_exists(log):
             return [], []
         with namespace.open_log(log) as opened:
-            segments = [one for one in opened.segments() if one.truncation is not TruncationStatus.TRUNCATED]
-            count = sum(segment.record_count for segment in segments)
+            try:
+                end = opened.last_dlsn()
+            except LogEmptyError:
+                return [], []
             txids: list[int] = []
             values: list[bytes] = []
             with opened.open_reader() as reader:
-                while len(values) < count:
-                    for record in reader.read_bulk(count - len(values)):
-                        txids.append(record.txid)
-                        values.append(bytes(record.payload))
+                for record in reader:
+                    txids.append(record.txid)
+                    values.append(bytes(record.payload))
+                    if record.dlsn >= end:
+                        break
             return txids, values

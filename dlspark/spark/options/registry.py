@@ -399,6 +399,33 @@ OPTIONS: tuple[Option, ...] = (
         "`none` or `lz4`: how entries are stored",
         default_words="the namespace's setting, else `none`",
     ),
+    _option(
+        "commitMode",
+        EXACT,
+        Scope.SINK,
+        "How a batch with a number (of a stream, or of a write with `txnVersion`) gets into its log: `segments` of its "
+        "own, which takes any size and any number of logs; `append` to a segment that stays open, for small batches at "
+        "short intervals: a batch for one log that fits into one entry (1 MB). `auto` appends a batch for one log of "
+        "at most `appendMaxBytes`, and makes segments of any other. A batch for several logs always makes segments, so "
+        "that it appears in all of them at once. A replay is recognised whichever way it was written",
+        default_words="`auto` of a stream, `segments` of a batch",
+    ),
+    _option(
+        "appendMaxBytes",
+        WHOLE,
+        Scope.SINK,
+        "With `commitMode=auto`: most bytes of a batch that is appended, 20 a record included",
+        default=str(512 << 10),
+        minimum=1,
+    ),
+    _option(
+        "appendIdleRelease",
+        DURATION,
+        Scope.SINK,
+        "How long after the last batch the log stays held for the next one: then its segment is completed and its lock "
+        "given up. A writer that waits for the lock gets it at once. `0s`: after each batch",
+        default="1m",
+    ),
     _option("ensembleSize", WHOLE, Scope.SINK, "Storage nodes that a segment is spread over", default="3", minimum=1),
     _option("writeQuorumSize", WHOLE, Scope.SINK, "Copies of each entry", default="3", minimum=1),
     _option(

@@ -29,15 +29,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import JobId, Publication
 from metadata.foundation.plurals import counted
 from metadata.ledgers import Versioned
 from metadata.sink_marks import Floor, LogMark, SinkState
 
 _OPEN, _COVERED = "open", "covered"
+
+
+class OrderedPart(Protocol):
+    """Rows of one task for one log, as they have their place among those of other tasks."""
+
+    @property
+    def partition(self) -> int:
+        """The task's number in the job."""
+        ...
+
+    @property
+    def ordinal(self) -> int:
+        """The part's number in the task."""
+        ...
+
+    @property
+    def first_txid(self) -> int:
+        """Transaction id of its first row."""
+        ...
+
+    @property
+    def last_txid(self) -> int:
+        """Transaction id of its last row."""
+        ...
+
+
+_Part = TypeVar("_Part", bound=OrderedPart)
 
 
 class CommitOutcome(Enum):
@@ -74,6 +102,8 @@ class BatchProgress:
     """This attempt has published it."""
     over: bool = False
     """There is nothing to publish."""
+    unsettled: tuple[str, ...] = ()
+    """Open logs whose producers may know the batch all the same: their marks are not the whole truth (I20)."""
 
     @property
     def outcome(self) -> CommitOutcome | None:
@@ -123,7 +153,9 @@ def judge(
     else:
         # Marks are equal if batch and attempt are: such a mark shows this attempt's own publication (D13).
         over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
-    return BatchProgress(state, marks, open_logs, covered, differing, ours, over)
+    wanted = open_logs if rows else [log for log, mark in marks.items() if not mark.value.covers(job.batch)]
+    unsettled = tuple(log for log in wanted if log in marks and marks[log].value.appending_ms is not None)
+    return BatchProgress(state, marks, open_logs, covered, differing, ours, over, unsettled)
 
 
 def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
@@ -217,8 +249,11 @@ def refusal(publication: Publication, progress: BatchProgress) -> ReplayDiffersE
     )
 
 
-def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSegment]:
-    """`segments` of one log in the order in which they continue it. Raises TransactionOrderError if two overlap."""
+def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
+    """`segments` of one log (or rows that travelled inline) in the order in which they continue it.
+
+    Raises TransactionOrderError if two overlap.
+    """
     ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
     for before, after in pairwise(ordered):
         if after.first_txid < before.last_txid:
@@ -233,7 +268,7 @@ def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSe
     return ordered
 
 
-def check_above(log: str, highest_txid: int, first: StagedSegment) -> None:
+def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:
     """Raise unless the batch's first id may follow the log's highest (equal is fine)."""
     if highest_txid == MAX_TXID:
         raise sealed(log)

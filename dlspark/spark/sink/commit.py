@@ -23,7 +23,8 @@ known to belong to its versions (`NamespaceLogs`), and the lock's own member dis
 was made in its place since.
 
 A batch is published into those of its logs that do not have it yet (`progress`), into all of them in one multi (D16).
-Only a log's mark says whether it has the batch; segments are never compared (D14).
+Only a log's mark says whether it has the batch; segments are never compared (D14). A mark that is not the whole truth,
+because batches were appended to the log, is settled first (I20: `owned_log`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +67,7 @@ from metadata.foundation.errors import (
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
+    check,
 )
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
@@ -99,6 +101,8 @@ _LONGEST = LockedLogEnd(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 """The end of a log whose numbers take more digits than any log's will."""
 
 _log = logging.getLogger(__name__)
+
+Settle = Callable[[str, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -142,13 +146,17 @@ class Publisher:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         deadline_s: float = PUBLISH_DEADLINE_S,
+        settle: Settle | None = None,
     ) -> None:
+        """`settle(log, sink id)` makes a mark say everything that is not the whole truth, because batches of the sink
+        were appended to the log; None: no batches are."""
         self._store = store
         self._sinks = sinks
         self._logs = logs
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._deadline_s = deadline_s
+        self._settle = settle
 
     async def publish(self, publication: Publication, *, skip_differing: bool = False) -> Commit:
         """Make the batch visible, whole and once in each of its logs (I9).
@@ -302,12 +310,14 @@ class Publisher:
         locking = asyncio.ensure_future(self._lock(logs, stack))
         try:
             progress = await self._progress(batch)
+            if progress.unsettled and not logs:
+                await self._settle_all(batch.given.job, progress.unsettled)
             if progress.outcome is not None:
                 return progress, []
             held = await locking if progress.open == logs else None
         finally:
             await end_tasks([locking], drop_errors=True)
-        if held is not None and all(one.at_once for one in held):
+        if held is not None and not progress.unsettled and all(one.at_once for one in held):
             return progress, held
         if held is None:
             await stack.aclose()  # the locks of logs that have the batch are not needed
@@ -316,7 +326,18 @@ class Publisher:
         if again.outcome is None and again.open != progress.open:
             # The locks that are held, and the rows that are left to publish, belong to other logs: begin again.
             raise BadVersionError("the batch was published into some of its logs meanwhile")
+        if again.outcome is None and again.unsettled:
+            # Its owner would have settled it before it gave the lock up: it died. Settling takes the lock, too.
+            await stack.aclose()
+            await self._settle_all(batch.given.job, again.unsettled)
         return again, held
+
+    async def _settle_all(self, job: JobId, logs: Sequence[str]) -> None:
+        """Have the marks say everything, then begin again: raises BadVersionError."""
+        check(self._settle is not None, "a batch was appended to a log of a sink that appends none")
+        for log in logs:
+            await self._settle(log, job.sink_id)  # type: ignore[misc]
+        raise BadVersionError("the marks are read again: batches were appended to the log")
 
     async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
         """All at once if they are free; else sorted and one by one, so that two commits over the same logs cannot wait
@@ -400,7 +421,8 @@ class Publisher:
                 raise
             # A token is gone. Either our own multi was applied after all, or another driver published this batch and
             # swept our ledgers, or an abandoned job was swept: the marks know.
-            if (await self._progress(batch)).open == progress.open:
+            again = await self._progress(batch)
+            if again.open == progress.open and not again.unsettled:
                 raise swept(batch.given.job) from error
             raise
 

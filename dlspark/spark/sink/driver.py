@@ -5,12 +5,18 @@ Like `staging.run_task`, they drive coroutines on the process's `Runtime` and sh
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dlspark.core.runtime import Runtime
+from dlspark.spark.errors import AppenderStartError, ReplayDiffersError
 from dlspark.spark.options.query_options import Options
+from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.appender_client import append_in_process
 from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
+from dlspark.spark.sink.inline_rows import joined, no_rows
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.workers import begin_use
@@ -21,6 +27,8 @@ from metadata.sinks import JOB_PREFIX
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.
 _PLANNER_MODULE = "pyspark.sql.worker.write_into_data_source"
+
+_log = logging.getLogger(__name__)
 
 
 def on_planner() -> bool:
@@ -39,25 +47,58 @@ async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
     await session.check_ready(logs)
 
 
-def commit_batch(
-    options: Options, messages: Sequence[SinkMessage], batch: int, known_logs: tuple[str, ...] = ()
-) -> None:
-    """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`.
+AppendBatch = Callable[[Options, BatchToAppend], "CommitOutcome | None"]
 
-    `known_logs`: those that the write names without a look at its rows.
+
+def commit_batch(
+    options: Options,
+    messages: Sequence[SinkMessage],
+    batch: int,
+    known_logs: tuple[str, ...] = (),
+    append: AppendBatch = append_in_process,
+) -> None:
+    """Make a batch visible from its tasks' messages; called in the driver's commit worker.
+
+    `known_logs`: those that the write names without a look at its rows. `append` is called where the batch is appended
+    and not published as segments. Raises as `Publisher.publish` and `Appender.append`.
     """
     begin_use()
     publication = _one_publication(messages, known_logs)
     if publication is None:
         return
     check(publication.job.batch == batch, f"tasks wrote batch {publication.job.batch}, and {batch} is to be committed")
-    Runtime.shared().run(_commit(options, publication))
+    numbered = not publication.job.sink_id.startswith(JOB_PREFIX)
+    way = commit_way(options, numbered=numbered)
+    if not (way.appends(publication) and _append(options, way, publication, append)):
+        Runtime.shared().run(_commit(options, publication))
+
+
+def _append(options: Options, way: CommitWay, publication: Publication, append: AppendBatch) -> bool:
+    """Append the batch. False: it was not, and may be published as segments."""
+    rows = joined(publication.inline) if publication.inline else no_rows(publication.known[0])
+    try:
+        if append(options, BatchToAppend(publication.job, rows, way.idle_ms)) is None:
+            return False
+    except ReplayDiffersError as error:
+        if options.flag("failOnDataLoss"):
+            raise
+        _log.warning("skipped, because failOnDataLoss is false: %s", error)
+    except AppenderStartError as error:
+        if way.mode is CommitMode.APPEND:
+            raise
+        _log.warning("%s is published as segments: %s", publication.job, error)
+        return False
+    fault_points.reach("sink.published")
+    return True
 
 
 async def _commit(options: Options, publication: Publication) -> CommitOutcome:
     session = await open_session(options)
+    if not publication.segments and not publication.job.sink_id.startswith(JOB_PREFIX):
+        await session.state(publication.job)  # no task has made the sink
     if not publication.rows:
         await _create_named(session, options, publication.job)
+    publication = await session.inline_staged(publication)
     commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
     fault_points.reach("sink.published")
     # The batch is visible from here on. A failure below leaves only garbage, which a later commit sweeps.

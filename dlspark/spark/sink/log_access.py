@@ -190,11 +190,7 @@ class NamespaceLogs:
                 lambda: looking.append(asyncio.get_running_loop().create_task(self._look(log))),
             )
         except OwnershipAcquireFailedError as error:
-            raise LogBusyError(
-                f"The log is being written by {error.owner}; nothing of the batch is visible",
-                log=log,
-                advice="Close that writer, or write to another log: a log has one writer at a time",
-            ) from error
+            raise busy(log, error.owner) from error
 
     @asynccontextmanager
     async def _releasing(self, log: str, lock: DistributedLock) -> AsyncIterator[None]:
@@ -280,6 +276,16 @@ class NamespaceLogs:
 def _completed(lssn: int) -> str:
     """The name of a completed segment's znode."""
     return f"logrecs_{lssn:018d}"
+
+
+def busy(log: str, owner: str) -> LogBusyError:
+    """The error for a log whose owner did not give it up in time."""
+    return LogBusyError(
+        f"The log is being written by {owner}; nothing of the batch is visible",
+        log=log,
+        advice="Close that writer, or write to another log: a log has one writer at a time. How long its owner is "
+        "waited for is option outageTimeout",
+    )
 
 
 def missing(log: str) -> BatchRefusedError:

@@ -52,14 +52,35 @@ class StagedSegment:
     stamped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class InlineRows:
+    """A task's rows for its one log, which travel in its message: they are few, and no ledger was made for them.
+
+    `rows` is an Arrow stream of the columns `value` and, unless the batch carries its own timestamp, `txid`;
+    `stamp_ms` is that timestamp, None where rows have ids. `size` is what the rows take of an entry.
+    """
+
+    log: str
+    partition: int
+    first_txid: int
+    last_txid: int
+    record_count: int
+    size: int
+    stamp_ms: int | None
+    rows: bytes
+
+    ordinal = 0
+
+
 @dataclass(frozen=True)
 class SinkMessage(WriterCommitMessage):
-    """One task's result: what it has staged; and `covered`: the logs that had the batch before, with the rows that it
-    was given for them and did not write."""
+    """One task's result: what it has staged, or the rows themselves; and `covered`: the logs that had the batch before,
+    with the rows that it was given for them and did not write."""
 
     job: JobId
     segments: tuple[StagedSegment, ...] = ()
     covered: tuple[tuple[str, int], ...] = ()
+    inline: tuple[InlineRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +88,14 @@ class Publication:
     """A whole batch, as the driver is to publish it.
 
     `covered`: rows that tasks did not write, log by log, because the log had the batch. `known`: the logs that a batch
-    without rows would have written, if its options name them.
+    without rows would have written, if its options name them. `inline`: rows that are in no ledger yet.
     """
 
     job: JobId
     segments: tuple[StagedSegment, ...]
     covered: tuple[tuple[str, int], ...] = ()
     known: tuple[str, ...] = ()
+    inline: tuple[InlineRows, ...] = ()
 
     @property
     def logs(self) -> list[str]:
@@ -82,18 +104,20 @@ class Publication:
 
     @property
     def rows_by_log(self) -> dict[str, int]:
-        """The rows that it has for each log, staged or covered."""
+        """The rows that it has for each log, staged, inline or covered."""
         counts: Counter[str] = Counter()
         for segment in self.segments:
             counts[segment.log] += segment.record_count
+        for part in self.inline:
+            counts[part.log] += part.record_count
         for log, rows in self.covered:
             counts[log] += rows
-        return dict(counts)
+        return dict(+counts)
 
     @property
     def rows(self) -> int:
         """The rows that it has in all."""
-        return sum(segment.record_count for segment in self.segments) + sum(rows for _, rows in self.covered)
+        return sum(self.rows_by_log.values())
 
     def by_log(self) -> dict[str, list[StagedSegment]]:
         """Its segments, log by log, as they came; logs are sorted."""
@@ -122,4 +146,5 @@ def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, 
         for log, rows in message.covered:
             covered[log] += rows
     segments = tuple(segment for message in messages for segment in message.segments)
-    return Publication(job, segments, tuple(sorted(covered.items())), known)
+    inline = tuple(rows for message in messages for rows in message.inline)
+    return Publication(job, segments, tuple(sorted(covered.items())), known, inline)

@@ -6,7 +6,7 @@ time, so it is bounded: a batch whose segments are too many and too large is ref
 
 `rewrite` writes staged records again, into one new ledger: with another timestamp, or those of several segments as one.
 The driver does this between the tasks and the publication. The new ledger is listed like any other; the old ones stay
-as they are, listed, and go with the sweep after the commit.
+as they are, listed, and go with the sweep after the commit. `write_rows` writes rows that came in a task's message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
-from dlspark.spark.sink.messages import StagedSegment
+from dlspark.spark.sink.inline_rows import decoded
+from dlspark.spark.sink.messages import InlineRows, StagedSegment
 from dlspark.spark.sink.task import StagedSegmentWriter, WriteWindow, cut_entries
 from metadata.foundation.errors import check
 from storage_node.client.client import LedgerClient
@@ -139,6 +140,25 @@ async def rewrite(
         ledger_id=writer.ledger_id,
     )
     return copy
+
+
+async def write_rows(writer: LedgerWriter, rows: InlineRows, compression: Compression) -> StagedSegment:
+    """Write rows that travelled inline to `writer`, as their task would have. Raises what writing raised; the writer
+    has been abandoned then."""
+    window = WriteWindow()
+    segment = StagedSegmentWriter(writer, window)
+    txids, values = decoded(rows)
+    if txids is None:
+        txids = np.full(len(values), rows.first_txid, dtype=np.int64)
+    try:
+        for entry in cut_entries(txids, values, 1, compression):
+            await segment.add(entry)
+        await window.drain()
+        return await segment.close(rows.log, rows.partition, rows.ordinal, stamped=rows.stamp_ms is not None)
+    except BaseException:
+        window.abandon()
+        await writer.abandon()
+        raise
 
 
 async def _read(ledgers: LedgerClient, segment: StagedSegment, password: bytes) -> AsyncGenerator[DecodedBatch, None]:

@@ -11,6 +11,7 @@ import functools
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.records import MAX_TXID
@@ -23,13 +24,17 @@ from dlspark.spark.connection import namespace_settings
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import sealed, swept
 from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
+from dlspark.spark.sink.inline_rows import runs_between
 from dlspark.spark.sink.leftovers import LedgerSweeper
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, missing
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
-from dlspark.spark.sink.segment_merging import rewrite
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, busy, missing
+from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
+from dlspark.spark.sink.owned_log import AppendTools, OwnedLog
+from dlspark.spark.sink.segment_merging import rewrite, write_rows
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
+from metadata.foundation.settings import Value
+from metadata.locks import OwnershipAcquireFailedError
 from metadata.log_names import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
@@ -81,8 +86,11 @@ class SinkSession:
             rewrite=self._rewrite,
             permit=None if services.permissions is None else self._permit,
         )
-        self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
         self.sweeper = LedgerSweeper(self.sinks, self._services.ledgers.delete)
+        self.append_tools = AppendTools(namespace, self.logs, self.sinks, self.sweeper, rules.owner)
+        self.publisher = Publisher(
+            namespace.store, self.sinks, self.logs, clock=self._services.clock, settle=self._settle
+        )
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
         self._newest_sink = ""
         self._abandoned_due_at = 0.0
@@ -216,6 +224,54 @@ class SinkSession:
         self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
         return True
 
+    async def inline_staged(self, publication: Publication) -> Publication:
+        """The batch with its inline rows in ledgers, as tasks stage theirs; those that its log has are only counted.
+
+        Raises BatchRefusedError, and what writing raises; what was written is listed, for a sweep.
+        """
+        if not publication.inline:
+            return publication
+        job = publication.job
+        state = await self.state(job)
+        logs = sorted({part.log for part in publication.inline})
+        covered = await self.covered(job, logs) if job.batch <= state.batch else set()
+        counted = [(part.log, part.record_count) for part in publication.inline if part.log in covered]
+        runs: list[InlineRows] = []
+        for log in logs:
+            if log not in covered:
+                runs += await self._runs(publication, log)
+        staged: list[StagedSegment] = []
+
+        async def stage(run: InlineRows) -> None:
+            staged.append(await write_rows(await self.create_ledger(job, run.log), run, self.compression))
+
+        await for_each(runs, ENDS_AT_ONCE, stage)
+        segments = (*publication.segments, *staged)
+        return replace(publication, segments=segments, covered=(*publication.covered, *counted), inline=())
+
+    async def _runs(self, publication: Publication, log: str) -> list[InlineRows]:
+        """The rows for one log in as few parts as there are ledgers to be written."""
+        parts = [part for part in publication.inline if part.log == log]
+        staged = [one for one in publication.segments if one.log == log]
+        if parts[0].stamp_ms is not None:
+            # That of the tasks which have staged theirs, or the publication would have to write some again.
+            stamp = max([await self.stamp(log, parts[0].stamp_ms), *(one.first_txid for one in staged)])
+            parts = [replace(part, stamp_ms=stamp, first_txid=stamp, last_txid=stamp) for part in parts]
+        return runs_between(parts, staged)
+
+    async def _settle(self, log: str, sink_id: str) -> None:
+        """Make the sink's mark in the log say everything (I20); a live owner of the log is waited for."""
+        try:
+            owned = await OwnedLog.open(self.append_tools, log)
+        except OwnershipAcquireFailedError as error:
+            raise busy(log, error.owner) from error
+        try:
+            await owned.settle(sink_id)
+        except BaseException:
+            await owned.abandon()
+            raise
+        await owned.close()
+
     async def _permit(self, log: str) -> None:
         await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
 
@@ -239,14 +295,18 @@ class SinkSession:
         )
 
 
-def settings_of(options: Options) -> Settings:
-    """The settings of a sink's namespace: from the environment, and over them from the options."""
+def settings_of(options: Options, *, appending: bool = False) -> Settings:
+    """The settings of a sink's namespace: from the environment, and over them from the options.
+
+    `appending`: of a process that appends to open segments, which are read while they are written.
+    """
     given = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
     passed_on = tuple(sorted(options.passed_on().items()))
     if FILE_VARIABLE in os.environ:
-        return _make_settings(options.outage_ms, None, passed_on, tuple(given.items()))  # The file may have changed.
+        # The file may have changed.
+        return _make_settings(options.outage_ms, None, passed_on, tuple(given.items()), appending)
     variables = tuple((name, value) for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX))
-    return _made_settings(options.outage_ms, variables, passed_on, tuple(given.items()))
+    return _made_settings(options.outage_ms, variables, passed_on, tuple(given.items()), appending)
 
 
 def _make_settings(
@@ -254,16 +314,16 @@ def _make_settings(
     variables: tuple[tuple[str, str], ...] | None,
     passed_on: tuple[tuple[str, str], ...],
     given: tuple[tuple[str, str], ...],
+    appending: bool,
 ) -> Settings:
-    defaults = Settings.from_mapping(
-        {
-            "bkc.outageWaitMillis": outage_ms,
-            # A driver that died keeps its lock until its session ends, whatever that one's timeout is.
-            "lockTimeoutSeconds": -(-outage_ms // 1000),
-            # A staged ledger is not read before it is closed.
-            "bkc.explicitLacInterval": 0,
-        }
-    )
+    values: dict[str, Value] = {
+        "bkc.outageWaitMillis": outage_ms,
+        # A driver that died keeps its lock until its session ends, whatever that one's timeout is.
+        "lockTimeoutSeconds": -(-outage_ms // 1000),
+    }
+    if not appending:
+        values["bkc.explicitLacInterval"] = 0  # A staged ledger is not read before it is closed.
+    defaults = Settings.from_mapping(values)
     settings = Settings.from_environment(None if variables is None else dict(variables), defaults)
     return settings.with_values({**namespace_settings(dict(passed_on)), **dict(given)})
 
@@ -274,12 +334,13 @@ _made_settings = functools.lru_cache(maxsize=16)(_make_settings)
 _sessions: dict[tuple[object, ...], SinkSession] = {}
 
 
-async def open_session(options: Options, *, patient: bool = True) -> SinkSession:
+async def open_session(options: Options, *, patient: bool = True, appending: bool = False) -> SinkSession:
     """This process's session for the target of `options`. Raises what opening the namespace raises.
 
-    With `patient` it waits for ZooKeeper: use it for a job that has begun, since ZooKeeper was there then.
+    With `patient` it waits for ZooKeeper: use it for a job that has begun, since ZooKeeper was there then. `appending`:
+    as in `settings_of`.
     """
-    settings = settings_of(options)
+    settings = settings_of(options, appending=appending)
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one cannot be used.
     key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
     session = _sessions.get(key)

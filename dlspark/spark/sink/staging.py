@@ -1,5 +1,8 @@
 """`run_task` stages the rows of one task, called in Spark's thread; `Staging` is the task on the event loop.
 
+A task of which few rows come, for one log, stages nothing: where the batch may be appended, it hands its rows over in
+its message and asks nothing of the metadata store or of storage nodes (`inline_rows`).
+
 What a task needs from the metadata store it asks for before the rows are there, so that the answers come while Spark
 fetches the rows:
 
@@ -27,6 +30,8 @@ from typing import TYPE_CHECKING
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import LogRows, SinkColumns
+from dlspark.spark.sink.commit_modes import commit_way
+from dlspark.spark.sink.inline_rows import gather_inline
 from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.sink.task import EntriesToSend, StageSettings, TaskWriter
@@ -34,6 +39,7 @@ from dlspark.spark.workers import begin_use
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
+from metadata.sinks import JOB_PREFIX
 from storage_node.client.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -114,12 +120,33 @@ def run_task(
     stamp_ms: int,
     batches: Iterator[pa.RecordBatch],
 ) -> SinkMessage:
-    """Stage a task's rows; called in Spark's thread.
+    """Stage a task's rows, or hand them over where they are few; called in Spark's thread.
 
     Rows for logs that have the batch (a replay) are counted and not written. The same holds if that turns out only when
     something goes wrong: another driver may have published the batch and swept what this task was writing.
     """
     begin_use()
+    share = commit_way(options, numbered=not job.sink_id.startswith(JOB_PREFIX)).share(partition)
+    if share:
+        inline, looked_at = gather_inline(columns, partition, stamp_ms, share, batches)
+        if inline is not None:
+            fault_points.reach("sink.writing")
+            fault_points.reach("sink.staged")
+            return SinkMessage(job, inline=inline)
+        batches = chain(looked_at, batches)
+    message = _staged(options, columns, job, partition, stamp_ms, batches)
+    fault_points.reach("sink.staged")
+    return message
+
+
+def _staged(
+    options: Options,
+    columns: SinkColumns,
+    job: JobId,
+    partition: int,
+    stamp_ms: int,
+    batches: Iterator[pa.RecordBatch],
+) -> SinkMessage:
     runtime = Runtime.shared()
     opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
     try:
@@ -132,15 +159,13 @@ def run_task(
     seen: Counter[str] = Counter()
     rest = chain(first, batches)
     try:
-        message = _stage(runtime, staging, rest, seen)
+        return _stage(runtime, staging, rest, seen)
     except Exception as error:
         runtime.run(staging.give_up())
         # The query's own errors, and rows that are refused, do not come from another driver's publication.
         if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
             raise
-        message = _replayed(runtime, staging, rest, seen, error)
-    fault_points.reach("sink.staged")
-    return message
+        return _replayed(runtime, staging, rest, seen, error)
 
 
 async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int) -> Staging:

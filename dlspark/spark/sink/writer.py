@@ -5,6 +5,7 @@
 | planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
 | each task | rows are staged in ledgers that no log refers to (`sink.task`), a small message goes back |
 | driver's commit | one conditional metadata write publishes all or nothing (`sink.commit`), then left-overs are swept |
+| the same, small batches | rows travel in the messages, and are appended to an open segment (`sink.appender`) |
 | driver's abort | what the job has listed is swept; what a publication took in time stays published |
 
 Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
@@ -28,10 +29,11 @@ from pyspark.sql.datasource import (
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
+from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import InvariantViolation, check
-from metadata.sinks import application_sink, job_sink, query_sink
+from metadata.sinks import JOB_PREFIX, application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns_of(schema, options.one_log(), routing_of(options))
         self._job = JobId(sink_id, batch, attempt)
+        commit_way(options, numbered=not sink_id.startswith(JOB_PREFIX))
         # Chosen here, once a job: every task, and a task that runs again, stamps rows with the same time.
         self._stamp_ms = SystemClock().now_ms()
         _check_ready(options, self._columns)
@@ -112,6 +115,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._columns = columns_of(schema, options.one_log(), routing_of(options))
         self._attempt = attempt
+        commit_way(options, numbered=True)
         self._stamp_ms = SystemClock().now_ms()
         _check_ready(options, self._columns)
 

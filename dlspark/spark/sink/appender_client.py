@@ -1,0 +1,140 @@
+"""Appending from the driver's commits: through a process that lives beside the driver, started by the first of them.
+
+Spark commits each batch in a process that it may end afterwards, and a log's writer has to live on from batch to batch.
+So a small process has it (`appender_process`): one for each driver, namespace and settings. Here it is found, or
+started, and handed the batch.
+
+Fault model: that process may die at any line. Then the connection ends without an answer; another one is started, and
+gets the same batch again: it is appended once all the same (I20).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from typing import Final
+
+from dlspark.spark.errors import AppenderStartError, PublishUnknownError
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.sink.append_messages import LENGTHS, check_lengths, decode_answer, encode_request
+from dlspark.spark.sink.appender import DEADLINE_S, BatchToAppend
+from dlspark.spark.sink.appender_folder import AppenderFolder, driver_process
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.session import settings_of
+
+PROCESS_MODULE: Final = "dlspark.spark.sink.appender_process"
+START_TIMEOUT_S: Final = 60.0
+SLACK_S: Final = 30.0
+"""How much longer than the process's own limits its answer is waited for."""
+_PAUSE_S: Final = 0.05
+_NONE_THERE: Final = (FileNotFoundError, ConnectionRefusedError)
+
+
+def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome | None:
+    """Append a batch through this driver's process, which is started if none runs and the batch has rows.
+
+    None: as `Appender.append`. Raises as `Appender.append`, and AppenderStartError with nothing visible.
+    """
+    driver = driver_process()
+    folder = AppenderFolder.of(options.uri, settings_of(options, appending=True), driver, sys.executable)
+    deadline = time.monotonic() + DEADLINE_S + options.outage_ms / 1000 + SLACK_S
+    sent = False
+    while True:
+        try:
+            with _connected(folder, options, start=bool(batch.rows.record_count)) as connection:
+                connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))
+                secret = folder.secret.read_text()
+                sent = True
+                connection.sendall(encode_request(secret, batch))
+                head = _answer(connection)
+            return decode_answer(head)
+        except OSError as error:
+            if not batch.rows.record_count:
+                return None  # nothing of it could have been appended
+            # It ended, by itself or not. Another one gets the batch and finds out what became of it.
+            if time.monotonic() + _PAUSE_S < deadline:
+                time.sleep(_PAUSE_S)
+                continue
+            if not sent:
+                raise _not_started(str(error)) from error
+            raise PublishUnknownError(
+                f"The process that appends {batch.job} did not answer: it is visible whole or not at all ({error})",
+                log=batch.rows.log,
+                advice="Start the query again from its checkpoint, or repeat the write with the same txnVersion",
+            ) from error
+
+
+def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> socket.socket:
+    """A connection to the process, which is started if there is none. Raises OSError, AppenderStartError."""
+    try:
+        return _connect(folder)
+    except _NONE_THERE:
+        if not start:
+            raise FileNotFoundError("no process appends for this driver") from None
+    with folder.starting():
+        try:
+            return _connect(folder)  # another commit was faster
+        except _NONE_THERE:
+            folder.make()
+            _start(folder, options)
+    return _connect(folder)
+
+
+def _connect(folder: AppenderFolder) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(os.fspath(folder.socket))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _start(folder: AppenderFolder, options: Options) -> None:
+    """Start the process and return once it listens."""
+    # The same modules as here: what Spark's workers are given by PYTHONPATH and by other means.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        # The command ends as soon as the process that it leaves behind listens, so nobody has to wait for that one.
+        done = subprocess.run(
+            [sys.executable, "-m", PROCESS_MODULE, os.fspath(folder.path)],
+            input=pickle.dumps((options, driver_process())),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _not_started(str(error)) from error
+    if done.returncode:
+        raise _not_started(done.stderr.decode(errors="replace").strip()[-2000:])
+
+
+def _not_started(why: str) -> AppenderStartError:
+    return AppenderStartError(
+        f"The process that appends batches to an open segment could not be started: {why}",
+        advice="Use commitMode=segments, which needs none",
+    )
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """The head of an answer. Raises OSError where the connection ends before it."""
+    head, body = LENGTHS.unpack(_exactly(connection, LENGTHS.size))
+    check_lengths(head, body)
+    return _exactly(connection, head + body)[:head]
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        more = connection.recv(count - len(found))
+        if not more:
+            raise ConnectionResetError("the process ended before it answered")
+        found += more
+    return bytes(found)

@@ -1,0 +1,165 @@
+"""Where the processes that append for this user's drivers are found: a private folder for each.
+
+    <temporary directory>/dlspark-<user id>/     mode 0700, and ours, or it is not used
+        starting                                 locked by whoever starts such a process, or ends as one
+        <key>/                                   one for each driver, namespace and settings
+            socket, secret, process, output      where it listens, what it must be shown, who it is, what it prints
+
+A process that was killed leaves its folder; the next one that is started for any driver removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metadata.foundation.errors import CallerError
+from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE
+from metadata.foundation.processes import started
+
+_STARTING: Final = "starting"
+_MAX_SOCKET_PATH: Final = 100
+"""Bytes: the kernel takes some 108."""
+_MAX_ANCESTORS: Final = 16
+_JVM: Final = "java"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """A process of this machine: its number, and when it started."""
+
+    pid: int
+    start: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs now."""
+        return started(self.pid) == self.start
+
+    def encode(self) -> str:
+        """As a line of text."""
+        return f"{self.pid} {self.start}"
+
+    @classmethod
+    def decode(cls, text: str) -> ProcessName:
+        """The reverse. Raises ValueError."""
+        pid, _, start = text.strip().partition(" ")
+        return cls(int(pid), start)
+
+
+def this_process() -> ProcessName:
+    """The process that calls."""
+    return ProcessName(os.getpid(), started(os.getpid()) or "")
+
+
+def driver_process() -> ProcessName:
+    """The driver that this process works for: the JVM among its ancestors, as of Spark's workers, else itself."""
+    pid = os.getppid()
+    for _ in range(_MAX_ANCESTORS):
+        try:
+            name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if name.rpartition("(")[2] == _JVM:
+            return ProcessName(pid, started(pid) or "")
+        pid = int(fields.split()[1])
+    return this_process()
+
+
+@dataclass(frozen=True, slots=True)
+class AppenderFolder:
+    """The folder of one process that appends."""
+
+    path: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.path / "socket"
+
+    @property
+    def secret(self) -> Path:
+        """What each request has to show."""
+        return self.path / "secret"
+
+    @property
+    def process(self) -> Path:
+        """Who it is."""
+        return self.path / "process"
+
+    @property
+    def output(self) -> Path:
+        """What it prints."""
+        return self.path / "output"
+
+    @classmethod
+    def of(cls, *named_by: object) -> AppenderFolder:
+        """The folder that these values name. Raises CallerError where it could not be private."""
+        key = hashlib.sha256(repr(named_by).encode()).hexdigest()[:16]
+        folder = cls(_home() / key)
+        if len(os.fsencode(folder.socket)) > _MAX_SOCKET_PATH:
+            raise CallerError(f"{folder.socket} is too long for a socket", advice="Let TMPDIR name a shorter path")
+        return folder
+
+    def make(self) -> None:
+        """Make it anew, and remove those of processes that do not run any more. Under `starting`."""
+        for other in self.path.parent.iterdir():
+            if other.is_dir() and not AppenderFolder(other).in_use():
+                shutil.rmtree(other, ignore_errors=True)
+        with suppress(FileExistsError):
+            os.mkdir(self.path, DIRECTORY_MODE)
+
+    def in_use(self) -> bool:
+        """Whether the process that wrote itself down here runs."""
+        try:
+            return ProcessName.decode(self.process.read_text()).runs
+        except (OSError, ValueError):
+            return False
+
+    def is_of(self, process: ProcessName) -> bool:
+        """Whether this process wrote itself down here."""
+        try:
+            return ProcessName.decode(self.process.read_text()) == process
+        except (OSError, ValueError):
+            return False
+
+    def write_private(self, path: Path, text: str) -> None:
+        """Write a file of this folder, for its owner alone."""
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, FILE_MODE), "w") as file:
+            file.write(text)
+
+    def remove(self) -> None:
+        """Remove it with all that it has."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Hold the user's lock: one process at a time is started, or removes its folder."""
+        lock = os.open(self.path.parent / _STARTING, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _home() -> Path:
+    home = Path(tempfile.gettempdir()) / f"dlspark-{os.getuid()}"
+    with suppress(FileExistsError):
+        os.mkdir(home, DIRECTORY_MODE)
+    # In a directory that all users share, another one may have been first.
+    found = os.lstat(home)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise CallerError(
+            f"{home} is not a directory for this user alone", advice="Remove it, or let TMPDIR name another directory"
+        )
+    return home

@@ -1,0 +1,84 @@
+"""The process that appends for a driver: `python -m dlspark.spark.sink.appender_process FOLDER` (`appender_client`).
+
+It is given the query's options and the driver's name on its standard input. The command itself ends as soon as the
+process listens in the folder, so that this is no child of a worker of Spark's: by a fork, before anything is loaded.
+
+It ends by itself (`appender_server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,
+it leaves segments in progress and marks that say so, and any other owner of these logs goes on from there (I20).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+_LISTENS: Final = b"listens"
+_OUTPUT_MODE: Final = 0o600
+
+
+def main() -> None:
+    """Start the process in the background; exit with 0 once it listens, else with what it said."""
+    folder, given = Path(sys.argv[1]), sys.stdin.buffer.read()
+    said, saying = os.pipe()
+    if os.fork():
+        os.close(saying)
+        with os.fdopen(said, "rb") as pipe:
+            words = pipe.read()
+        if words != _LISTENS:
+            output = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
+            sys.exit(output or "it ended at once")
+        return
+    os.close(said)
+    _detach(folder)
+    _run(folder, given, saying)
+
+
+def _detach(folder: Path) -> None:
+    """Let go of what Spark's worker has open; what is printed goes to the folder."""
+    output = os.open(folder / "output", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, _OUTPUT_MODE)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, target in ((0, nothing), (1, output), (2, output)):
+        os.dup2(target, number)
+    os.close(output)
+    os.close(nothing)
+
+
+def _run(folder: Path, given: bytes, saying: int) -> None:
+    from dlspark.core.runtime import Runtime
+    from dlspark.spark.sink.appender_folder import AppenderFolder, this_process
+    from dlspark.spark.sink.appender_server import serve
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    options, driver = pickle.loads(given)
+    place = AppenderFolder(folder)
+    place.write_private(place.process, this_process().encode())
+    runtime = Runtime.shared()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runtime.loop.call_soon_threadsafe(stop.set))
+
+    def listens() -> None:
+        os.write(saying, _LISTENS)
+        os.close(saying)
+
+    try:
+        runtime.run(serve(options, place, driver, stop, listens))
+        runtime.close()
+    except BaseException:
+        logging.exception("the process ends")
+    with place.starting():
+        # Another one may have been started in its place, once this one listened no more.
+        if place.is_of(this_process()):
+            place.remove()
+    logging.shutdown()
+    os._exit(0)  # also where a thread waits for what does not come
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""`AppenderServer`: takes a driver's batches at a socket in a private folder, and hands them to an appender.
+
+It is at its end when no batch has come for `appendIdleRelease` and no log is held any more, when the driver has ended,
+or when it is stopped. Batches that are under way are finished first.
+
+What comes from the socket is bounded and checked, though only this user's processes reach it; nothing of it is
+executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.sink.append_messages import (
+    LENGTHS,
+    MAX_BODY_BYTES,
+    check_lengths,
+    decode_request,
+    encode_error,
+    encode_outcome,
+)
+from dlspark.spark.sink.appender import Appender, BatchToAppend, SinkAppender
+from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
+from dlspark.spark.sink.owned_log import OwnedLog
+from dlspark.spark.sink.session import open_session
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.tasks import end_tasks
+
+LOOK_EVERY_S: Final = 0.5
+"""How often it looks whether the driver runs, and whether anything is left to do."""
+FIRST_BATCH_S: Final = 60.0
+"""How long it waits for its first batch."""
+MAX_CONNECTIONS: Final = 64
+END_S: Final = 30.0
+"""How long giving up the logs may take at the end."""
+
+_log = logging.getLogger(__name__)
+
+
+class AppenderServer:
+    """One socket. Made on the event loop, as all coroutines run there."""
+
+    def __init__(self, appender: Appender, folder: AppenderFolder, holds_logs: Callable[[], bool]) -> None:
+        """`holds_logs`: whether the appender holds any log, so that there is something left to do."""
+        self._appender = appender
+        self._folder = folder
+        self._holds_logs = holds_logs
+        self._secret = secrets.token_hex(32)
+        self._listening: asyncio.AbstractServer | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._idle_s = FIRST_BATCH_S
+        self._used_at = asyncio.get_running_loop().time()
+
+    async def listen(self) -> None:
+        """Begin to take batches."""
+        self._folder.write_private(self._folder.secret, self._secret)
+        self._folder.socket.unlink(missing_ok=True)
+        self._listening = await asyncio.start_unix_server(
+            self._accept, os.fspath(self._folder.socket), limit=MAX_BODY_BYTES
+        )
+
+    async def until_done(self, stop: asyncio.Event, driver: ProcessName) -> None:
+        """Return when there is nothing left to do, the driver has ended, or `stop` is set."""
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stopping.done() and driver.runs:
+                busy = self._under_way or self._holds_logs()
+                if not busy and loop.time() - self._used_at > self._idle_s:
+                    return
+                await asyncio.wait([stopping], timeout=LOOK_EVERY_S)
+        finally:
+            await end_tasks([stopping])
+
+    async def close(self) -> None:
+        """Take no more batches, and wait for those that are under way."""
+        # First of all: a commit that finds no socket starts another process, whose writer waits for this one's lock.
+        self._folder.socket.unlink(missing_ok=True)
+        if self._listening is not None:
+            self._listening.close()
+        while self._under_way:
+            await asyncio.wait(self._serving, timeout=LOOK_EVERY_S)
+        await end_tasks(self._serving, drop_errors=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._serving) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                lengths = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
+                check_lengths(*lengths)
+                head, body = [await reader.readexactly(length) for length in lengths]
+                writer.write(await self._answer(decode_request(self._secret, head, body)))
+                await writer.drain()
+        except (OSError, EOFError):
+            pass  # The commit has ended. A batch of it has been appended or not; it comes again if that was not known.
+        except DistributedLogError as error:
+            _log.warning("a connection is closed: %s", error)
+        finally:
+            writer.close()
+
+    async def _answer(self, batch: BatchToAppend) -> bytes:
+        self._under_way += 1
+        try:
+            return encode_outcome(await self._appender.append(batch))
+        except DistributedLogError as error:
+            return encode_error(error)
+        except Exception as error:
+            _log.exception("a batch failed")
+            return encode_error(InvariantViolation(f"appending {batch.job} failed: {error!r}"))
+        finally:
+            self._under_way -= 1
+            self._used_at = asyncio.get_running_loop().time()
+            self._idle_s = batch.idle_ms / 1000
+
+
+async def serve(
+    options: Options,
+    folder: AppenderFolder,
+    driver: ProcessName,
+    stop: asyncio.Event,
+    listens: Callable[[], None],
+) -> None:
+    """Append what comes, until there is nothing left to do; `listens` is called once batches are taken."""
+
+    async def open_log(log: str) -> OwnedLog:
+        session = await open_session(options, appending=True)
+        return await OwnedLog.open(session.append_tools, log)
+
+    appender = SinkAppender(open_log)
+    server = AppenderServer(appender, folder, lambda: bool(appender.held))
+    try:
+        await server.listen()
+        listens()
+        await server.until_done(stop, driver)
+    finally:
+        await server.close()
+        # Where ZooKeeper does not come back, it cannot be done, nor be cut off: the process ends all the same, and the
+        # next owner recovers the logs.
+        await asyncio.wait([asyncio.ensure_future(appender.close())], timeout=END_S)

@@ -1,0 +1,110 @@
+"""Which way a batch takes into its logs: appended to the open segment, or published as segments of its own. Pure.
+
+| | `append` | `segments` |
+|---|---|---|
+| rows travel | in the tasks' messages | in ledgers of the tasks |
+| and become visible by | one request of an idempotent producer (`appends`) | one conditional multi (`commit`) |
+| which holds | one log, one entry | any number of both |
+| and leaves behind | a segment that stays open for the next batch | a segment a task and log |
+
+The driver chooses when it has heard of all rows. A task chooses before: it keeps its rows as long as they are few and
+for one log, and writes a ledger for each log as soon as they are not. Either choice may be another one when the batch
+is run again; what is in the log decides, and not how it came there (I20).
+
+A write without a number of its own is never appended: nothing would recognise it when it comes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
+from dlspark.spark.errors import BatchRefusedError, OptionError
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.sink.messages import Publication
+from metadata.foundation.plurals import counted
+
+ENTRY_ROOM: Final = MAX_LOGRECORDSET_SIZE - 1024
+"""Bytes of records, with their headers, that one entry takes beside what says whose they are."""
+LEAST_SHARE: Final = 32 * 1024
+"""Bytes of rows that each task may hand to the driver in any case: a thousand tasks bring 32 MB at most."""
+
+
+class CommitMode(Enum):
+    """The values of option `commitMode`."""
+
+    AUTO = "auto"
+    APPEND = "append"
+    SEGMENTS = "segments"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWay:
+    """What the options say. `max_bytes`: a batch with more is not appended; `idle_ms`: how long a log stays held."""
+
+    mode: CommitMode
+    max_bytes: int = 0
+    idle_ms: int = 0
+
+    def share(self, partition: int) -> int:
+        """Bytes of rows that this task may hand to the driver instead of writing a ledger; 0: none.
+
+        Of a batch that can be appended and is spread evenly, each of n tasks has less than an n-th. Shares that fall
+        with the task's number let all of these pass, and bound what the driver gets of a batch that is too large.
+        """
+        if self.mode is CommitMode.SEGMENTS:
+            return 0
+        return max(LEAST_SHARE, self.max_bytes // (1 + partition))
+
+    def appends(self, publication: Publication) -> bool:
+        """Whether the batch is appended. Raises BatchRefusedError where `append` was asked for and cannot be."""
+        if self.mode is CommitMode.SEGMENTS:
+            return False
+        if not publication.rows:
+            return len(publication.known) == 1  # the log's owner knows whether the batch had rows before
+        if len(publication.logs) != 1:
+            return False  # several logs show a batch in one instant only by a multi (D16)
+        size = sum(part.size for part in publication.inline) + sum(one.user_bytes for one in publication.segments)
+        whole = not (publication.segments or publication.covered)
+        if whole and size <= self.max_bytes:
+            return True
+        if self.mode is CommitMode.AUTO or publication.covered:
+            return False
+        raise BatchRefusedError(
+            f"{publication.job} has {counted(publication.rows, 'row')} of {size} bytes, and commitMode=append puts a "
+            f"batch into one entry, which has room for {self.max_bytes}; nothing of the batch is visible",
+            log=publication.logs[0],
+            advice="Use commitMode=auto, which publishes large batches as segments; or make batches smaller, for "
+            "example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source",
+        )
+
+
+def commit_way(options: Options, *, numbered: bool) -> CommitWay:
+    """The way of a sink's batches; `numbered`: they have numbers by which a replay is known. Raises OptionError."""
+    mode = _mode(options)
+    if mode is CommitMode.APPEND and not numbered and options.asked("commitMode"):
+        raise OptionError(
+            "commitMode=append needs a number for each batch, by which it is known when it comes again",
+            advice="Give txnAppId and txnVersion, or leave commitMode out",
+        )
+    if mode is CommitMode.SEGMENTS or not numbered:
+        return CommitWay(CommitMode.SEGMENTS)
+    idle_ms = options.duration_ms("appendIdleRelease") or 0
+    if mode is CommitMode.APPEND:
+        return CommitWay(mode, ENTRY_ROOM, idle_ms)
+    return CommitWay(mode, min(options.integer("appendMaxBytes") or 0, ENTRY_ROOM), idle_ms)
+
+
+def _mode(options: Options) -> CommitMode:
+    text = options.text("commitMode")
+    if text is None:
+        # A write that is made once would start a process for it, and hold the log for a while.
+        return CommitMode.AUTO if options.scope & Scope.SINK_STREAM else CommitMode.SEGMENTS
+    try:
+        return CommitMode(text.strip().lower())
+    except ValueError:
+        known = ", ".join(mode.value for mode in CommitMode)
+        raise OptionError(f"Option commitMode={text!r} cannot be", advice=f"Give one of: {known}") from None

@@ -1,0 +1,136 @@
+"""Rows that travel in the tasks' messages: made in a task, put together on the driver. No I/O.
+
+In a task `gather_inline` keeps rows as long as they are for one log and not above the task's share, and gives up as
+soon as they are not: then a ledger is written for each log, from the first row on.
+
+On the driver `joined` puts the parts of one log into one, in the order in which the log is to have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlspark.core.codec.records import HEADER_BYTES
+from dlspark.spark.sink.batch_rules import order_segments
+from dlspark.spark.sink.columns import LogRows, SinkColumns, check_order, rows_by_log
+from dlspark.spark.sink.messages import InlineRows, StagedSegment
+from metadata.foundation.errors import CorruptDataError, check
+
+
+def gather_inline(
+    columns: SinkColumns, partition: int, stamp_ms: int, share: int, batches: Iterable[pa.RecordBatch]
+) -> tuple[tuple[InlineRows, ...] | None, list[pa.RecordBatch]]:
+    """A task's rows as one part (or none, of a task without rows), and the batches that were looked at.
+
+    None in the place of the parts: they are too many, or for several logs; `batches` has what was not looked at.
+    Raises BatchRefusedError and TransactionOrderError, as staging them would.
+    """
+    seen: list[pa.RecordBatch] = []
+    found: list[LogRows] = []
+    size = 0
+    task = f"task {partition}"
+    for batch in batches:
+        seen.append(batch)
+        for rows in rows_by_log(batch, columns, task):
+            if found:
+                if rows.log != found[0].log:
+                    return None, seen
+                last = found[-1].txids
+                check_order(rows.txids, rows.log, task, -1 if last is None else int(last[-1]))
+            found.append(rows)
+            size += _entry_bytes(rows.values)
+        if size > share:
+            return None, seen
+    return ((_part(found, partition, stamp_ms, size),) if found else ()), seen
+
+
+def _entry_bytes(values: pa.Array) -> int:
+    """What records of these values take of an entry."""
+    return (pc.sum(pc.binary_length(values)).as_py() or 0) + HEADER_BYTES * len(values)
+
+
+def _part(found: Sequence[LogRows], partition: int, stamp_ms: int, size: int) -> InlineRows:
+    values = pa.concat_arrays([rows.values.cast(pa.binary()) for rows in found])
+    txids = None
+    if found[0].txids is not None:
+        txids = np.concatenate([rows.txids for rows in found if rows.txids is not None])
+    first, last = (stamp_ms, stamp_ms) if txids is None else (int(txids[0]), int(txids[-1]))
+    stamp = stamp_ms if txids is None else None
+    return InlineRows(found[0].log, partition, first, last, len(values), size, stamp, _encoded(txids, values))
+
+
+def _encoded(txids: npt.NDArray[np.int64] | None, values: pa.Array) -> bytes:
+    columns = {"value": values} if txids is None else {"value": values, "txid": pa.array(txids, pa.int64())}
+    batch = pa.record_batch(columns)
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(stream.getvalue())
+
+
+def decoded(part: InlineRows) -> tuple[npt.NDArray[np.int64] | None, pa.Array]:
+    """A part's transaction ids (None: it carries the batch's timestamp) and values."""
+    try:
+        with pa.ipc.open_stream(part.rows) as reader:
+            table = reader.read_all()
+        values = table.column("value").combine_chunks()
+        txids = None if part.stamp_ms is not None else table.column("txid").combine_chunks().to_numpy()
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise CorruptDataError(f"rows of task {part.partition} came damaged: {error}", log=part.log) from None
+    check(len(values) == part.record_count, f"{len(values)} rows came where {part.record_count} were sent")
+    return txids, values
+
+
+def no_rows(log: str) -> InlineRows:
+    """What a batch without rows has for its log."""
+    return InlineRows(log, 0, -1, -1, 0, 0, None, b"")
+
+
+def joined(parts: Sequence[InlineRows]) -> InlineRows:
+    """Parts of one log as one, in the order in which they continue it. Raises TransactionOrderError if two overlap."""
+    ordered = order_segments(parts[0].log, parts)
+    if len(ordered) == 1:
+        return ordered[0]
+    decodings = [decoded(part) for part in ordered]
+    txids = [ids for ids, _ in decodings if ids is not None]
+    values = pa.concat_arrays([values for _, values in decodings])
+    return replace(
+        ordered[0],
+        last_txid=ordered[-1].last_txid,
+        record_count=len(values),
+        size=sum(part.size for part in ordered),
+        rows=_encoded(np.concatenate(txids) if txids else None, values),
+    )
+
+
+def runs_between(parts: Sequence[InlineRows], staged: Sequence[StagedSegment]) -> list[InlineRows]:
+    """Neighbouring parts of one log joined, as far as no segment that another task has staged comes in between."""
+    every: list[InlineRows | StagedSegment] = [*parts, *staged]
+    if parts[0].stamp_ms is not None:
+        every.sort(key=lambda part: (part.partition, part.ordinal))  # they will all have one timestamp
+    else:
+        every = order_segments(parts[0].log, every)
+    runs: list[list[InlineRows]] = [[]]
+    for part in every:
+        if isinstance(part, InlineRows):
+            runs[-1].append(part)
+        elif runs[-1]:
+            runs.append([])
+    return [joined(run) for run in runs if run]
+
+
+def records(part: InlineRows, lowest_txid: int) -> list[tuple[int, bytes]]:
+    """The part as (transaction id, payload). A timestamp is not below `lowest_txid`, the log's highest so far."""
+    txids, values = decoded(part)
+    payloads: list[bytes] = values.to_pylist()
+    if part.stamp_ms is not None:
+        stamp = max(part.stamp_ms, lowest_txid)
+        return [(stamp, payload) for payload in payloads]
+    check(txids is not None, "rows came without their transaction ids")
+    return list(zip(txids.tolist(), payloads, strict=True))  # type: ignore[union-attr]
