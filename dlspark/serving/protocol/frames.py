@@ -11,7 +11,7 @@ behind the bytes that go before them, and a decoder returns views of the frame, 
 
 Never trusts a peer: a length is checked before it is used, and what is unknown (a version, a kind, a flag, a number
 that stands for something) is refused by name, not skipped. ProtocolError is all that a decoder raises, whatever it is
-given; the connection is closed then, for its requests cannot be told apart any more.
+given; the connection is closed then, for nothing that follows can be trusted to be a frame.
 """
 
 from __future__ import annotations

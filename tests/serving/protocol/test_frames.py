@@ -1,4 +1,4 @@
-"""Frames of the serving tier: what goes in comes out, and what is no frame is refused by name and by nothing else."""
+"""Frames of the serving tier: what goes in comes out, and anything else is refused by name and by one error."""
 
 from __future__ import annotations
 
