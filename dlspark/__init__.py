@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
     from dlspark.core.sync.writer import LogWriter, PendingWrite
     from dlspark.core.writing.writer import AsyncLogWriter
+    from dlspark.serving.client.client import AsyncClient
+    from dlspark.serving.client.sync import Client
     from metadata.permissions import Permissions
 
 _PLACES = {
@@ -38,11 +40,13 @@ _PLACES = {
     "AppendStream": "dlspark.core.sync.readers",
     "AsyncAppendReader": "dlspark.core.append_stream",
     "AsyncAppendStream": "dlspark.core.append_stream",
+    "AsyncClient": "dlspark.serving.client.client",
     "AsyncLockedReader": "dlspark.core.reading.locked_reader",
     "AsyncLog": "dlspark.core.log",
     "AsyncLogReader": "dlspark.core.reading.reader",
     "AsyncLogWriter": "dlspark.core.writing.writer",
     "AsyncNamespace": "dlspark.core.namespace",
+    "Client": "dlspark.serving.client.sync",
     "DLSN": "dlspark.core.codec.dlsn",
     "DLSNRange": "dlspark.core.codec.dlsn",
     "LockedReader": "dlspark.core.sync.readers",
@@ -67,11 +71,13 @@ __all__ = [
     "AppendStream",
     "AsyncAppendReader",
     "AsyncAppendStream",
+    "AsyncClient",
     "AsyncLockedReader",
     "AsyncLog",
     "AsyncLogReader",
     "AsyncLogWriter",
     "AsyncNamespace",
+    "Client",
     "DLSN",
     "DLSNRange",
     "LockedReader",

@@ -87,7 +87,7 @@ class Runtime:
         Raises AlreadyClosedError or CallerError, with the coroutine not started.
         """
         try:
-            self._check_usable()
+            self.check_usable()
         except CallerError:
             coroutine.close()  # Python would warn of a coroutine that was never awaited.
             raise
@@ -105,7 +105,7 @@ class Runtime:
         Raises as `run` does, with the coroutine not started.
         """
         try:
-            self._check_usable()
+            self.check_usable()
         except CallerError:
             coroutine.close()
             raise
@@ -146,11 +146,12 @@ class Runtime:
             asyncio.set_event_loop(None)
             self._loop.close()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise AlreadyClosedError or CallerError unless `run` may be called from here: in this process and thread."""
         if self._pid != os.getpid():
             raise CallerError(
                 "this object was opened before the process forked",
-                advice="Open the namespace again in the child process",
+                advice="Open the namespace, or the client, again in the child process",
             )
         if self._closed:
             raise AlreadyClosedError("the background event loop is closed", advice="Open the namespace again")

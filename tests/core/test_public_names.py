@@ -21,7 +21,7 @@ from dlspark.errors import (
 )
 
 NAMES = """
-AppendReader AppendStream AsyncAppendReader AsyncAppendStream AsyncLockedReader LockedReader
+AppendReader AppendStream AsyncAppendReader AsyncAppendStream AsyncClient AsyncLockedReader Client LockedReader
 AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN DLSNRange Log LogReader LogRecord LogWriter Namespace
 PendingWrite Permissions Runtime SettableFeatures Settings Statistics NO_STATISTICS serve_metrics __version__ errors
 """

@@ -1,7 +1,7 @@
 """Makes the synchronous classes' plain methods from the asynchronous classes, with their types and docstrings.
 
-A method that only runs its asynchronous twin on the background loop is not written by hand. In this room's modules each
-class has a part between two comments, which is rewritten by
+A method that only runs its asynchronous twin on the background loop is not written by hand. In `MODULES` each class has
+a part between two comments, which is rewritten by
 
     python -m dlspark.core.sync
 
@@ -31,25 +31,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-MODULES: Final = ("readers", "writer", "log", "namespace")
+MODULES: Final = (
+    "dlspark.core.sync.readers",
+    "dlspark.core.sync.writer",
+    "dlspark.core.sync.log",
+    "dlspark.core.sync.namespace",
+    "dlspark.serving.client.sync",
+)
+"""The modules that have made parts. They are only read here, as texts."""
 _BEGIN: Final = re.compile(r"    # --- made from (?P<source>[\w.]+)(?:; left out: (?P<left_out>[\w, ]+))?\n")
 _END: Final = "    # --- made up to here\n"
 _LINE: Final = 120
-_TWIN: Final = re.compile(r"\bAsync(Namespace|Log|LogReader|LockedReader|LogWriter|AppendStream|AppendReader)\b")
+_TWIN: Final = re.compile(
+    r"\bAsync(Namespace|Log|LogReader|LockedReader|LogWriter|AppendStream|AppendReader"
+    r"|Client|Producer|ProxyReader|MultiStreamWriter|StreamMonitor)\b"
+)
 _SPECIAL: Final = {"LogReader": ("LockedReader",)}
 """What an asynchronous result's twin may be instead, by the class of the result."""
 _Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
 
 def write_all() -> None:
-    """Rewrite the made parts of all modules of this room."""
+    """Rewrite the made parts of all modules."""
     for path in paths():
         path.write_text(rewritten(path.read_text()))
 
 
 def paths() -> list[Path]:
-    """The modules that have made parts."""
-    return [Path(__file__).with_name(f"{name}.py") for name in MODULES]
+    """The files of the modules that have made parts."""
+    root = Path(__file__).parents[3]
+    return [root.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES]
 
 
 def rewritten(text: str) -> str:

@@ -56,7 +56,6 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import Route
 from dlspark.serving.routing.other_routes import RegionChain
-from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
@@ -151,7 +150,7 @@ class AsyncClient(StreamOperations):
             self.settings.handshakes(),
             checksum=self.settings.checksum,
         )
-        self._reads = ReadRoutes(self._dispatcher, HostRing(blackout_s=self.settings.blackout_ms / 1000), self.settings)
+        self._reads = ReadRoutes(self._dispatcher, self.settings.read_route(), self.settings)
         self._fleet_changed()
 
     def _fleet_changed(self) -> None:

@@ -178,10 +178,8 @@ class AsyncProducer:
         """
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
-        data = payload if type(payload) is bytes else bytes_of(payload)
+        data = payload_bytes(payload)
         size = len(data)
-        if size > MAX_PAYLOAD_BYTES:
-            raise _too_long(size)
         if not self._budget.has_room:
             raise _over_capacity(self._budget)
         future: asyncio.Future[DLSN] = self._loop.create_future()
@@ -198,7 +196,7 @@ class AsyncProducer:
 
         Cancelled, the record is taken back where it is not in a request yet; else it may be written.
         """
-        data = payload if type(payload) is bytes else bytes_of(payload)
+        data = payload_bytes(payload)
         if not self._budget.has_room or self._budget.has_waiting:
             await self._budget.wait()
         future = self.send(data, transaction_id=transaction_id)
@@ -226,7 +224,7 @@ class AsyncProducer:
         `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
         found in `actual`; and as `send`.
         """
-        data = tuple(map(bytes_of, payloads))
+        data = tuple(map(payload_bytes, payloads))
         if not data:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
         await self._budget.wait()
@@ -455,18 +453,18 @@ class AsyncProducer:
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
 
-def bytes_of(payload: object) -> bytes:
-    """A payload that the caller cannot change any more."""
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidRecordError(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
-    return bytes(payload)
-
-
-def _too_long(size: int) -> RecordTooLongError:
-    return RecordTooLongError(
-        f"a payload of {size} bytes is longer than {MAX_PAYLOAD_BYTES}, the most that a record takes",
-        advice="Split it; nothing was written",
-    )
+def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
+    """A payload that its caller cannot change any more. Raises InvalidRecordError or RecordTooLongError."""
+    if type(payload) is not bytes:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise InvalidRecordError(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
+        payload = bytes(payload)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise RecordTooLongError(
+            f"a payload of {len(payload)} bytes is longer than {MAX_PAYLOAD_BYTES}, the most that a record takes",
+            advice="Split it; nothing was written",
+        )
+    return payload
 
 
 def _over_capacity(budget: PendingBudget) -> OverCapacityError:

@@ -21,7 +21,8 @@ from dlspark.serving.client.reading import POLL_MS, READ_BYTES, AsyncProxyReader
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadForm
-from dlspark.serving.routing.hosts import ProxyHost, Route
+from dlspark.serving.routing.bounded_load import BoundedRing
+from dlspark.serving.routing.hosts import ProxyHost
 from metadata.foundation.errors import CallerError
 
 READERS_PER_LANE: Final = 16
@@ -33,7 +34,7 @@ MAX_POLL_MS: Final = 60_000
 class ReadRoutes:
     """The readers of one client."""
 
-    def __init__(self, dispatcher: Dispatcher, route: Route, settings: ThinClientSettings) -> None:
+    def __init__(self, dispatcher: Dispatcher, route: BoundedRing, settings: ThinClientSettings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
         self._route = route
@@ -113,5 +114,8 @@ class ReadRoutes:
         if not any(1 + other // READERS_PER_LANE == lane for other in self._readers.values()):
             for address in self._dispatcher.channels.lanes_of(lane):
                 self._dispatcher.channels.end_lane(address, lane)
+        if not any(other.name == reader.name for other in self._readers):
+            self._places.forget(reader.name)
+            self._route.release(reader.name)
         if not self._readers:
             self._free.clear()

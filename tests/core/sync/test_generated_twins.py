@@ -17,7 +17,7 @@ def test_the_checked_in_modules_are_what_the_generator_makes(path) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_method_of_a_synchronous_class_says_what_it_does(name: str) -> None:
-    module = importlib.import_module(f"dlspark.core.sync.{name}")
+    module = importlib.import_module(name)
     missing = [
         f"{one.__name__}.{member}"
         for one in vars(module).values()
