@@ -121,6 +121,15 @@ def rule_of(refusal: Refusal, *, fail_fast: bool) -> AnswerRule:
     return AnswerRule.FAIL if fail_fast and rule is AnswerRule.NEXT_HOST else rule
 
 
+PASSING: Final = frozenset((StatusCode.OVER_CAPACITY, StatusCode.STREAM_NOT_READY, StatusCode.CHECKSUM_FAILED))
+"""Codes that fail a request at once, and may not stand in its way a moment later."""
+
+
+def may_pass(refusal: Refusal) -> bool:
+    """Whether the same request, sent again later, may be answered otherwise."""
+    return refusal.code in PASSING or rule_of(refusal, fail_fast=False) is not AnswerRule.FAIL
+
+
 CHANGES_NOTHING: Final = (FindOwner, ReadBatch)
 """Requests of which it does not matter whether they were done."""
 REPEATABLE: Final = (*CHANGES_NOTHING, BeginEpoch, Heartbeat, TruncateStream, ReleaseStream, MoveStream)

@@ -23,7 +23,8 @@ A caller may give a request up at any time. One without a number is taken out of
 goes on without its caller, because its number must not stay open. The session stops sending a request `memory_s` after
 its first sending: a log forgets a producer that is silent for long, and would write an old request twice. What is in
 doubt then ends with an unknown outcome, and a new epoch begins. The same is done when the log says that it has
-forgotten the producer; requests that are not in doubt are written in the new epoch: nothing is lost or doubled.
+forgotten the producer, and when one in doubt is refused for good; requests that are not in doubt are written in the
+new epoch: nothing is lost or doubled.
 
 A log that allows gaps writes a number above the next one. The session finds out by the answers: where it has never been
 refused for a gap, it sends what stands behind a number that fell out under its own numbers, and numbers anew only when
@@ -41,6 +42,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
+from dlspark.serving.client.answer_rules import may_pass
 from dlspark.serving.client.requests import LOST, BackOff, Finished
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -193,7 +195,8 @@ class ProducerSession:
         """The number behind the highest that is known to be written."""
         self._strict = False
         """Whether the log has refused a gap."""
-        self._forgotten = False
+        self._lost_track = False
+        """Whether something in doubt can never be found out, so that its number must not be used again."""
         self._fence: Refusal | None = None
         self._needs_epoch = True
         self._setbacks = 0
@@ -326,7 +329,7 @@ class ProducerSession:
 
     def _epoch_begun(self, epoch: int, now: float) -> list[SessionEffect]:
         self.epoch = epoch
-        self._needs_epoch = self._forgotten = False
+        self._needs_epoch = self._lost_track = False
         self._floor = 0
         self._setbacks = 0
         self.phase = SessionPhase.OPEN
@@ -386,12 +389,16 @@ class ProducerSession:
             self._fence = answer
         elif answer.error == GAP:
             self._strict = True
-            self._forgotten = self._forgotten or (answer.actual == 0 and self._floor > 0)
+            self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)  # it was forgotten
         elif answer.error == PASSED:
             self._window.remove(pending)  # the log has written later ones, and cannot say more
             return self._settle(pending, answer)
         elif not pending.doubtful:
             return self._refused(pending, answer)
+        elif not may_pass(answer):
+            self._lost_track = True
+            self.phase = SessionPhase.DRAINING
+            return self._settle(pending, Finished(answer, in_doubt=True).for_caller)
         self.phase = SessionPhase.DRAINING
         return []
 
@@ -431,7 +438,7 @@ class ProducerSession:
         effects: list[SessionEffect] = []
         for pending in self._window:
             if pending.doubtful:
-                effects += self._settle(pending, _lost("the log no longer remembers whether it was written"))
+                effects += self._settle(pending, _lost("whether it was written can no longer be found out"))
         self._window = [pending for pending in self._window if not pending.doubtful]
         return effects
 
@@ -453,7 +460,7 @@ class ProducerSession:
     def _decide(self, now: float) -> list[SessionEffect]:
         """Give numbers anew, or want another epoch, where the rules above ask for it."""
         effects: list[SessionEffect] = []
-        if self._forgotten or any(self._is_too_old(pending, now) for pending in self._window):
+        if self._lost_track or any(self._is_too_old(pending, now) for pending in self._window):
             effects += self._let_go_of_doubtful()
             self._want_later_epoch()
         elif self._must_renumber():

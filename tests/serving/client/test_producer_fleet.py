@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dlspark.serving.protocol.operations import Refusal, StatusCode, WriteReceipt
+from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode, WriteReceipt
 
 INDEX = st.integers(0, 30)
 REFUSALS = st.sampled_from(
@@ -20,6 +20,9 @@ REFUSALS = st.sampled_from(
         Refusal(StatusCode.SERVICE_UNAVAILABLE, "stopping"),
         Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately"),
         Refusal(StatusCode.STREAM_NOT_READY, "starting a segment"),
+        Refusal(StatusCode.ILLEGAL_STATE, "moved on", error="ConditionError"),
+        Refusal(StatusCode.REQUEST_DENIED, "denied", applied=Applied.WRONG, error="RequestDeniedError"),
+        Refusal(StatusCode.BK_TRANSMIT_ERROR, "not acknowledged", applied=Applied.UNKNOWN, error="TransmitError"),
     )
 )
 
