@@ -19,7 +19,7 @@ from metadata.foundation.tasks import each
 from storage_node.edge import Network
 
 CONNECT_TIMEOUT_MS: Final = 2_000
-ASK_TIMEOUT_MS: Final = 30_000
+CALL_TIMEOUT_MS: Final = 10_000
 MAX_PEERS: Final = 1_024
 """Connections at a time; one more closes the idle one that was used the longest time ago."""
 
@@ -35,7 +35,7 @@ class ProxyPeers:
         self._connecting: dict[str, tuple[asyncio.Lock, int]] = {}
         """Who connects holds the lock; how many want the connection."""
 
-    async def ask(self, location: str, request: Request, *, timeout_ms: int = ASK_TIMEOUT_MS) -> Answer:
+    async def call(self, location: str, request: Request, timeout_ms: int = CALL_TIMEOUT_MS) -> Answer:
         """What the proxy at `location` (`1;<shard>;<host>:<port>`, or `host:port`) answers to `request`.
 
         Where it cannot be asked, or does not answer in time, a Refusal that says so.

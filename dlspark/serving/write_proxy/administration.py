@@ -63,7 +63,7 @@ async def survey(
     shard and address. A proxy that does not answer is in the list all the same."""
 
     async def ask(member: ProxyMember) -> ProxyReport:
-        answer = await peers.ask(member.location, Handshake(stream_regex), timeout_ms=ASK_TIMEOUT_MS)
+        answer = await peers.call(member.location, Handshake(stream_regex), ASK_TIMEOUT_MS)
         if not isinstance(answer, ProxyInfo):
             return ProxyReport(member, error=_said(answer))
         own = frozenset(stream for stream, owner in answer.ownerships.items() if owner == answer.location)
@@ -96,7 +96,7 @@ async def owner_of(peers: ProxyPeers, members: Iterable[ProxyMember], stream: st
     for member in members:
         if member.frames is None:
             continue
-        answer = await peers.ask(member.location, FindOwner(stream), timeout_ms=ASK_TIMEOUT_MS)
+        answer = await peers.call(member.location, FindOwner(stream), ASK_TIMEOUT_MS)
         if isinstance(answer, OwnerFound):
             return answer.location
         if isinstance(answer, Refusal):
@@ -116,7 +116,7 @@ async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
     for _ in range(MAX_REDIRECTS):
         if address_of(source) == address_of(target):
             return source
-        answer = await peers.ask(source, MoveStream(stream, target), timeout_ms=MOVE_TIMEOUT_MS)
+        answer = await peers.call(source, MoveStream(stream, target), MOVE_TIMEOUT_MS)
         if isinstance(answer, Done):
             return source
         if not isinstance(answer, Refusal):
@@ -129,14 +129,14 @@ async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
 
 async def accept_streams(peers: ProxyPeers, member: ProxyMember, *, enabled: bool) -> None:
     """Have a proxy take streams that it does not own yet, or no more. Raises what it refused."""
-    answer = await peers.ask(member.location, AcceptStreams(enabled), timeout_ms=ASK_TIMEOUT_MS)
+    answer = await peers.call(member.location, AcceptStreams(enabled), ASK_TIMEOUT_MS)
     if isinstance(answer, Refusal):
         raise error_of(answer, stream=None)
 
 
 @dataclass(slots=True)
 class BalanceResult:
-    """What became of a balance's moves."""
+    """What became of a balance's moves: a stream that was moved in the end did not fail."""
 
     moved: list[StreamMove] = field(default_factory=list)
     failed: list[tuple[StreamMove, str]] = field(default_factory=list)
@@ -169,6 +169,9 @@ async def run_balance(
         balance.ended(error is None)
         if on_move is not None:
             on_move(step, error)
+    done = {step.stream for step in result.moved}
+    last = {step.stream: (step, why) for step, why in result.failed if step.stream not in done}
+    result.failed = list(last.values())
     return result
 
 
