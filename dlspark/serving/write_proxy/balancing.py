@@ -9,8 +9,8 @@ Upstream's rules, with a hand-over in place of its release and heartbeat: nothin
     LimitedChooser     ends after a number of choices
 
 A proxy is named by its location. The distribution is what proxies answered a moment ago: a stream may have moved since,
-and a move that fails, for this or another reason, changes nothing here. It is tried again only where a proxy is emptied,
-and then once.
+and a move that fails, for this or another reason, changes nothing here. It is tried again only where a proxy is
+emptied, and then once.
 """
 
 from __future__ import annotations
