@@ -21,7 +21,7 @@ from dlspark.core.codec.entries import decode_record_set, record_set_count
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.appending import append_epoch, append_token
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import InvalidEntryError, InvalidRecordError, OutcomeUnknownError
+from dlspark.errors import InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -257,7 +257,9 @@ class _Bulk:
         if error is None:
             self._results[at] = future.result()
         else:
-            self._failures.request_failed(error)
+            # One that was not tried, because one before it was refused, says nothing of the log.
+            if not isinstance(error, WriteCancelledError) or error.__cause__ is not None:
+                self._failures.request_failed(error)
             self._results[at] = refusal_of(error)
         self._waiting -= 1
         if not self._waiting:
