@@ -83,7 +83,6 @@ class PipeEnd(Link):
         return taken
 
     def _deliver(self, handler: FrameHandler) -> None:
-        delivered = False
         while len(self._in) >= LENGTH_BYTES and not self.closed:
             (length,) = LENGTH.unpack_from(self._in)
             if not 0 < length <= MAX_FRAME_BYTES - LENGTH_BYTES:
@@ -93,8 +92,7 @@ class PipeEnd(Link):
             frame = bytes(self._in[LENGTH_BYTES : LENGTH_BYTES + length])
             del self._in[: LENGTH_BYTES + length]
             handler.frame_received(memoryview(frame))
-            delivered = True
-        if delivered and not self.closed:
+        if not self.closed:
             handler.batch_done()
 
     async def drain(self) -> None:

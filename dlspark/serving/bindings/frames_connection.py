@@ -87,6 +87,7 @@ class FramesConnection:
 
     __slots__ = (
         "_counted",
+        "_fresh",
         "_held",
         "_host",
         "_limits",
@@ -121,6 +122,8 @@ class FramesConnection:
         self.opened_at = self._loop.time()
         self.heard_at: float | None = None
         self.closed = False
+        self._fresh = False
+        """A whole frame came since the last `batch_done`."""
         self._under_way: dict[int, int] = {}
         """What each unanswered request counts, by its number."""
         self._reads: set[int] = set()
@@ -162,14 +165,16 @@ class FramesConnection:
 
     def frame_received(self, frame: memoryview) -> None:
         """Begin a request, or let it wait while the connection is paused."""
+        self._fresh = True
         if self._paused:
             self._wait_in_line(frame)
         elif not self.closed:
             self._begin(memoryview(bytes(frame)) if len(frame) < KEPT_VIEW_BYTES else frame)
 
     def batch_done(self) -> None:
-        """All that arrived together was begun."""
-        if not self.closed:
+        """All that arrived together was begun; that may be half a frame, which is no request yet."""
+        if self._fresh and not self.closed:
+            self._fresh = False
             self.heard_at = self._loop.time()
             self._host.heard(self)
 

@@ -28,7 +28,7 @@ from storage_node.transport.turns import Turns
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often connections are looked at."""
+"""How often connections are looked at, or a quarter of the shortest time that they may take where that is less."""
 FLUSH_LOOK_S = 0.01
 """How often it is seen, at the end, whether the last answers have left."""
 CLOSE_GRACE_S = 5.0
@@ -53,6 +53,8 @@ class FramesServer:
         self._network = network
         self._admission = Admission(self._seconds, self.limits.connections)
         self._connections: dict[FramesConnection, None] = {}
+        limits_ms = min(self.limits.first_request_ms, self.limits.idle_ms, self.limits.stuck_ms)
+        self._look_s = min(LOOK_S, limits_ms / 4000)
         self._listener: Listener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -88,7 +90,7 @@ class FramesServer:
         """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
         check(self._listener is None and not self._closed, "a frames server is started once")
         self._listener = await self._network.listen(host, port, self._accept)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
         logger.info("serving frames on port %d", self._listener.port)
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
@@ -155,7 +157,7 @@ class FramesServer:
             reason = connection.look(now)
             if reason is not None:
                 self._close(connection, reason)
-        self._timer = loop.call_later(LOOK_S, self._look)
+        self._timer = loop.call_later(self._look_s, self._look)
 
     def _close(self, connection: FramesConnection, reason: str) -> None:
         self.lines.log(logging.WARNING, "closing the connection to %s: %s", connection.peer, reason)
