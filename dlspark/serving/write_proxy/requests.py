@@ -1,6 +1,6 @@
 """`TakenRequest`: one request on a stream, from the moment at which the proxy takes it until it is answered. No I/O.
 
-`Traffic` is what all of them hold together; it is bounded, for their payloads come from clients.
+`RequestsUnderWay` is what all of them hold together; it is bounded, for their payloads come from clients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlspark.serving.service import Caller, Reply
 _LOG = logging.getLogger(__name__)
 
 
-class Traffic:
+class RequestsUnderWay:
     """Payload bytes that are under way in one proxy."""
 
     __slots__ = ("bytes", "requests")

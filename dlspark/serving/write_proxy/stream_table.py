@@ -18,7 +18,7 @@ from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooM
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.partitions import PartitionCounts
-from dlspark.serving.write_proxy.requests import Traffic
+from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost
 from metadata.foundation.tasks import end_tasks
@@ -53,7 +53,7 @@ class StreamTable:
             namespace=namespace,
             location=location,
             settings=settings,
-            traffic=Traffic(),
+            traffic=RequestsUnderWay(),
             opening=asyncio.Semaphore(settings.max_opening),
             tasks=set(),
             on_owned=self._owned_changed,

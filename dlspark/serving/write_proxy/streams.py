@@ -54,7 +54,7 @@ from dlspark.serving.write_proxy.log_operations import (
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import TakenRequest, Traffic
+from dlspark.serving.write_proxy.requests import TakenRequest, RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
@@ -88,7 +88,7 @@ class StreamHost:
     namespace: AsyncNamespace
     location: str
     settings: WriteProxySettings
-    traffic: Traffic
+    traffic: RequestsUnderWay
     opening: asyncio.Semaphore
     tasks: set[asyncio.Task[None]]
     """What runs for streams, until it has ended."""
