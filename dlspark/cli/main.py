@@ -24,6 +24,7 @@ from dlspark.cli import (
     log_contents,
     logs,
     namespaces,
+    proxies,
     sandbox,
     sinks,
 )
@@ -219,6 +220,18 @@ sink_app = typer.Typer(help="Spark's sinks: what they have published, what faile
 sink_app.command("list")(plain_errors(sinks.list_sinks))
 sink_app.command("sweep")(plain_errors(sinks.sweep_sinks))
 app.add_typer(sink_app, name="sink")
+
+proxy_app = typer.Typer(help="Write and read proxies: start them, see owners, move streams.", no_args_is_help=True)
+for name, command in (
+    ("write", proxies.write),
+    ("list", proxies.list_proxies),
+    ("owners", proxies.owners),
+    ("move", proxies.move),
+    ("drain", proxies.drain),
+    ("balance", proxies.balance),
+):
+    proxy_app.command(name)(plain_errors(command))
+app.add_typer(proxy_app, name="proxy")
 
 app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(log_contents.write))

@@ -232,7 +232,9 @@ class LeastLoadPlacement:
     def _begin(self) -> None:
         living = [one for one in self._loads if one.server in self._running]
         self._given = {stream.stream: one.server for one in living for stream in one.streams}
-        self._order = [(one.load, one.server) for one in living]
+        loads = {one.server: one.load for one in living}
+        # A proxy that came since the loads were computed has none yet: it is where least is.
+        self._order = [(loads.get(server, 0), server) for server in sorted(self._running)] if living else []
         heapq.heapify(self._order)
         self._placed.clear()
 

@@ -34,6 +34,8 @@ _LOG: Final = logging.getLogger(__name__)
 
 STREAMS_PATH: Final = "/api/v1/proxy/streams"
 """The page of a proxy that has its streams' bytes a second."""
+SETTLE_S: Final = 2.0
+"""After a proxy came or went the leader waits so long for others, and computes the loads then."""
 FETCH_TIMEOUT_S: Final = 5.0
 MAX_PAGE_BYTES: Final = 16 * 1024 * 1024
 """A longer answer of another proxy is not read."""
@@ -130,12 +132,14 @@ class PlacementKeeper:
         self._timing = timing or Timing()
         self._members: tuple[ProxyMember, ...] = ()
         self._changed = asyncio.Event()
+        self._members_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
         """These proxies run now; those that speak no frames are no place for a stream."""
         self._members = tuple(one for one in members if one.frames is not None)
         self._policy.use_members(self._members)
+        self._members_changed.set()
 
     def start(self) -> None:
         """Begin, on the running loop."""
@@ -150,6 +154,7 @@ class PlacementKeeper:
 
     async def _lead(self) -> None:
         while True:
+            self._members_changed.clear()
             try:
                 with self._timing.measured():
                     await self._compute()
@@ -157,7 +162,11 @@ class PlacementKeeper:
                 _LOG.warning("loads could not be written, trying again in %g s: %s", self._interval_s, error)
             except Exception:
                 _LOG.exception("loads could not be computed, trying again in %g s", self._interval_s)
-            await asyncio.sleep(self._interval_s)
+            try:
+                await asyncio.wait_for(self._members_changed.wait(), self._interval_s)
+                await asyncio.sleep(SETTLE_S)
+            except asyncio.TimeoutError:
+                pass
 
     async def _compute(self) -> None:
         await self._appraiser.refresh()

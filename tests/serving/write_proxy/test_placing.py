@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -79,6 +80,19 @@ async def test_followers_say_what_the_leader_computed() -> None:
     await until(lambda: sum(len(one.streams) for one in follower.loads) == 5, every_s=REFRESH_S / 4)
     assert places(follower, tier.streams) == places(leader, tier.streams)
     assert tier.timing.done.count == 2
+    await tier.close()
+
+
+@virtual_time
+async def test_a_proxy_that_comes_or_goes_gets_its_share_soon() -> None:
+    tier = Tier()
+    leader = tier.proxy(leads=True)
+    await until(lambda: len(leader.loads) == 2)
+    began = asyncio.get_running_loop().time()
+    tier.keepers[0].use_members((B,))
+    await until(lambda: len(leader.loads) == 1, every_s=0.5)
+    assert asyncio.get_running_loop().time() - began < REFRESH_S / 10
+    assert [len(one.streams) for one in leader.loads] == [3]
     await tier.close()
 
 

@@ -122,6 +122,14 @@ def test_a_proxy_that_does_not_run_is_not_named() -> None:
     assert made.place("new") == A.location
 
 
+def test_a_proxy_that_came_since_the_loads_were_computed_has_least() -> None:
+    made = placement(A)
+    made.use_loads([ServerLoad(str(A.endpoint), (StreamLoad("x", 2),))])
+    made.use_members((A, B))
+    assert made.place("x") == A.location
+    assert [made.place(f"new-{number}") for number in range(4)] == [B.location, B.location, A.location, B.location]
+
+
 def test_how_many_places_are_remembered_is_bounded() -> None:
     made = placement(A)
     made.use_loads([ServerLoad(str(A.endpoint))])

@@ -1,0 +1,389 @@
+"""`WriteProxy`: one write proxy as a whole, from the namespace that it opens to the member that it announces.
+
+It begins in this order, and ends in the opposite one:
+
+    page         health and metrics, so that a probe is answered that the proxy is not ready yet
+    namespace    the session with ZooKeeper, the ledger client
+    frames       the port, which is part of the proxy's location; a request that comes now is refused with 503
+    service      what does the work (`service`)
+    gRPC         the second binding
+    placement    the members, and the loads of streams
+    member       last: only now do clients and other proxies find it
+
+Stopping is graceful: it withdraws its member, takes nothing any more, hands its streams over to the others, and goes on
+saying where they are for `server_graceful_shutdown_period_ms`.
+
+Fault model: where the session with ZooKeeper ends, the locks of its logs are gone. Each writer takes its lock again;
+one that finds another owner ends, and its stream with it. The member is announced again in the new session. An error
+that says that the proxy cannot go on (`failure`) ends the process; nothing here may keep it alive then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dlspark.core.metrics.registries import Statistics, registry_of
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
+from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.membership import (
+    WRITE_PROXIES,
+    Announcement,
+    MemberWatch,
+    ProxyEndpoint,
+    ProxyMember,
+    watch_members,
+    write_proxy_member,
+)
+from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.protocol.operations import ProxyStatus
+from dlspark.serving.service import ProxyService
+from dlspark.serving.write_proxy.configuration import ProxyConfiguration
+from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
+from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
+from dlspark.serving.write_proxy.page import ProxyPage
+from dlspark.serving.write_proxy.placement import (
+    LEADING_SHARD,
+    EqualLoads,
+    LeastLoadPlacement,
+    LoadTable,
+    RingPlacement,
+)
+from dlspark.serving.write_proxy.placing import MeasuredLoads, PlacementKeeper
+from dlspark.serving.write_proxy.service import WriteProxyService
+from dlspark.serving.write_proxy.stream_files import StreamFiles
+from dlspark.serving.write_proxy.stream_table import STOP_ACCEPT
+from dlspark.serving.write_proxy.tier import ServiceDoor, TierForwarder
+from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.tasks import end_tasks
+from metadata.store import join
+from storage_node.edge import Clock, Network, SystemClock
+from storage_node.transport.tcp import TcpNetwork
+
+if TYPE_CHECKING:
+    from dlspark.serving.bindings.grpc_server import GrpcServer
+
+_LOG: Final = logging.getLogger(__name__)
+
+SAMPLE_S: Final = 60.0
+"""How often the bytes a second of streams are computed, and the series of streams that were given up are ended."""
+NO_GRPC: Final = -1
+_STATUS_GAUGE: Final[Mapping[ProxyStatus, int]] = {
+    ProxyStatus.WRITE_AND_ACCEPT: 1,
+    ProxyStatus.WRITE_ONLY: 2,
+    ProxyStatus.DOWN: -1,
+}
+_STATUS_BY_FEATURE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRole:
+    """What a proxy is asked to be, besides its settings."""
+
+    announce: bool = True
+    """Whether it becomes a member: others then find it."""
+    stats_port: int | None = None
+    """The port of its page, 0 for any; None: no page, and no metrics of single requests."""
+    measured_loads: bool = False
+    """Whether the leader gives streams out by what they take in a second, and not by their number."""
+
+
+class WriteProxy:
+    """One proxy. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        uri: str | None,
+        configuration: ProxyConfiguration,
+        role: ProxyRole | None = None,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        statistics: Statistics | None = None,
+        namespace: AsyncNamespace | None = None,
+    ) -> None:
+        """`namespace`: over given edges, for tests; it is closed with the proxy, and `uri` is not looked at."""
+        self.failed = asyncio.Event()
+        """Set when the proxy cannot go on."""
+        self.failure: str | None = None
+        """Why."""
+        self._uri = uri
+        self._configuration = configuration
+        self._settings = configuration.proxy
+        self._role = role or ProxyRole()
+        self._network = network or TcpNetwork()
+        self._clock = clock or SystemClock()
+        self._statistics = statistics or Statistics()
+        self._given = namespace
+        self._scopes = ProxyScopes(per_stream=self._settings.per_stream_statistics)
+        self._traffic = StreamTraffic()
+        self._door = ServiceDoor()
+        self._ending = AsyncExitStack()
+        self._member: ProxyMember | None = None
+        self._service: WriteProxyService | None = None
+        self._announcement: Announcement | None = None
+        self._watch: MemberWatch | None = None
+        self._keeper: PlacementKeeper | None = None
+        self._serving = self._stopping = False
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def location(self) -> str:
+        """How clients, locks and other proxies name it; empty before its port is known."""
+        return self._member.location if self._member is not None else ""
+
+    @property
+    def member(self) -> ProxyMember:
+        """What it announces. Raises CallerError before it serves."""
+        if self._member is None:
+            raise CallerError("the proxy does not serve yet")
+        return self._member
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has started, and does not end."""
+        return self._serving
+
+    @property
+    def announced(self) -> bool:
+        """Whether it is a member now, as far as this process knows."""
+        return self._announcement is not None and self._announcement.announced
+
+    @property
+    def status(self) -> ProxyStatus:
+        """What it takes."""
+        return self._service.status if self._service is not None else ProxyStatus.DOWN
+
+    def streams(self) -> list[str]:
+        """The streams that it owns."""
+        return self._service.streams_owned if self._service is not None else []
+
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes a second by stream, as of the last sample."""
+        return self._traffic.bytes_per_second
+
+    @property
+    def members(self) -> tuple[ProxyMember, ...]:
+        """The write proxies of the namespace, as of the last look."""
+        return self._watch.members if self._watch is not None else ()
+
+    # ------------------------------------------------------------------ starting
+
+    async def start(self) -> None:
+        """Begin to serve. Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is
+        taken; then nothing is left running."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._ending.aclose()
+            raise
+
+    async def _start(self) -> None:
+        page = await self._start_page()
+        namespace = await self._open_namespace()
+        settings = self._settings
+        frames = FramesServer(self._network, self._door, limits=_frames_limits(self._configuration))
+        await frames.start(settings.host, settings.port)
+        self._ending.push_async_callback(frames.close)
+        self._scopes.root.connections.follow(frames, lambda one: one.connection_count)
+        host = self._advertised_host()
+        endpoint = ProxyEndpoint(host, frames.port)
+        folder = join(namespace.uri.path, WRITE_PROXIES)
+        peers = ProxyPeers(self._network)
+        self._ending.push_async_callback(peers.close)
+        placement = self._make_placement(namespace)
+        files = await self._open_files(namespace)
+        service = WriteProxyService(
+            namespace,
+            settings,
+            location=write_proxy_member(endpoint, settings.shard).location,
+            forwarder=TierForwarder(peers, lambda: self.members),
+            placement=placement,
+            on_fatal=self._fail,
+            stream_settings=files.settings_of,
+        )
+        self._ending.push_async_callback(service.close)
+        self._service = service
+        self._door.open(self._measured(service, namespace) if page is not None else service)
+        grpc = await self._start_grpc()
+        self._member = write_proxy_member(
+            endpoint,
+            settings.shard,
+            grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
+            stats=ProxyEndpoint(host, page.port) if page is not None else None,
+        )
+        self._watch = await watch_members(namespace.store, folder, self._members_changed)
+        self._ending.push_async_callback(self._watch.close)
+        await self._join_tier(namespace, folder)
+        self._serving = True
+        _LOG.info("the write proxy %s serves %s", self.location, namespace.uri)
+
+    async def _start_page(self) -> ProxyPage | None:
+        if self._role.stats_port is None:
+            return None
+        self._ending.callback(shown_in(self._statistics, self._scopes))
+        page = ProxyPage(self, registry_of(self._statistics))
+        await page.start(self._settings.host, self._role.stats_port)
+        self._ending.push_async_callback(page.close)
+        return page
+
+    async def _open_namespace(self) -> AsyncNamespace:
+        namespace = self._given
+        if namespace is None:
+            namespace = await AsyncNamespace.open(
+                self._uri,
+                self._configuration.logs,
+                region_id=self._settings.region_number(),
+                statistics=self._statistics,
+            )
+        self._ending.push_async_callback(namespace.close)
+        return namespace
+
+    def _advertised_host(self) -> str:
+        return self._settings.advertised_host or socket.gethostname()
+
+    def _make_placement(self, namespace: AsyncNamespace) -> LeastLoadPlacement:
+        """How streams without an owner are placed; the leader computes loads, where it is announced itself."""
+        appraiser = MeasuredLoads(lambda: self.members) if self._role.measured_loads else EqualLoads()
+        placement = LeastLoadPlacement(RingPlacement(), appraiser.load_of)
+
+        async def names() -> list[str]:
+            return await namespace.logs(recursive=True)
+
+        self._keeper = PlacementKeeper(
+            placement,
+            LoadTable(namespace.store, namespace.uri.path),
+            names,
+            appraiser,
+            leads=self._role.announce and self._settings.shard == LEADING_SHARD,
+            clock=self._clock,
+            timing=self._scopes.root.placement,
+        )
+        self._scopes.root.placement_difference.follow(placement, lambda one: one.difference)
+        return placement
+
+    async def _open_files(self, namespace: AsyncNamespace) -> StreamFiles:
+        files = StreamFiles(self._settings, self._configuration.logs, namespace.counters, self._files_changed)
+        await files.load()
+        files.start(self._configuration.logs.dynamic_reload_s)
+        self._ending.push_async_callback(files.close)
+        return files
+
+    def _files_changed(self) -> None:
+        if self._service is not None:
+            for stream in self._service.streams_owned:
+                self._service.stream_settings_changed(stream)
+
+    def _measured(self, service: WriteProxyService, namespace: AsyncNamespace) -> ProxyService:
+        """The service with its metrics before it, and what is sampled for them."""
+        root, loop = self._scopes.root, asyncio.get_running_loop()
+        stopped = namespace.services.features.feature(STOP_ACCEPT)
+
+        def status(one: WriteProxyService) -> int:
+            by_feature = stopped.is_available() and one.status is not ProxyStatus.DOWN
+            return _STATUS_BY_FEATURE if by_feature else _STATUS_GAUGE[one.status]
+
+        root.proxy_status.follow(service, status)
+        root.moving_average_rps.follow(service, lambda one: one.requests_per_second)
+        root.moving_average_bps.follow(service, lambda one: one.bytes_per_second)
+        root.streams_acquired.follow(service, lambda one: len(one.streams_owned))
+        root.streams_cached.follow(service, lambda one: one.streams_cached)
+        root.announced.follow(self, lambda one: float(one.announced))
+        root.over_limit.values = service.limit_counts
+        sampling = loop.create_task(self._sample(service))
+        self._ending.push_async_callback(end_tasks, [sampling], drop_errors=True)
+        return MeasuredService(service, self._scopes, self._traffic, loop.time)
+
+    async def _sample(self, service: WriteProxyService) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._traffic.sample(loop.time())
+            await asyncio.sleep(SAMPLE_S)
+            self._scopes.keep_streams(frozenset(service.streams_owned).__contains__)
+
+    async def _start_grpc(self) -> GrpcServer | None:
+        if self._settings.grpc_port == NO_GRPC:
+            return None
+        try:
+            from dlspark.serving.bindings.grpc_server import GrpcServer
+        except ImportError as error:
+            raise CallerError(
+                f"gRPC is not installed: {error}",
+                advice="Install it: pip install dlspark[grpc]; or serve frames alone: --set server_grpc_port=-1",
+            ) from error
+        server = GrpcServer(self._door, limits=_grpc_limits(self._configuration))
+        await server.start(self._settings.host, self._settings.grpc_port)
+        self._ending.push_async_callback(server.close)
+        return server
+
+    async def _join_tier(self, namespace: AsyncNamespace, folder: str) -> None:
+        if self._role.announce:
+            announcement = Announcement(namespace.store, folder, self.member)
+            await announcement.begin()
+            self._announcement = announcement
+            self._ending.push_async_callback(self._withdraw)
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.use_members(self.members)
+            keeper.start()
+            self._ending.push_async_callback(keeper.close)
+
+    def _members_changed(self, members: tuple[ProxyMember, ...]) -> None:
+        if self._keeper is not None:
+            self._keeper.use_members(_without(members, self._member) if self._stopping else members)
+
+    # ------------------------------------------------------------------ ending
+
+    def _fail(self, reason: str) -> None:
+        if self.failure is None:
+            _LOG.critical("the proxy cannot go on: %s", reason)
+            self.failure = reason
+            self.failed.set()
+
+    async def _withdraw(self) -> None:
+        if self._announcement is not None:
+            try:
+                await self._announcement.withdraw()
+            except DistributedLogError as error:
+                _LOG.warning("the member could not be withdrawn, it ends with the session: %s", error)
+
+    async def stop(self) -> None:
+        """End in order: withdraw, hand the streams over, go on saying where they are, close. Idempotent."""
+        self._serving, self._stopping = False, True
+        await self._withdraw()
+        self._members_changed(self.members)  # nothing is handed over to the proxy that ends
+        if self._service is not None:
+            await self._service.shut_down()
+            _LOG.info("the streams are given up; %d ms more", self._settings.graceful_shutdown_ms)
+            await asyncio.sleep(self._settings.graceful_shutdown_ms / 1000)
+        await self._ending.aclose()
+
+
+def _without(members: tuple[ProxyMember, ...], one: ProxyMember | None) -> tuple[ProxyMember, ...]:
+    return tuple(member for member in members if one is None or member.endpoint != one.endpoint)
+
+
+def _frames_limits(configuration: ProxyConfiguration) -> FramesLimits:
+    settings = configuration.proxy
+    return FramesLimits(
+        connections=settings.max_connections,
+        bytes_under_way=settings.append_window_bytes,
+        idle_ms=settings.idle_timeout_ms,
+    )
+
+
+def _grpc_limits(configuration: ProxyConfiguration) -> GrpcLimits:
+    settings = configuration.proxy
+    return GrpcLimits(
+        connections=settings.max_connections,
+        append_bytes=settings.append_window_bytes,
+        least_ping_ms=settings.keep_alive_ms,
+        keepalive_ms=settings.keep_alive_ms,
+    )
