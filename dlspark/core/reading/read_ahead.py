@@ -44,6 +44,8 @@ class LogReadAhead:
         """Everything that was confirmed when the read-ahead last looked has been fetched."""
         self.first = start
         """Records below this are not to be delivered; moves up once, where a truncated start is skipped."""
+        self.passed = start
+        """All entries before this were queued. It moves from segment to segment, also past where the last one ended."""
         self._services = services
         self._name = name
         self._settings = settings
@@ -142,6 +144,7 @@ class LogReadAhead:
     async def _follow(self) -> None:
         position = await self._first_position()
         while True:
+            self.passed = position
             segment = await self._segment(position)
             position = await self._read_segment(segment, position)
 

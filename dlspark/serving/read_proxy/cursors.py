@@ -72,6 +72,11 @@ class ReadCursor:
         """Whether it has had all that the ring has."""
         return self.ring is not None and self.ordinal >= self.ring.after
 
+    def pass_end(self) -> None:
+        """At the ring's end: go past the end of a segment behind which the ring reads on."""
+        if self.ring is not None and self.at_end:
+            self.position = max(self.position, self.ring.end)
+
     # ------------------------------------------------------------------ what comes next
 
     def collect(self, form: ReadForm, max_bytes: int) -> Collected:
@@ -83,7 +88,10 @@ class ReadCursor:
         parts: list[Buffer] = []
         size = 0
         while ring is not None and self.failure is None and not self.end_of_stream and size < max_bytes:
-            if self.fallen_out or self.at_end:
+            if self.fallen_out:
+                break
+            if self.at_end:
+                self.pass_end()
                 break
             if ring[self.ordinal].after <= self.position:
                 self.ordinal += 1  # It began in the future, or in the middle.

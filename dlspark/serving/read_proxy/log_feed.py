@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.errors import ReadCancelledError, ReadError
 from dlspark.serving.read_proxy.ring import EntryRing
@@ -27,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 class EntrySource(Protocol):
     """What a feed needs of a read-ahead."""
+
+    passed: DLSN
+    """All entries before this can be taken, or were."""
 
     def take(self) -> FetchedEntry | None:
         """Take the next entry; None if none is there yet. Raises the final error."""
@@ -49,29 +53,32 @@ class LogFeed:
         changed: Callable[[LogFeed], None],
         *,
         lead_bytes: int | None = None,
+        until: Callable[[], DLSN] | None = None,
     ) -> None:
-        """`changed` is called when entries have come, and when the feed has failed; it must not raise.
+        """`changed` is called when entries have come, when a segment has ended, and when the feed has failed; it must
+        not raise.
 
-        `lead_bytes`: how far it reads ahead of the reader that is furthest; None: any distance.
+        `lead_bytes`: how far it reads ahead of the reader that is furthest; None: any distance. `until`: from where on
+        others read, so that it is complete there; None: it never is.
         """
         self.ring = ring
         self.failure: DistributedLogError | None = None
         """What ended the feed; it comes behind the last entry of the ring."""
-        self.readers = 0
-        """Cursors that read from the ring."""
+        self.complete = False
+        """Whether it has read up to where others read, and reads no more. The ring stays."""
         self._log = log
         self._source = source
         self._changed = changed
         self._lead_bytes = lead_bytes
+        self._until = until
         self._furthest = ring.first
         self._room = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def advanced(self, ordinal: int) -> None:
-        """Note that a reader has come as far as `ordinal`."""
-        if ordinal > self._furthest:
-            self._furthest = ordinal
-            self._room.set()
+        """Note that a reader has come as far as `ordinal`, and goes on."""
+        self._furthest = max(self._furthest, ordinal)
+        self._room.set()
 
     @property
     def _has_room(self) -> bool:
@@ -80,8 +87,15 @@ class LogFeed:
     async def _run(self) -> None:
         try:
             while True:
+                if self._until is not None and self.ring.end >= self._until():
+                    self.complete = True
+                    await self._source.close(self._ended())
+                    self._changed(self)
+                    return
                 if self._fill():
                     self._changed(self)
+                elif self._has_room and self.ring.advance(self._source.passed):
+                    self._changed(self)  # All was taken: its readers have passed a segment's end with it.
                 elif self._has_room:
                     await self._source.activity()
                 else:
@@ -114,5 +128,8 @@ class LogFeed:
     async def close(self) -> None:
         """End the read-ahead and give up the ring. Idempotent."""
         await end_tasks([self._task])
-        await self._source.close(ReadCancelledError("the log is not served any more", log=self._log))
+        await self._source.close(self._ended())
         self.ring.clear()
+
+    def _ended(self) -> ReadCancelledError:
+        return ReadCancelledError("the log is not served any more", log=self._log)

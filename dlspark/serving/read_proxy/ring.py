@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import ENVELOPE, ENVELOPE_BYTES
@@ -27,6 +28,7 @@ from metadata.segments import SegmentMetadata
 
 ENTRY_OVERHEAD_BYTES = 512
 """What an entry counts besides its payload: its objects, and its places in the ring and in the budget."""
+_NUMBERS = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,6 @@ class RingBudget:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._order: OrderedDict[tuple[int, int], EntryRing] = OrderedDict()
-        self._rings = 0
-
-    def enter(self) -> int:
-        """A number for a ring that joins."""
-        self._rings += 1
-        return self._rings
 
     def added(self, ring: EntryRing, ordinal: int, size: int) -> None:
         """Count an entry; evicts those that came first of all until the rest fits."""
@@ -113,7 +109,8 @@ class EntryRing:
         self.max_bytes = max_bytes
         self.evicted = 0
         """Entries that have gone so far."""
-        self.number = budget.enter()
+        self.number = next(_NUMBERS)
+        """No other ring of the process has it."""
         self._budget = budget
         self._entries: dict[int, RingEntry] = {}
         self._offset = 0
@@ -128,14 +125,15 @@ class EntryRing:
 
     @property
     def end(self) -> DLSN:
-        """The position behind the newest entry that has come; `begin` before the first one."""
+        """Where the next entry comes at the earliest; `begin` before the first one."""
         return self._end
 
     def append(self, fetched: FetchedEntry) -> None:
         """Keep the next entry of the log; older ones may go."""
         segment = fetched.segment
         start = DLSN(segment.lssn, fetched.entry_id, 0)
-        check(start.next_entry > self._end, f"entry {start} came behind {self._end}", dlsn=start)
+        in_order = start.next_entry > self._end and start.lssn >= self._end.lssn
+        check(in_order, f"entry {start} came behind {self._end}", dlsn=start)
         payload = bytes(fetched.payload)
         size = content_bytes(payload, segment.enveloped)
         entry = RingEntry(
@@ -158,6 +156,12 @@ class EntryRing:
         while self.kept_bytes > self.max_bytes and len(self._entries) > 1:
             self.evict_one()
         self._budget.added(self, ordinal, entry.counted_bytes)
+
+    def advance(self, position: DLSN) -> bool:
+        """Note that nothing comes any more before `position`: a segment has ended. Whether that was news."""
+        news = position > self._end
+        self._end = max(self._end, position)
+        return news
 
     def evict_one(self) -> None:
         """Give up the oldest entry."""

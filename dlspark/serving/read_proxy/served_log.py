@@ -13,7 +13,7 @@ served log: its readers get what they can still get, then the error; who comes n
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -54,6 +54,8 @@ class FeedPlace:
     """Those that have had everything and are called when more has come, in the order in which they began to wait."""
     delivered_bytes: int = 0
     """What its readers were given in this turn."""
+    ending: asyncio.TimerHandle | None = None
+    """Ends a feed that catches up, whose last reader has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class ServingRoom:
     """Called when a feed that caught up has ended."""
     failed: Callable[[ServedLog], None]
     """Called when the feed at the end has failed."""
+    lingering: OrderedDict[FeedPlace, ServedLog] = field(default_factory=OrderedDict)
+    """Feeds that caught up and whose last reader has gone: others may come that begin where it began."""
 
 
 class ServedLog:
@@ -139,23 +143,26 @@ class ServedLog:
         own = room.settings.catch_up_bytes if catches_up else room.settings.ring_bytes
         ring = EntryRing(start, own, room.catch_up_rings if catches_up else room.rings)
         source = LogReadAhead(self._services, self.name, self._log.settings, start, creation)
-        lead = own // 2 if catches_up else None
-        return FeedPlace(LogFeed(self.name, source, ring, self._changed, lead_bytes=lead), catches_up)
+        if not catches_up:
+            return FeedPlace(LogFeed(self.name, source, ring, self._changed), catches_up)
+        tail = self.tail.feed.ring
+        feed = LogFeed(self.name, source, ring, self._changed, lead_bytes=own // 2, until=lambda: tail.begin)
+        return FeedPlace(feed, catches_up)
 
     async def close(self) -> None:
         """End all reading. Idempotent."""
         tail, self._tail = self._tail, None
-        places, self.catching_up = self.catching_up, []
+        for place in list(self.catching_up):
+            self.end_feed(place)
         segments, self._segments = self._segments, None
         handle, self._handle = self._handle, None
         if self._asking_end is not None:
             await end_tasks([self._asking_end], drop_errors=True)
         if segments is not None:
             segments.close()
-        feeds = [place.feed for place in places + ([tail] if tail is not None else [])]
-        await each([feed.close for feed in feeds] + ([handle.close] if handle is not None else []))
         if self._closing:
             await asyncio.wait(list(self._closing))
+        await each([one.close for one in (tail.feed if tail is not None else None, handle) if one is not None])
 
     # ------------------------------------------------------------------ where a reader begins
 
@@ -201,7 +208,7 @@ class ServedLog:
     def place(self, reader: PlacedReader, cursor: ReadCursor) -> bool:
         """See to it that `reader` reads from a feed that has what it needs; False: it has to wait for a turn."""
         if reader.place is not None:
-            if cursor.fallen_out:
+            if cursor.fallen_out or (cursor.at_end and reader.place.feed.complete):
                 self.leave(reader)
             elif not reader.place.catches_up or not self.tail.feed.ring.covers(cursor.position):
                 return True
@@ -210,7 +217,8 @@ class ServedLog:
             return True
         for place in self.catching_up:
             ring = place.feed.ring
-            if ring.covers(cursor.position) and cursor.position <= ring.end and place.feed.failure is None:
+            within = cursor.position < ring.end or (cursor.position == ring.end and not place.feed.complete)
+            if ring.covers(cursor.position) and within and place.feed.failure is None:
                 self._enter(reader, cursor, place)
                 return True
         return False
@@ -226,12 +234,16 @@ class ServedLog:
 
     def _enter(self, reader: PlacedReader, cursor: ReadCursor, place: FeedPlace) -> None:
         self.leave(reader)
+        if place.ending is not None:
+            place.ending.cancel()
+            place.ending = None
+            self._room.lingering.pop(place, None)
         reader.place = place
         place.readers.add(reader)
         cursor.attach(place.feed.ring)
 
     def leave(self, reader: PlacedReader) -> None:
-        """Take `reader` from its place, if it has one. A feed that caught up ends with its last reader."""
+        """Take `reader` from its place, if it has one. A feed that caught up ends soon after its last reader."""
         place, reader.place = reader.place, None
         if reader.cursor is not None:
             reader.cursor.detach()
@@ -240,18 +252,28 @@ class ServedLog:
         place.readers.discard(reader)
         place.waiting.pop(reader, None)
         if place.catches_up and not place.readers and place in self.catching_up:
-            self.catching_up.remove(place)
-            self._end_feed(place)
+            wait_s = self._room.settings.catch_up_idle_ms / 1000
+            place.ending = asyncio.get_running_loop().call_later(wait_s, self.end_feed, place)
+            self._room.lingering[place] = self
 
     def end_turn(self, place: FeedPlace) -> None:
         """Take the turn from all readers of a feed that catches up; they ask for another one."""
         waiting = list(place.waiting)
         for reader in list(place.readers):
             self.leave(reader)
+        self.end_feed(place)
         for reader in waiting:
             self._room.advance(reader)
 
-    def _end_feed(self, place: FeedPlace) -> None:
+    def end_feed(self, place: FeedPlace) -> None:
+        """End a feed that catches up and has no readers; its turn is over when it has ended."""
+        if place not in self.catching_up:
+            return
+        self.catching_up.remove(place)
+        self._room.lingering.pop(place, None)
+        if place.ending is not None:
+            place.ending.cancel()
+
         async def end() -> None:
             try:
                 await place.feed.close()
@@ -273,5 +295,15 @@ class ServedLog:
             self._room.failed(self)
         waiting = list(place.waiting)
         place.waiting.clear()
+        if place.catches_up:
+            self._join_tail(place)
         for reader in waiting:
             self._room.advance(reader)
+
+    def _join_tail(self, place: FeedPlace) -> None:
+        """Move those who have caught up, also where they ask for nothing: the turn is for others then."""
+        for reader in list(place.readers):
+            cursor = reader.cursor
+            if cursor is not None:
+                cursor.pass_end()
+                self.place(reader, cursor)

@@ -77,6 +77,7 @@ class ReadProxyFigures:
     """Readers with a read under way."""
     logs: int
     ring_bytes: int
+    catch_up_bytes: int
     catch_ups: int
     catch_ups_waiting: int
     decoded_bytes: int
@@ -151,7 +152,8 @@ class ReadProxyService:
             readers=len(self._sessions),
             waiting=sum(session.pending is not None for session in self._sessions),
             logs=len(self._logs),
-            ring_bytes=self._room.rings.used_bytes + self._room.catch_up_rings.used_bytes,
+            ring_bytes=self._room.rings.used_bytes,
+            catch_up_bytes=self._room.catch_up_rings.used_bytes,
             catch_ups=self._turns.taken,
             catch_ups_waiting=self._turns.waiting,
             decoded_bytes=chunks.kept_bytes,
@@ -252,13 +254,17 @@ class ReadProxyService:
             elif cursor.end_of_stream:
                 self._deliver(reader, cursor, NOTHING)
             elif not reader.log.place(reader, cursor):
-                self._unplaced(reader, cursor)
+                self._wait_for_turn(reader)
                 return
             elif not self._collect(reader, cursor, reader.pending.request):
                 return
 
-    def _unplaced(self, session: ReaderSession, cursor: ReadCursor) -> None:
+    def _wait_for_turn(self, session: ReaderSession) -> None:
+        """Have a reader wait for its turn to catch up. A feed that is kept though nobody reads from it makes room."""
         self._turns.ask(session.caller, session)
+        if session.place is None and self._room.lingering:
+            place, log = self._room.lingering.popitem(last=False)
+            log.end_feed(place)
 
     def _collect(self, session: ReaderSession, cursor: ReadCursor, request: ReadBatch) -> bool:
         """Deliver what the ring has for the reader; False where it has to wait."""
@@ -271,8 +277,8 @@ class ReadProxyService:
             return True
         if cursor.failure is not None or cursor.end_of_stream or cursor.fallen_out:
             return True
-        if place.catches_up and session.log.tail.feed.ring.covers(cursor.position):
-            return True  # It has caught up, by what its readers do not see.
+        if place.catches_up and (place.feed.complete or session.log.tail.feed.ring.covers(cursor.position)):
+            return True  # It has caught up, by what its readers do not see; or goes on behind another ring's loss.
         if place.feed.failure is not None:
             cursor.failure = place.feed.failure
             return True
@@ -300,6 +306,8 @@ class ReadProxyService:
         self._answer(session, delivery)
         if place is not None and place.catches_up:
             place.delivered_bytes += found.size
+            if not session.closed:
+                session.log.place(session, cursor)  # It may have caught up by this.
             if self._turns.contended and place.delivered_bytes >= self.settings.catch_up_turn_bytes:
                 session.log.end_turn(place)
 
@@ -308,7 +316,7 @@ class ReadProxyService:
         if session.closed:
             return
         refusal = refusal_of(error)
-        if session.cursor is not None and session.answered:
+        if session.cursor is not None:
             note = f"Everything before {session.cursor.position} was delivered: another reader goes on there"
             refusal = replace(refusal, advice=f"{refusal.advice}. {note}" if refusal.advice else note)
         pending, session.pending = session.pending, None
@@ -321,7 +329,8 @@ class ReadProxyService:
         assert pending is not None
         if session.place is not None:
             session.place.waiting.pop(session, None)
-        session.answered = session.answered or isinstance(answer, Delivery)
+        if isinstance(answer, Delivery):
+            session.told = answer.next
         self._sessions.rests(session, self._loop.time())
         pending.end(answer)
 
@@ -399,10 +408,9 @@ class ReadProxyService:
         now = self._loop.time()
         for session in self._sessions.idle_for(self.settings.reader_idle_ms / 1000, now):
             self._drop(session)
-        if self._turns.contended:
-            for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
-                if session.place is not None and session.place.catches_up:
-                    session.log.leave(session)
+        for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
+            if session.place is not None and session.place.catches_up:
+                session.log.leave(session)
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _opening(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

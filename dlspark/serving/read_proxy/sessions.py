@@ -46,8 +46,8 @@ class ReaderSession(PlacedReader):
     """The start with which it was opened."""
     pending: PendingRead | None = None
     opening: asyncio.Task[None] | None = None
-    answered: bool = False
-    """Whether it was given a position yet."""
+    told: DLSN | None = None
+    """Where its last answer said to go on; the cursor may be further, past what readers do not see."""
     closed: bool = False
     idle_since: float = 0.0
     """When its last read was answered, by the loop's clock."""
@@ -56,9 +56,8 @@ class ReaderSession(PlacedReader):
         """Whether `request` goes on where this session is; otherwise the reader went elsewhere."""
         if request.stream != self.log.name:
             return False
-        if self.cursor is not None and request.start == self.cursor.position and isinstance(request.start, DLSN):
-            return True
-        return not self.answered and request.start == self.asked and type(request.start) is type(self.asked)
+        expected = self.asked if self.told is None else self.told
+        return request.start == expected and type(request.start) is type(expected)
 
 
 class ReaderSessions:

@@ -112,7 +112,7 @@ class ReadProxySettings:
     catch_up_idle_ms: int = _own(
         5_000,
         "catchUpIdleMs",
-        "Milliseconds after which a reader that asks for nothing loses its turn to one that waits",
+        "Milliseconds after which a reader that asks for nothing loses its turn, and a feed without readers ends",
     )
 
     def __post_init__(self) -> None:

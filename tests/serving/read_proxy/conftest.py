@@ -1,0 +1,23 @@
+"""A read proxy in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from read_world import ReadWorld
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[ReadWorld]:
+    world = ReadWorld()
+    await world.start()
+    before = asyncio.all_tasks()
+    yield world
+    await world.stop()
+    # I16: nothing runs on after everything was closed.
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    for task in left:
+        await asyncio.wait([task], timeout=1)
+    assert [task for task in left if not task.done()] == []
