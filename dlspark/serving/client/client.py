@@ -428,17 +428,19 @@ def _unwrapped(settle: Callable[[Answer], None]) -> Callable[[Finished], None]:
     return lambda finished: settle(finished.for_caller)
 
 
+_NETWORKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Network]] = weakref.WeakKeyDictionary()
+"""The clients of one loop share what connections receive into: megabytes each otherwise."""
+
+
 def _over_frames(network: Network | None) -> Connect:
     """Connections over frames, on this network."""
+    from dlspark.serving.bindings.frames_client import FramesClient
+    from storage_node.transport.tcp import TcpNetwork
+
+    loop = asyncio.get_running_loop()
+    over = network or _NETWORKS.get(loop) or _NETWORKS.setdefault(loop, TcpNetwork())
 
     async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
-        from dlspark.serving.bindings.frames_client import FramesClient
-
         return await FramesClient.connect(over, address, on_closed=on_closed)
 
-    if network is None:
-        from storage_node.transport.tcp import TcpNetwork
-
-        network = TcpNetwork()
-    over = network
     return connect

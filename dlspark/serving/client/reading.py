@@ -103,15 +103,15 @@ class AsyncProxyReader:
         self._asking: Asking | None = None
         self._ahead: asyncio.Future[Delivery] | None = None
         self._records: deque[LogRecord] = deque()
-        self._place: DLSN | None = self._request.start if isinstance(self._request.start, DLSN) else None
+        self._place: ProxyStart = start
         self._sealed = False
         self._turn = asyncio.Lock()
         self._closed = False
 
     @property
-    def position(self) -> DLSN | None:
-        """Where another reader has to start to go on behind the last record delivered; None while that is not known:
-        a start that is not a DLSN is found by the first delivery."""
+    def position(self) -> ProxyStart:
+        """Where another reader has to start to go on behind the last record delivered: its own start before the first
+        delivery, and a DLSN from then on."""
         return self._place
 
     @property
@@ -187,7 +187,7 @@ class AsyncProxyReader:
             self._records.clear()
             self._sealed = False
             self._request = replace(self._request, start=place)
-            self._place = place if isinstance(place, DLSN) else None
+            self._place = start
 
     async def close(self) -> None:
         """Ask no further; a read that waits gets ReadCancelledError. Idempotent."""

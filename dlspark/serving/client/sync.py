@@ -128,7 +128,7 @@ class Client:
         if not self._runtime.closed:
             try:
                 for producer in list(self._producers.values()):
-                    producer.hand_over()
+                    producer._hand_over()
                 self._runtime.run(self._inner.close())
             finally:
                 self._forget()
@@ -271,7 +271,7 @@ class Producer:
             handing.result()
         return future
 
-    def hand_over(self) -> None:
+    def _hand_over(self) -> None:
         """Wait until what was given to `send` is with the background loop."""
         with self._lock:
             handing = self._handing
@@ -309,7 +309,7 @@ class Producer:
 
     def flush(self) -> None:
         """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
-        self.hand_over()
+        self._hand_over()
         self._runtime.run(self._inner.flush())
 
     def append(
@@ -320,20 +320,20 @@ class Producer:
         fencing_token: bytes | None = None,
     ) -> DLSN:
         """Write records whole or not at all, behind those that were sent before: see `AsyncProducer.append`."""
-        self.hand_over()
+        self._hand_over()
         appending = self._inner.append(payloads, expected_position=expected_position, fencing_token=fencing_token)
         return self._runtime.run(appending)
 
     def write(self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None) -> DLSN:
         """Write one record, behind those that were sent before, and wait for it. Raises as `send`, and what the proxies
         say; an OutcomeUnknownError means that the record may be in the log."""
-        self.hand_over()
+        self._hand_over()
         return self._runtime.run(self._inner.write(payload, transaction_id=transaction_id))
 
     def close(self) -> None:
         """Send what waits, and wait until all of it has an outcome. Idempotent."""
         if not self._runtime.closed:
-            self.hand_over()
+            self._hand_over()
             self._runtime.run(self._inner.close())
 
     def __enter__(self) -> Producer:
@@ -372,7 +372,7 @@ class ProxyReader:
         self._runtime = runtime
         self._inner = inner
         self._lent: deque[LogRecord] = deque()
-        self._place: DLSN | None = None
+        self._place: ProxyStart | None = None
 
     @property
     def name(self) -> str:
@@ -380,15 +380,16 @@ class ProxyReader:
         return self._inner.name
 
     @property
-    def position(self) -> DLSN | None:
-        """Where another reader has to start to go on behind the last record delivered; None while that is not known."""
+    def position(self) -> ProxyStart:
+        """Where another reader has to start to go on behind the last record delivered: see `AsyncProxyReader`."""
         return self._place if self._place is not None else self._inner.position
 
-    def read_next(self, *, timeout_s: float | None = None) -> LogRecord | None:
-        """The next record; None where none has come in `timeout_s` seconds, without which it waits for as long as it
-        takes. Raises as `AsyncProxyReader.read_next`."""
-        found = self.read_bulk(1, timeout_s=timeout_s)
-        return found[0] if found else None
+    def read_next(self) -> LogRecord:
+        """The next record; waits at the tail for as long as it takes. Raises as `AsyncProxyReader.read_next`."""
+        while True:
+            found = self.read_bulk(1)
+            if found:
+                return found[0]
 
     def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[LogRecord]:
         """Up to `count` records: waits for the first, and takes as many as have come with it; an empty list where none
@@ -421,8 +422,7 @@ class ProxyReader:
                 record = self.read_next()
             except EndOfStreamError:
                 return
-            if record is not None:
-                yield record
+            yield record
 
     def skip_to(self, start: ProxyStart) -> None:
         """Go on at another position, forwards or back. What was read ahead is dropped. Raises CallerError."""
