@@ -71,8 +71,8 @@ class Stranger:
             await self.writer.drain()
 
     async def hear(self, enough: Callable[[Heard], object] = lambda _: False) -> Heard:
-        """Read until it is enough, or the end."""
-        with contextlib.suppress(OSError):
+        """Read until it is enough, or the end; silence for long is neither."""
+        with contextlib.suppress(ConnectionError):
             while not enough(self.heard):
                 data = await asyncio.wait_for(self.reader.read(1 << 20), PATIENCE_S)
                 if not data:
@@ -101,7 +101,6 @@ class Honest:
 
     ask: Callable[[], Awaitable[object]]
     answers: int = 0
-    longest_s: float = 0.0
     errors: list[BaseException] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
@@ -117,9 +116,7 @@ class Honest:
         assert not self.errors, self.errors
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while not self.errors:
-            began = loop.time()
             try:
                 answer = await asyncio.wait_for(self.ask(), PATIENCE_S)
                 if isinstance(answer, Refusal):
@@ -128,7 +125,6 @@ class Honest:
                 self.errors.append(error)
                 return
             self.answers += 1
-            self.longest_s = max(self.longest_s, loop.time() - began)
             await asyncio.sleep(0.005)
 
     async def __aexit__(self, *_: object) -> None:

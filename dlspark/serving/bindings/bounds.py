@@ -93,6 +93,8 @@ class GrpcLimits:
     """Calls at a time on one connection; a client waits with more of them (HTTP/2)."""
     calls: int = 2_000
     """Calls at a time on all connections; one more ends with RESOURCE_EXHAUSTED."""
+    calls_per_host: int = 1_000
+    """Likewise, of one client's host: it leaves places to the others."""
     message_bytes: int = MAX_FRAME_BYTES + STEP_BYTES
     """The longest request; a longer one ends its call with RESOURCE_EXHAUSTED. A request that fits in a frame fits."""
     metadata_bytes: int = 16 * 1024

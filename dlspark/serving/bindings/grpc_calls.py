@@ -3,6 +3,7 @@
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
     INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
+    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host or of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
 
@@ -94,6 +95,8 @@ class GrpcCalls:
         self.idle = asyncio.Event()
         """There are none."""
         self.idle.set()
+        self._of_host: dict[str, int] = {}
+        """Calls of each client's host."""
         self._service = service
         self._lines = MessageLimit(logger)
 
@@ -114,7 +117,7 @@ class GrpcCalls:
     def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
-            caller = self._begin(call)
+            caller = await self._begin(call)
             try:
                 answer = await self._ask(request, caller, len(data), call)
             finally:
@@ -162,7 +165,7 @@ class GrpcCalls:
     # ------------------------------------------------------------------------------------ streams
 
     async def _append(self, _requests: object, call: Call) -> None:
-        caller = self._begin(call)
+        caller = await self._begin(call)
         append = _Append(self, call, caller)
         try:
             await append.run()
@@ -179,7 +182,7 @@ class GrpcCalls:
         if not isinstance(request, ReadBatch):
             raise TypeError(f"a Read is a {type(request).__name__}")
         request = replace(request, wait_ms=READ_WAIT_MS, max_bytes=min(request.max_bytes, self.limits.read_bytes))
-        caller = self._begin(call)
+        caller = await self._begin(call)
         try:
             while True:
                 answer = await self._ask_unless_stopping(request, caller, call) or stopping()
@@ -218,12 +221,23 @@ class GrpcCalls:
 
     # ------------------------------------------------------------------------------------ what calls share
 
-    def _begin(self, call: Call) -> Caller:
+    async def _begin(self, call: Call) -> Caller:
+        """Count a call, or end it where its host has all the calls that it may have."""
+        address = unquote(call.peer()).partition(":")[2]
+        host = _host(address)
+        taken = self._of_host.get(host, 0)
+        if taken >= self.limits.calls_per_host:
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{taken} calls of {host} are under way")
+        self._of_host[host] = taken + 1
         self.under_way += 1
         self.idle.clear()
-        return Caller(unquote(call.peer()).partition(":")[2])
+        return Caller(address)
 
     def _end(self, caller: Caller) -> None:
+        host = _host(caller.address)
+        self._of_host[host] -= 1
+        if not self._of_host[host]:
+            del self._of_host[host]
         self.under_way -= 1
         if not self.under_way:
             self.idle.set()
@@ -358,6 +372,10 @@ class _Once:
         append, self._append = self._append, None
         if append is not None:
             append._answered(self._correlation, self._cost, answer)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def stopping() -> Refusal:

