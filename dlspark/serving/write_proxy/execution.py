@@ -84,7 +84,10 @@ class Execution:
     def begin(self, taken: TakenRequest) -> None:
         """Begin a request behind all that were begun before. Never raises."""
         try:
-            self._begin[type(taken.request)](taken)
+            if type(taken.request) is WriteRecords:
+                self._write(taken)
+            else:
+                self._begin[type(taken.request)](taken)
         except Exception as error:
             self._fail(taken, error)
 
@@ -94,6 +97,11 @@ class Execution:
         request = taken.request
         assert isinstance(request, WriteRecords)
         payloads, given = request.payloads, request.transaction_ids
+        if given is None and len(payloads) == 1 and not (request.is_whole or request.context.is_record_set):
+            future = self.writer.write(self._ids.next(), payloads[0])
+            future.add_done_callback(partial(self._written, taken))
+            self._push_later(future)
+            return
         if not payloads:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
         if given is not None and len(given) != len(payloads):
@@ -106,18 +114,14 @@ class Execution:
             self._append(taken, request, ids)
         elif request.context.is_record_set:
             self._write_sets(taken, payloads, ids)
-        elif len(payloads) == 1:
-            future = self.writer.write(ids[0], payloads[0])
-            future.add_done_callback(partial(self._written, taken))
-            self._push_later(future)
         else:
             records = [(txid, bytes(payload)) for txid, payload in zip(ids, payloads, strict=True)]
-            self._bulk(taken, self.writer.write_bulk(records))
+            self._several(taken, self.writer.write_bulk(records))
         if given is not None:
             self._ids.note(given)
 
     def _written(self, taken: TakenRequest, future: asyncio.Future[DLSN]) -> None:
-        error = _error_of(future)
+        error = _error_of(future) if future.cancelled() else future.exception()
         if error is None:
             taken.answer(WriteReceipt(future.result(), 1))
         else:
@@ -126,12 +130,16 @@ class Execution:
     def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int]) -> None:
         futures = [self.writer.write_encoded_set(txid, one) for txid, one in zip(ids, payloads, strict=True)]
         if len(futures) > 1:
-            self._bulk(taken, futures)
+            self._several(taken, futures)
             return
         self._push_later(futures[0])
         self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
 
-    def _bulk(self, taken: TakenRequest, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+    def _several(self, taken: TakenRequest, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+        if len(futures) == 1:
+            futures[0].add_done_callback(partial(self._written, taken))
+            self._push_later(futures[0])
+            return
         bulk = _Bulk(taken, len(futures), self._failures)
         for at, future in enumerate(futures):
             future.add_done_callback(partial(bulk.ended, at))

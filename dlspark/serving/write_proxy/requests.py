@@ -48,7 +48,7 @@ OnEnd: TypeAlias = Callable[["TakenRequest"], None]
 class TakenRequest:
     """One request that is not answered yet. Compared by identity."""
 
-    __slots__ = ("_on_end", "_reply", "answered", "began_s", "caller", "deadline_s", "request", "size")
+    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "size")
 
     def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
         """`size`: its payloads' bytes. `began_s`: when it came, by the event loop's clock."""
@@ -56,24 +56,25 @@ class TakenRequest:
         self.caller = caller
         self.size = size
         self.began_s = began_s
-        timeout_ms = request.context.timeout_ms if not isinstance(request, AcceptStreams | Handshake) else 0
-        self.deadline_s = began_s + timeout_ms / 1000 if timeout_ms > 0 else None
-        """When nobody waits for its answer any more; None: never."""
         self.answered = False
+        self.on_end: OnEnd | None = None
+        """Called when it is answered, before the answer goes out."""
         self._reply = reply
-        self._on_end: OnEnd | None = None
 
-    def on_end(self, callback: OnEnd) -> None:
-        """Have `callback` called when it is answered, before the answer goes out."""
-        self._on_end = callback
+    def is_too_late(self, now_s: float) -> bool:
+        """Whether nobody waits for its answer any more."""
+        if isinstance(self.request, AcceptStreams | Handshake):
+            return False
+        timeout_ms = self.request.context.timeout_ms
+        return timeout_ms > 0 and now_s > self.began_s + timeout_ms / 1000
 
     def answer(self, answer: Answer) -> None:
         """Answer it, unless it is answered. Never raises."""
         if self.answered:
             return
         self.answered = True
-        if self._on_end is not None:
-            self._on_end(self)
+        if self.on_end is not None:
+            self.on_end(self)
         try:
             self._reply(answer)
         except Exception:

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, ServiceUnavailableError
@@ -46,6 +46,7 @@ from dlspark.serving.write_proxy.placement import StreamPlacement
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.stream_model import StreamState
 from dlspark.serving.write_proxy.stream_table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.streams import ProxyStream
 from metadata.foundation.tasks import end_tasks
@@ -59,15 +60,8 @@ GLOBAL_LIMITER_DISABLED: Final = "service_global_limiter_disabled"
 """The feature that switches the limits of the whole proxy off."""
 CHECKSUM_DISABLED: Final = "service_checksum_disabled"
 """The feature that has checksums believed."""
-_ON_STREAMS: Final = (
-    WriteRecords,
-    BeginEpoch,
-    SetFencingToken,
-    Heartbeat,
-    TruncateStream,
-    DeleteStream,
-    ReleaseStream,
-)
+_OnStream: TypeAlias = BeginEpoch | SetFencingToken | Heartbeat | TruncateStream | DeleteStream | ReleaseStream
+_ON_STREAMS: Final = (BeginEpoch, SetFencingToken, Heartbeat, TruncateStream, DeleteStream, ReleaseStream)
 
 
 class WriteProxyService:
@@ -127,12 +121,12 @@ class WriteProxyService:
     @property
     def requests_per_second(self) -> float:
         """Writes a second, over the last minute."""
-        return self._table.recent.requests.per_second(self._loop.time())
+        return self._table.recent.requests_per_second(self._loop.time())
 
     @property
     def bytes_per_second(self) -> float:
         """Payload bytes a second, over the last minute."""
-        return self._table.recent.bytes.per_second(self._loop.time())
+        return self._table.recent.bytes_per_second(self._loop.time())
 
     @property
     def bytes_under_way(self) -> int:
@@ -168,8 +162,10 @@ class WriteProxyService:
         size = payload_bytes(request) if isinstance(request, WriteRecords) else 0
         taken = TakenRequest(request, caller, reply, size, now)
         try:
-            if isinstance(request, _ON_STREAMS) and not self._is_released(request):
-                self._on_stream(taken, request, now)
+            if isinstance(request, WriteRecords):
+                self._write(taken, request, now)
+            elif isinstance(request, _ON_STREAMS) and not self._is_released(request):
+                self._on_stream(taken, request)
             else:
                 self._check_checksum(request)
                 self._rare.begin(taken)
@@ -184,35 +180,41 @@ class WriteProxyService:
         for stream in self._table:
             stream.caller_gone(caller)
 
-    def _on_stream(
-        self,
-        taken: TakenRequest,
-        request: WriteRecords
-        | BeginEpoch
-        | SetFencingToken
-        | Heartbeat
-        | TruncateStream
-        | DeleteStream
-        | ReleaseStream,
-        now: float,
-    ) -> None:
+    def _write(self, taken: TakenRequest, request: WriteRecords, now: float) -> None:
         table, size = self._table, taken.size
         stream = table.get(request.stream)
-        if table.status is ProxyStatus.DOWN and (stream is None or stream.refusal is None):
-            raise self._down(request.stream)
-        is_write = isinstance(request, WriteRecords)
-        if is_write:
-            table.recent.add(size, now)
-            if self._limiter.active and not (self._no_limits.is_available() or self._no_global_limits.is_available()):
-                self._limiter.check(size, now, dark=self._settings.dark_mode)
+        if table.status is ProxyStatus.DOWN:
+            self._check_up(request.stream, stream)
+        table.recent.add(size, now)
+        if self._limiter.active and not (self._no_limits.is_available() or self._no_global_limits.is_available()):
+            self._limiter.check(size, now, dark=self._settings.dark_mode)
+        if request.context.checksum is not None:
+            self._check_checksum(request)
+        if stream is None or stream.state is not StreamState.INITIALIZED:
+            stream = self._stream(stream, request)
+        if stream.limiter.active and not self._no_limits.is_available():
+            stream.limiter.check(size, now, dark=self._settings.dark_mode)
+        stream.submit(taken)
+
+    def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:
+        stream = self._table.get(request.stream)
+        if self._table.status is ProxyStatus.DOWN:
+            self._check_up(request.stream, stream)
         self._check_checksum(request)
+        self._stream(stream, request).submit(taken)
+
+    def _check_up(self, name: str, stream: ProxyStream | None) -> None:
+        """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone."""
+        if stream is None or stream.refusal is None:
+            raise self._down(name)
+
+    def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
+        """The stream of a request: the one that is here, unless it must be begun anew."""
         if stream is not None and stream.refusal is not None:
             stream = self._still_refused(stream, request.context.tried_hosts)
         if stream is None:
-            stream = table.add(request.stream, create_missing=not isinstance(request, DeleteStream))
-        if is_write and stream.limiter.active and not self._no_limits.is_available():
-            stream.limiter.check(size, now, dark=self._settings.dark_mode)
-        stream.submit(taken)
+            stream = self._table.add(request.stream, create_missing=not isinstance(request, DeleteStream))
+        return stream
 
     def _is_released(self, request: Request) -> bool:
         """Whether it asks to release a stream that is not served here: nothing is opened for that."""

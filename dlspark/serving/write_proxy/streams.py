@@ -44,6 +44,7 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     StatusCode,
     TruncateStream,
+    WriteRecords,
 )
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution
@@ -54,7 +55,7 @@ from dlspark.serving.write_proxy.log_operations import (
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import TakenRequest, RequestsUnderWay
+from dlspark.serving.write_proxy.requests import RequestsUnderWay, TakenRequest
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
@@ -164,15 +165,16 @@ class ProxyStream:
 
     def submit(self, taken: TakenRequest) -> None:
         """Begin a request, or let it wait. Raises OverCapacityError where too many are under way."""
-        if len(self.under_way) >= self._host.settings.max_stream_requests:
+        settings = self._host.settings
+        if len(self.under_way) >= settings.max_stream_requests:
             raise OverCapacityError(
                 f"{len(self.under_way)} requests on this stream are under way; the request was not taken",
                 log=self.name,
                 advice="Wait for earlier answers",
             )
-        self._host.traffic.take(taken.size, self._host.settings.max_bytes_under_way)
+        self._host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
-        taken.on_end(self._ended)
+        taken.on_end = self._ended
         if self._on_request is OnRequest.RUN:
             self._begin(taken)
         elif self._on_request is OnRequest.WAIT:
@@ -181,7 +183,7 @@ class ProxyStream:
                 self.start()
         else:
             taken.answer(self._refusal)
-        if self._watch is None and self._host.settings.service_timeout_ms > 0:
+        if settings.service_timeout_ms > 0 and self._watch is None:
             self._watch_oldest()
 
     def start(self) -> None:
@@ -228,7 +230,7 @@ class ProxyStream:
         try:
             if self.permissions is not ALLOW_ALL:
                 check_permitted(self.permissions, request, self.name)
-            if execution is not None and execution.begins(type(request)):
+            if execution is not None and (type(request) is WriteRecords or execution.begins(type(request))):
                 execution.begin(taken)
             elif isinstance(request, ReleaseStream):
                 self._give_up_for(taken, None)
@@ -245,7 +247,7 @@ class ProxyStream:
         now = self._loop.time()
         while self._waiting and self._on_request is OnRequest.RUN:
             taken = self._waiting.popleft()
-            if taken.deadline_s is not None and taken.deadline_s < now:
+            if taken.is_too_late(now):
                 taken.fail(_too_late(self.name))
             elif not taken.answered:
                 self._begin(taken)
