@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode, WriteReceipt
 
 INDEX = st.integers(0, 30)
+RARELY = st.integers(0, 7)
+"""0: it happens."""
 REFUSALS = st.sampled_from(
     (
         Refusal(StatusCode.OVER_CAPACITY, "too much", error="OverCapacityError"),
@@ -97,25 +99,29 @@ class ProducerFleet(RuleBasedStateMachine):
         self.client.now += 0.1
         self.client.fire(index)
 
-    @rule(aware=st.booleans())
-    def depose(self, aware: bool) -> None:
-        self.client.log.depose(aware=aware)
+    @rule(aware=st.booleans(), chance=RARELY)
+    def depose(self, aware: bool, chance: int) -> None:
+        if not chance:
+            self.client.log.depose(aware=aware)
 
-    @rule(address=st.sampled_from(ADDRESSES))
-    def crash(self, address: str) -> None:
-        self.client.log.stop(address)
+    @rule(address=st.sampled_from(ADDRESSES), chance=RARELY)
+    def crash(self, address: str, chance: int) -> None:
+        if not chance:
+            self.client.log.stop(address)
 
     @rule(address=st.sampled_from(ADDRESSES))
     def restart(self, address: str) -> None:
         self.client.log.up.add(address)
 
-    @rule()
-    def pass_deadlines(self) -> None:
-        self.client.pass_deadlines()
+    @rule(chance=RARELY)
+    def pass_deadlines(self, chance: int) -> None:
+        if not chance:
+            self.client.pass_deadlines()
 
-    @rule()
-    def be_forgotten(self) -> None:
-        self.client.sleep_until_forgotten()
+    @rule(chance=RARELY)
+    def be_forgotten(self, chance: int) -> None:
+        if not chance:
+            self.client.sleep_until_forgotten()
 
     @invariant()
     def holds(self) -> None:
