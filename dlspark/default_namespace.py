@@ -69,12 +69,17 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The ports, which stay; and while the sandbox runs, the process that owns it and when that was started."""
+    """The ports, which stay; and while the sandbox runs, the process that owns it, when that was started, and which
+    proxies it has: the first `proxies` of the write proxies' ports, and where there are any, the read proxy."""
 
     zookeeper_port: int
     node_ports: tuple[int, ...]
     pid: int | None = None
     started: str | None = None
+    proxy_ports: tuple[int, ...] = ()
+    """Of write proxies."""
+    read_proxy_port: int | None = None
+    proxies: int = 0
 
     @property
     def uri(self) -> str:
@@ -97,7 +102,16 @@ class SandboxState:
             raw = json.loads(text)
             ports = tuple(int(port) for port in raw["node_ports"])
             pid, start = raw["pid"], raw.get("started")
-            return cls(int(raw["zookeeper_port"]), ports, None if pid is None else int(pid), start and str(start))
+            reader = raw.get("read_proxy_port")
+            return cls(
+                int(raw["zookeeper_port"]),
+                ports,
+                None if pid is None else int(pid),
+                start and str(start),
+                tuple(int(port) for port in raw.get("proxy_ports", ())),
+                None if reader is None else int(reader),
+                int(raw.get("proxies", 0)),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(
                 f"{path} is not a sandbox's state file: {error!r}",

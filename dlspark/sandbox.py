@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,9 +27,18 @@ from types import TracebackType
 from typing import IO
 
 from dlspark.default_namespace import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
+from dlspark.sandbox_processes import (
+    START_TIMEOUT_S,
+    SandboxError,
+    child_environment,
+    end_processes,
+    first_line,
+    log_tail,
+)
+from dlspark.sandbox_proxies import SandboxProxies
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.foundation import processes
-from metadata.foundation.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
@@ -39,17 +47,10 @@ COPIES = 3
 """How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
 ACKNOWLEDGED = 2
 """How many of them have a record when it is acknowledged."""
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
 _LOCK_FILE = "sandbox.lock"
-_LOG_TAIL_BYTES = 2_000
 # Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
 # find its port free again, and a client that dials it meanwhile must not end up connected to itself.
 _PORTS = range(20_000, 32_000)
-
-
-class SandboxError(NotAppliedError):
-    """A process of the sandbox did not start; what was started has been stopped again."""
 
 
 class Sandbox:
@@ -59,7 +60,8 @@ class Sandbox:
     one node or two, which is enough for a small test, the namespace asks for as many copies as there are nodes.
     `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
     at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
-    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). Usable as a context manager.
+    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). With `proxies` it has so many
+    write proxies, and a read proxy. Usable as a context manager.
     """
 
     def __init__(
@@ -71,11 +73,16 @@ class Sandbox:
         node_settings: Mapping[str, object] | None = None,
         zookeeper_tick_ms: int = TICK_MS,
         auto_recovery: bool = False,
+        proxies: int = 0,
     ) -> None:
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
+        if proxies < 0:
+            raise CallerError(f"a sandbox cannot have {proxies} proxies")
         self.directory = Path(directory).absolute()
         self._nodes_wanted = nodes
+        self._proxies_wanted = proxies
+        self._proxies: SandboxProxies | None = None
         self._port_wanted = port
         recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
         self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
@@ -123,6 +130,13 @@ class Sandbox:
         """How many storage nodes the sandbox has, whether they run or not."""
         return len(self.state.node_ports)
 
+    @property
+    def proxies(self) -> SandboxProxies:
+        """Its proxies. Raises CallerError where it has none."""
+        if self._proxies is None:
+            raise CallerError("the sandbox has no proxies", advice="Start it with proxies=2, or --proxies 2")
+        return self._proxies
+
     def node_pid(self, index: int) -> int | None:
         """The process of a node, or None where it does not run."""
         process = self._processes.get(index)
@@ -152,6 +166,9 @@ class Sandbox:
                 self._spawn(index)
             for index in range(self.node_count):
                 self._await_ready(index)
+            if self._proxies_wanted:
+                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread())
+                self._proxies.start()
         except OSError as error:
             self.stop()
             raise CallerError(
@@ -164,22 +181,12 @@ class Sandbox:
             raise
 
     def stop(self) -> None:
-        """End all processes, nodes first so that they can leave ZooKeeper in order. Idempotent."""
+        """End all processes, proxies first and ZooKeeper last, so that all can leave in order. Idempotent."""
         atexit.unregister(self.stop)
-        running = [process for process in self._processes.values() if process.poll() is None]
-        for process in running:
-            process.send_signal(signal.SIGCONT)  # a paused node would not see the SIGTERM
-            process.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in running:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for process in self._processes.values():
-            if process.stdout is not None:
-                process.stdout.close()
+        if self._proxies is not None:
+            self._proxies.stop()
+            self._proxies = None
+        end_processes(self._processes.values())
         self._processes.clear()
         if self._spawner is not None:
             self._spawner.shutdown()
@@ -190,7 +197,7 @@ class Sandbox:
         if self._state is not None:
             state, self._state = self._state, None
             with contextlib.suppress(OSError):  # What it says no longer runs, which its readers find out themselves.
-                SandboxState(state.zookeeper_port, state.node_ports).save(self.directory)
+                replace(state, pid=None, started=None, proxies=0).save(self.directory)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -258,11 +265,21 @@ class Sandbox:
                 f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
                 advice="Leave the port out, or name another directory",
             )
-        missing = max(0, self._nodes_wanted - len(ports)) + (1 if zookeeper_port == 0 else 0)
-        free = _free_ports(missing, avoid={*ports, zookeeper_port})
-        if zookeeper_port == 0:
-            zookeeper_port = free.pop()
-        return SandboxState(zookeeper_port, tuple(ports + free), os.getpid(), processes.started(os.getpid()))
+        proxy_ports = list(kept.proxy_ports) if kept is not None else []
+        reader = kept.read_proxy_port if kept is not None else None
+        more_proxies = max(0, self._proxies_wanted - len(proxy_ports))
+        more_nodes = max(0, self._nodes_wanted - len(ports))
+        missing = more_nodes + more_proxies + 2
+        free = _free_ports(missing, avoid={*ports, *proxy_ports, zookeeper_port, reader or 0})
+        return SandboxState(
+            zookeeper_port or free.pop(),
+            (*ports, *free[:more_nodes]),
+            os.getpid(),
+            processes.started(os.getpid()),
+            (*proxy_ports, *free[more_nodes : more_nodes + more_proxies]),
+            reader or (free.pop() if self._proxies_wanted else None),
+            self._proxies_wanted,
+        )
 
     def _initialise_metadata(self) -> None:
         from dlspark.core.runtime import Runtime
@@ -282,11 +299,14 @@ class Sandbox:
 
     def _spawn(self, index: int) -> None:
         conf = self._configure(index)
+        self._processes[index] = self._spawner_thread().submit(self._start_process, index, conf).result()
+
+    def _spawner_thread(self) -> ThreadPoolExecutor:
         # The kernel notifies a child of its parent's death when the *thread* that started it ends. So one thread starts
         # them all and lives as long as they do: a caller's own thread may end at any time.
         if self._spawner is None:
             self._spawner = ThreadPoolExecutor(1, thread_name_prefix="dlspark-sandbox")
-        self._processes[index] = self._spawner.submit(self._start_process, index, conf).result()
+        return self._spawner
 
     def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
         with self._log_file(index).open("ab") as log:
@@ -306,7 +326,7 @@ class Sandbox:
         """Wait for the line that a node prints once it serves."""
         process = self._processes[index]
         output = process.stdout
-        served = output is not None and _first_line(output, START_TIMEOUT_S)
+        served = output is not None and first_line(output, START_TIMEOUT_S)
         if output is not None:
             output.close()
         if not served:
@@ -314,17 +334,12 @@ class Sandbox:
             process.wait()
             raise SandboxError(
                 f"storage node {index} did not start (exit status {process.returncode}); its log ends with:\n"
-                f"{self._log_tail(index)}",
+                f"{log_tail(self._log_file(index), self._log_begins[index])}",
                 node=self.node_ids[index],
             )
 
     def _log_file(self, index: int) -> Path:
         return self.node_directory(index) / "bookie.log"
-
-    def _log_tail(self, index: int) -> str:
-        """What the node has logged since it was started, at most the end of it."""
-        data = self._log_file(index).read_bytes()[self._log_begins[index] :]
-        return data[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 def _already_running(directory: Path, kept: SandboxState | None) -> CallerError:
@@ -373,27 +388,6 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
         **more,
     }
     return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
-
-
-def child_environment() -> dict[str, str]:
-    """The environment in which a child finds the same packages as this process, installed or not."""
-    paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-
-
-def _first_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """The first line a child prints, or empty if it ends or the time runs out."""
-    import select
-
-    deadline = time.monotonic() + timeout_s
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
-        chunk = os.read(stream.fileno(), 4096) if ready else b""
-        if not chunk:
-            return b""
-        line += chunk
-    return line
 
 
 def _free_ports(count: int, avoid: set[int]) -> list[int]:

@@ -17,7 +17,8 @@ from helpers.waiting import wait_until
 from dlspark.core.sync.namespace import Namespace
 from dlspark.default_namespace import SandboxState, default_directory
 from dlspark.errors import CallerError, NotBoundError, WriteError
-from dlspark.sandbox import Sandbox, SandboxError
+from dlspark.sandbox import Sandbox
+from dlspark.sandbox_processes import SandboxError
 
 pytestmark = pytest.mark.processes
 

@@ -224,6 +224,7 @@ app.add_typer(sink_app, name="sink")
 proxy_app = typer.Typer(help="Write and read proxies: start them, see owners, move streams.", no_args_is_help=True)
 for name, command in (
     ("write", proxies.write),
+    ("read", proxies.read),
     ("list", proxies.list_proxies),
     ("owners", proxies.owners),
     ("move", proxies.move),

@@ -103,6 +103,13 @@ def write(
     raise typer.Exit(main([*arguments, f"--load-appraiser={load_appraiser.value}"]))
 
 
+def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
+    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/read-proxy-settings.md."""
+    from dlspark.serving.read_proxy.__main__ import main
+
+    raise typer.Exit(main(_common(uri, conf, values)))
+
+
 def _common(uri: str | None, conf: Path | None, values: Sequence[str] | None) -> list[str]:
     arguments = [f"--uri={namespace_uri(uri)}"]
     arguments += [f"--conf={conf}"] if conf is not None else []

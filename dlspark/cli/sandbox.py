@@ -31,6 +31,9 @@ def start(
     auto_recovery: Annotated[
         bool, typer.Option("--auto-recovery", help="Copy what a lost storage node held to the others.")
     ] = False,
+    proxies: Annotated[
+        int, typer.Option(help="Write proxies; with any, there is a read proxy as well.", min=0, max=100)
+    ] = 0,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
@@ -38,11 +41,11 @@ def start(
 
     directory = directory or default_directory()
     if detach:
-        typer.echo(_start_detached(directory, nodes, port, auto_recovery))
+        typer.echo(_start_detached(directory, nodes, port, auto_recovery, proxies))
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery) as sandbox:
+    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery, proxies=proxies) as sandbox:
         typer.echo(sandbox.uri)
         sys.stdout.flush()
         try:
@@ -53,7 +56,7 @@ def start(
 
 def stop(directory: DirectoryOption = None) -> None:
     """Stop the sandbox of a directory; its data stay."""
-    from dlspark.sandbox import STOP_TIMEOUT_S
+    from dlspark.sandbox_processes import STOP_TIMEOUT_S
 
     directory = directory or default_directory()
     state = _known_state(directory)
@@ -88,6 +91,10 @@ def status(directory: DirectoryOption = None) -> None:
     typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
     ports = ", ".join(map(str, state.node_ports))
     typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
+    if state.proxies:
+        ports = ", ".join(map(str, state.proxy_ports[: state.proxies]))
+        typer.echo(f"write {'proxy on port' if state.proxies == 1 else 'proxies on ports'} {ports}", err=True)
+        typer.echo(f"read proxy on port {state.read_proxy_port}", err=True)
 
 
 def _known_state(directory: Path) -> SandboxState:
@@ -97,17 +104,18 @@ def _known_state(directory: Path) -> SandboxState:
     return state
 
 
-def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool) -> str:
+def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool, proxies: int) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     import subprocess
 
-    from dlspark.sandbox import START_TIMEOUT_S, child_environment
+    from dlspark.sandbox_processes import START_TIMEOUT_S, child_environment
     from metadata.foundation.private_files import DIRECTORY_MODE
 
     directory = directory.absolute()
     log = directory / "sandbox.log"
     arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
     arguments += ["--auto-recovery"] if auto_recovery else []
+    arguments += ["--proxies", str(proxies)] if proxies else []
     running = SandboxState.load(directory)
     if running is not None and running.running():
         raise CallerError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import signal
 
-from dlspark.sandbox import START_TIMEOUT_S, Sandbox, SandboxError
+from dlspark.sandbox import Sandbox
+from dlspark.sandbox_processes import START_TIMEOUT_S, SandboxError
 from helpers.fork_server import Child, ChildError, ForkServer
 
 NODE = "storage_node.bookie.__main__:main"

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from helpers.waiting import until
 
-from dlspark.sandbox import Sandbox, SandboxError
+from dlspark.sandbox import Sandbox
+from dlspark.sandbox_processes import SandboxError
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry
 from metadata.foundation.pacing import for_each
