@@ -46,10 +46,12 @@ ONLY_ASYNC = {
     "AppendStream": {"append": FILE, "at_end": BY_LOG, "force": FILE, "position": FILE},
     "AppendReader": {"position": FILE},
     "AccessControl": {"move_ops": OVER_EDGES},
+    "Client": dict.fromkeys(("ask", "open", "settings"), OVER_EDGES),
 }
 ONLY_SYNC: dict[str, dict[str, str]] = {name: {} for name in ONLY_ASYNC}
 OTHER_SIGNATURE = {
     ("Namespace", "open"): "a synchronous namespace may have a runtime of its own",
+    ("Client", "connect"): "a synchronous client may have a runtime of its own, and no network",
     ("LogReader", "read_next"): "synchronously reading need not wait, and at the end says so",
     ("LogReader", "read_bulk"): "synchronously reading need not wait, and at the end says so",
     ("LockedReader", "read_next"): "synchronously reading need not wait, and at the end says so",
