@@ -148,7 +148,7 @@ class WriteRecords:
     fencing_token: bytes | None = None
     atomic: bool = False
     transaction_ids: tuple[int, ...] | None = None
-    """One for each payload, None: the proxy's clock (docs/serving.md#transaction-ids)."""
+    """One for each payload, None: the proxy's clock (docs/serving/write-proxy.md#transaction-ids)."""
 
     @property
     def is_whole(self) -> bool:
@@ -226,7 +226,7 @@ class ReleaseStream:
 
 @dataclass(frozen=True, slots=True)
 class MoveStream:
-    """Hand the stream over to the proxy at `target` (docs/serving.md#hand-over)."""
+    """Hand the stream over to the proxy at `target` (docs/serving/write-proxy.md#hand-over)."""
 
     stream: str
     target: str
