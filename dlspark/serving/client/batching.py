@@ -35,7 +35,7 @@ RECORD_ROOM_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchBounds:
     """What bounds a request, and what waits."""
 
     max_bytes: int = 256 * 1024
@@ -70,8 +70,8 @@ class _Waiting:
 class Batcher:
     """Records that wait for a request of their stream, and the room that those under way take."""
 
-    def __init__(self, limits: BatchLimits | None = None) -> None:
-        self._limits = limits if limits is not None else BatchLimits()
+    def __init__(self, limits: BatchBounds | None = None) -> None:
+        self._limits = limits if limits is not None else BatchBounds()
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._waiting_bytes = 0
         self._pending_bytes = 0

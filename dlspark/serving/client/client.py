@@ -28,7 +28,7 @@ from typing import Any, Final
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import AlreadyClosedError, OverCapacityError
 from dlspark.serving.client.answer_rules import StreamRequest
-from dlspark.serving.client.batching import BatchLimits
+from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.channels import ChannelFailure, Channels, Connect, ProxyChannel
 from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, Journey
 from dlspark.serving.client.fleet import Fleet, fleets_of
@@ -248,7 +248,7 @@ class AsyncClient(StreamOperations):
             session,
             stream,
             (given or own) if isinstance(session, ProducerSession) else None,
-            limits=BatchLimits(
+            limits=BatchBounds(
                 settings.batch_max_bytes,
                 settings.batch_max_records,
                 settings.linger_ms,

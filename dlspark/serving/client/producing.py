@@ -26,7 +26,7 @@ from types import TracebackType
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
-from dlspark.serving.client.batching import RECORD_ROOM_BYTES, Batcher, BatchLimits, RecordBatch, fates
+from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
 from dlspark.serving.client.dispatch import Dispatcher, Journey
 from dlspark.serving.client.plain_writes import WriteSession
 from dlspark.serving.client.producers import SessionEffect, Settled, Transmit
@@ -114,7 +114,7 @@ class AsyncProducer:
         stream: str,
         name: str | None,
         *,
-        limits: BatchLimits,
+        limits: BatchBounds,
         budget: PendingBudget,
         clock: Clock,
         request_timeout_ms: int,

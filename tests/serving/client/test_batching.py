@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
-from dlspark.serving.client.batching import RECORD_ROOM_BYTES, Batcher, BatchLimits, fates
+from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, fates
 from dlspark.serving.client.settings import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 from dlspark.serving.protocol.frame_parts import MAX_PAYLOADS
 from dlspark.serving.protocol.operations import Applied, BulkReceipt, Done, Refusal, StatusCode, WriteReceipt
 from metadata.foundation.errors import InvariantViolation
 
-SMALL = BatchLimits(max_bytes=3 * (10 + RECORD_ROOM_BYTES), max_records=5, linger_ms=100)
+SMALL = BatchBounds(max_bytes=3 * (10 + RECORD_ROOM_BYTES), max_records=5, linger_ms=100)
 
 
-def filled(sizes: list[int], limits: BatchLimits = SMALL) -> Batcher:
+def filled(sizes: list[int], limits: BatchBounds = SMALL) -> Batcher:
     batcher = Batcher(limits)
     for number, size in enumerate(sizes):
         assert batcher.add(number, b"x" * size, 0.0)
@@ -56,11 +56,11 @@ def test_a_record_waits_for_its_linger_unless_the_request_is_full() -> None:
 
 
 def test_without_a_linger_a_record_is_ready_at_once() -> None:
-    assert filled([1], BatchLimits()).is_ready(0.0)
+    assert filled([1], BatchBounds()).is_ready(0.0)
 
 
 def test_what_waits_is_bounded_in_bytes_and_records_until_its_fate_is_known() -> None:
-    batcher = Batcher(BatchLimits(max_pending_records=2))
+    batcher = Batcher(BatchBounds(max_pending_records=2))
     assert batcher.add(1, b"", 0.0)
     assert batcher.add(2, b"", 0.0)
     assert not batcher.has_room
@@ -71,7 +71,7 @@ def test_what_waits_is_bounded_in_bytes_and_records_until_its_fate_is_known() ->
     assert batcher.add(3, b"", 0.0)
     with pytest.raises(InvariantViolation):
         batcher.settled(batch)
-    huge = Batcher(BatchLimits(max_pending_bytes=10))
+    huge = Batcher(BatchBounds(max_pending_bytes=10))
     assert huge.add(1, b"x" * 1000, 0.0), "a record alone always finds room"
     assert not huge.add(2, b"", 0.0)
 
