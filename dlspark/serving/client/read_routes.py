@@ -38,6 +38,8 @@ class ReadRoutes:
         self._dispatcher = dispatcher
         self._settings = settings
         self._route = route
+        self._hosts: tuple[ProxyHost, ...] | None = None
+        """Proxies that the route does not know yet: a client without readers makes no ring of them."""
         self._places = settings.ownerships()
         """Where each stream was last read."""
         self._readers: dict[AsyncProxyReader, int] = {}
@@ -50,7 +52,14 @@ class ReadRoutes:
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
         """These are the proxies to read through. Raises CallerError."""
-        self._route.update(hosts, now)
+        self._hosts = tuple(hosts)
+        if self._readers:
+            self._take_hosts(now)
+
+    def _take_hosts(self, now: float) -> None:
+        hosts, self._hosts = self._hosts, None
+        if hosts is not None:
+            self._route.update(hosts, now)
 
     def reader(
         self,
@@ -69,6 +78,7 @@ class ReadRoutes:
                 f"max_bytes={size}, poll_ms={wait_ms} cannot be",
                 advice=f"Up to {MAX_READ_BYTES} bytes and {MAX_POLL_MS} ms are taken",
             )
+        self._take_hosts(self._dispatcher.loop.time())
         place = heapq.heappop(self._free) if self._free else len(self._readers)
         self._number += 1
         reader = AsyncProxyReader(
