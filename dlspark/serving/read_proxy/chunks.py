@@ -23,7 +23,6 @@ from dlspark.core.reading.reader import VECTOR_BYTES
 from dlspark.core.reading.reader_checks import GapCheck
 from dlspark.errors import PositionGapError
 from dlspark.serving.protocol.deliveries import (
-    HEAD_BYTES,
     ROW_BYTES,
     StoredEntry,
     encode_arrow,
@@ -36,6 +35,8 @@ from dlspark.serving.read_proxy.ring import EntryRing, RingEntry
 from metadata.foundation.errors import DistributedLogError
 from storage_node.protocol.frames import Buffer
 
+ARROW_ROW_BYTES = 80
+"""What a row of `ROW_SCHEMA` takes besides payload and log name: six numbers, two offsets, a bit or two."""
 CHUNK_OVERHEAD_BYTES = 512
 """What a kept chunk counts besides its parts."""
 
@@ -133,7 +134,7 @@ class ChunkMaker:
                 stop = record.dlsn
                 failure = gap_error(self.log, record.dlsn, record.position, numbers.last)
                 break
-            size += ROW_BYTES + len(record.payload)
+            size += self._row_bytes(form) + len(record.payload)
             if shown and size > self._max_bytes:
                 stop = record.dlsn
                 break
@@ -158,7 +159,7 @@ class ChunkMaker:
             stop, end = _place(batch, gap), None
             failure = gap_error(self.log, stop, int(batch.position[gap]), int(batch.position[gap - 1]))
             batch = batch.sliced(0, gap)
-        fitting = self._fitting(batch)
+        fitting = self._fitting(batch, self._row_bytes(form))
         if fitting < len(batch):
             stop, end, failure = _place(batch, fitting), None, None
             batch = batch.sliced(0, fitting)
@@ -167,11 +168,15 @@ class ChunkMaker:
         part = encode_arrow(rows(self.log, batch)) if form is ReadForm.ARROW else encode_columns(batch)
         return _chunk(run, (part,), stop, int(batch.position[0]), int(batch.position[-1]), end, failure)
 
-    def _fitting(self, batch: DecodedBatch) -> int:
+    def _row_bytes(self, form: ReadForm) -> int:
+        """What a record takes in a part besides its payload, at most."""
+        return ARROW_ROW_BYTES + len(self.log) if form is ReadForm.ARROW else ROW_BYTES
+
+    def _fitting(self, batch: DecodedBatch, row_bytes: int) -> int:
         """How many records fit in a part; one always does."""
-        if batch.payload.nbytes + len(batch) * ROW_BYTES <= self._max_bytes:
+        if batch.payload.nbytes + len(batch) * row_bytes <= self._max_bytes:
             return len(batch)
-        sizes = accumulate(len(payload) + ROW_BYTES for payload in batch.payload.to_pylist())
+        sizes = accumulate(len(payload) + row_bytes for payload in batch.payload.to_pylist())
         return max(sum(1 for _ in takewhile(lambda size: size <= self._max_bytes, sizes)), min(len(batch), 1))
 
     def _numbers(self, run: Sequence[RingEntry]) -> GapCheck:
@@ -259,7 +264,7 @@ def _chunk(
     """A chunk of all of `run`, or of what lies before `stop`."""
     used = len(run) if stop is None else sum(1 for entry in run if entry.after <= stop)
     place = run[-1].after if stop is None else stop
-    return Chunk(parts, _size(parts) + len(parts) * HEAD_BYTES, place, used, first, last, end, failure)
+    return Chunk(parts, _size(parts), place, used, first, last, end, failure)
 
 
 # ------------------------------------------------------------------ those that were made

@@ -97,6 +97,8 @@ class ReadCursor:
                 self.ordinal += 1  # It began in the future, or in the middle.
                 continue
             chunk = self._next_chunk(ring, form, max_bytes - size)
+            if parts and size + chunk.size > max_bytes:
+                break  # It has become longer than its entries are: it is the next delivery's.
             if self._gap_before(chunk):
                 break
             self._take(chunk)

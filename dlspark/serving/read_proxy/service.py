@@ -91,9 +91,9 @@ class ReadProxyService:
     """A `ProxyService` for readers. Made on the loop that calls it; close it after use."""
 
     def __init__(self, namespace: AsyncNamespace, settings: ReadProxySettings, *, location: str) -> None:
-        """`location`: where clients reach this proxy, `host:port`."""
         self.settings = settings
         self.location = location
+        """How answers name this proxy."""
         self._namespace = namespace
         self._loop = asyncio.get_running_loop()
         self._sessions = ReaderSessions(settings.max_readers, settings.max_caller_readers)

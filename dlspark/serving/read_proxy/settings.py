@@ -22,10 +22,13 @@ from metadata.foundation.settings import (
     settings_of,
     written,
 )
+from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB: Final = 1024 * 1024
 _ENTRY_FITS: Final = 2 * MIB
 """Any entry that a log may hold fits in this."""
+_FRAME_FITS: Final = MAX_FRAME_BYTES - 64 * 1024
+"""A delivery of this size fits in a frame."""
 PAGE: Final = "docs/read-proxy-settings.md"
 
 
@@ -57,6 +60,23 @@ class ReadProxySettings:
     advertised_host: str = _text(
         "", "advertisedHost", "The name under which clients reach this host; empty: the host's own name"
     )
+    max_connections: int = _own(12_000, "maxConnections", "Connections for frames at the same time")
+    connection_bytes: int = _own(
+        1024 * MIB,
+        "connectionBytes",
+        "Bytes with which the reads under way of one connection may be answered together, by what they ask for; "
+        "further ones wait",
+        minimum=_ENTRY_FITS,
+    )
+    connections_bytes: int = _own(
+        16 * 1024 * MIB,
+        "connectionsBytes",
+        "The same for all connections together. Readers share what they are answered with: far less is in memory",
+        minimum=_ENTRY_FITS,
+    )
+    shutdown_grace_ms: int = _own(
+        5_000, "shutdownGraceMs", "Milliseconds that a stop waits for answers to leave", minimum=0
+    )
     shard: int = _own(-1, "shardId", "The number of this proxy among those of the namespace; -1: none", minimum=-1)
     ring_bytes: int = _own(
         16 * MIB,
@@ -75,7 +95,11 @@ class ReadProxySettings:
         64 * MIB, "decodedBytes", "Bytes of decoded chunks that are kept for other readers of the same form", minimum=0
     )
     max_delivery_bytes: int = _own(
-        4 * MIB, "maxDeliveryBytes", "Bytes of one delivery at most, whatever its reader asks for", minimum=_ENTRY_FITS
+        4 * MIB,
+        "maxDeliveryBytes",
+        "Bytes of one delivery at most, whatever its reader asks for",
+        minimum=_ENTRY_FITS,
+        maximum=_FRAME_FITS,
     )
     max_readers: int = _own(
         100_000, "maxReaders", "Readers that have a place at the proxy; one more is refused", section="Readers"
@@ -129,9 +153,13 @@ class ReadProxySettings:
         return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
 
     @classmethod
-    def from_properties(cls, path: str) -> ReadProxySettings:
-        """Settings of a properties file. Raises SettingsError, also for a file that cannot be read."""
-        return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
+    def from_properties(cls, path: str | None, given: Mapping[str, object] | None = None) -> ReadProxySettings:
+        """Settings of a properties file, where there is one, and over them those given. Raises SettingsError, also for
+        a file that cannot be read."""
+        values: dict[str, object] = {}
+        if path is not None:
+            values.update(read_properties(path, SettingsError, named_by="--conf"))
+        return cls.from_mapping(values | dict(given or {}))
 
 
 REGISTRY: Final = Registry([ReadProxySettings], SettingsError, page=PAGE)

@@ -1,0 +1,147 @@
+"""`ReadProxy`: one read proxy as a whole, from the namespace that it opens to the member that it announces.
+
+It begins in this order, and ends in the opposite one:
+
+    namespace    the session with ZooKeeper, the ledger client
+    service      what does the work (`service`)
+    frames       the port, which is part of the proxy's location
+    gRPC         the second binding, where it is asked for
+    member       last, in <namespace>/.read_proxy: only now do clients find it
+
+Stopping is graceful: it withdraws its member, so that nobody new comes; then readers that wait are refused with
+SERVICE_UNAVAILABLE and go on elsewhere at their positions; then it waits for answers to leave.
+
+Fault model: a read proxy owns nothing. Where it dies, its readers lose no more than a connection. Where its session
+with ZooKeeper ends, it is announced again in the next one, and goes on serving meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.bindings.bounds import FramesLimits
+from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.membership import READ_PROXIES, Announcement, ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.read_proxy.service import ReadProxyService
+from dlspark.serving.read_proxy.settings import ReadProxySettings
+from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.store import join
+from storage_node.edge import Network
+from storage_node.transport.tcp import TcpNetwork
+
+if TYPE_CHECKING:
+    from dlspark.serving.bindings.grpc_server import GrpcServer
+
+_LOG: Final = logging.getLogger(__name__)
+
+NO_GRPC: Final = -1
+
+
+class ReadProxy:
+    """One proxy. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        uri: str | None,
+        settings: ReadProxySettings,
+        *,
+        network: Network | None = None,
+        namespace: AsyncNamespace | None = None,
+    ) -> None:
+        """`namespace`: over given edges; it is closed with the proxy, and `uri` is not looked at."""
+        self.settings = settings
+        self._uri = uri
+        self._network = network or TcpNetwork()
+        self._given = namespace
+        self._ending = AsyncExitStack()
+        self._member: ProxyMember | None = None
+        self._service: ReadProxyService | None = None
+
+    @property
+    def service(self) -> ReadProxyService:
+        """What does the work. Raises InvariantViolation before `start`."""
+        check(self._service is not None, "the read proxy is not started")
+        assert self._service is not None
+        return self._service
+
+    @property
+    def member(self) -> ProxyMember:
+        """What it announces. Raises InvariantViolation before `start`."""
+        check(self._member is not None, "the read proxy is not started")
+        assert self._member is not None
+        return self._member
+
+    async def start(self) -> None:
+        """Begin to serve. Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is
+        taken; then nothing is left running."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._ending.aclose()
+            raise
+
+    async def _start(self) -> None:
+        namespace = self._given or await AsyncNamespace.open(self._uri)
+        self._ending.push_async_callback(namespace.close)
+        settings = self.settings
+        service = self._service = ReadProxyService(namespace, settings, location="")
+        self._ending.push_async_callback(service.close)
+        frames = FramesServer(self._network, service, limits=_frames_limits(settings))
+        grace_s = settings.shutdown_grace_ms / 1000
+        self._ending.push_async_callback(frames.close, grace_s=grace_s)
+        await frames.start(settings.host, settings.port)
+        host = settings.advertised_host or socket.gethostname()
+        grpc = await self._start_grpc(service)
+        self._member = write_proxy_member(
+            ProxyEndpoint(host, frames.port),
+            settings.shard,
+            grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
+        )
+        service.location = self._member.location
+        # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.
+        self._ending.push_async_callback(service.close)
+        announcement = Announcement(namespace.store, join(namespace.uri.path, READ_PROXIES), self._member)
+        await announcement.begin()
+        self._ending.push_async_callback(_withdraw, announcement)
+        _LOG.info("the read proxy %s serves %s", self._member.location, namespace.uri)
+
+    async def _start_grpc(self, service: ReadProxyService) -> GrpcServer | None:
+        if self.settings.grpc_port == NO_GRPC:
+            return None
+        try:
+            from dlspark.serving.bindings.grpc_server import GrpcServer
+        except ImportError as error:
+            raise CallerError(
+                f"gRPC is not installed: {error}",
+                advice="Install it: pip install dlspark[grpc]; or serve frames alone: grpcPort=-1",
+            ) from error
+        server = GrpcServer(service)
+        await server.start(self.settings.host, self.settings.grpc_port)
+        self._ending.push_async_callback(server.close)
+        return server
+
+    async def stop(self) -> None:
+        """End in order: withdraw, refuse what waits, let answers leave, close. Idempotent."""
+        if self._service is not None:
+            _LOG.info("stopping; so far: %s", self._service.figures())
+        await self._ending.aclose()
+
+
+async def _withdraw(announcement: Announcement) -> None:
+    try:
+        await announcement.withdraw()
+    except DistributedLogError as error:
+        _LOG.warning("the member could not be withdrawn, it ends with the session: %s", error)
+
+
+def _frames_limits(settings: ReadProxySettings) -> FramesLimits:
+    return FramesLimits(
+        connections=settings.max_connections,
+        requests_under_way=settings.max_caller_readers,
+        bytes_under_way=settings.connection_bytes,
+        memory_bytes=settings.connections_bytes,
+    )
