@@ -116,7 +116,8 @@ class SandboxProxies:
         return arguments if index == READER else [*arguments, "--stats-port=0"]
 
     def _spawn(self, index: int) -> None:
-        make_private_directory(self._folder(index))
+        if not self._folder(index).is_dir():
+            make_private_directory(self._folder(index))
         self._processes[index] = self._spawner.submit(self._start_process, index).result()
 
     def _start_process(self, index: int) -> subprocess.Popen[bytes]:

@@ -1,0 +1,189 @@
+"""`dlspark proxy` and the sandbox's proxies, as processes: found, moved, drained, killed, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.waiting import wait_until
+from typer.testing import CliRunner, Result
+
+from dlspark.cli.main import app
+from dlspark.default_namespace import SandboxState
+from dlspark.sandbox import Sandbox
+from dlspark.sandbox_processes import child_environment
+from dlspark.sandbox_proxies import READER
+from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
+from metadata.foundation.errors import CallerError
+from storage_node.transport.tcp import TcpNetwork
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", name="tier")
+def _tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with Sandbox(tmp_path_factory.mktemp("proxies") / "sandbox", nodes=1, proxies=2) as running:
+        yield running
+
+
+def run(tier: Sandbox, *arguments: str, status: int = 0) -> Result:
+    done = CliRunner().invoke(app, ["proxy", *arguments], env={"DLSPARK_URI": tier.uri})
+    assert done.exit_code == status, (arguments, done.output, done.stderr, done.exception)
+    return done
+
+
+def result(tier: Sandbox, *arguments: str, status: int = 0) -> Any:
+    return json.loads(run(tier, *arguments, "--output", "json", status=status).stdout)
+
+
+def owners(tier: Sandbox) -> dict[str, str]:
+    return {one["stream"]: one["proxy"].rpartition(";")[2] for one in result(tier, "owners")["owners"]}
+
+
+def write(address: str, *streams: str) -> list[Answer]:
+    async def asked() -> list[Answer]:
+        peers = ProxyPeers(TcpNetwork())
+        try:
+            return [await peers.call(address, WriteRecords(stream, (b"x",)), 30_000) for stream in streams]
+        finally:
+            await peers.close()
+
+    return asyncio.run(asked())
+
+
+def written(address: str, *streams: str) -> None:
+    for answer in write(address, *streams):
+        assert isinstance(answer, WriteReceipt), answer
+
+
+def test_proxies_are_listed_with_what_they_own(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, "listed-a", "listed-b")
+    proxies = result(tier, "list")["proxies"]
+    assert [(one["kind"], one["address"]) for one in proxies] == [
+        ("write", first),
+        ("write", second),
+        ("read", tier.proxies.read_address),
+    ]
+    assert proxies[0]["status"] == "WRITE_AND_ACCEPT"
+    assert proxies[0]["streams"] >= 2
+    assert first in run(tier, "list").stdout
+    only = result(tier, "owners", "--filter", "listed-a")["owners"]
+    assert [one["stream"] for one in only] == ["listed-a"]
+    assert "listed-b" in run(tier, "owners").stdout
+
+
+def test_a_stream_is_moved_and_balanced_back(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, *(f"moved-{number}" for number in range(4)))
+    assert "handed over" in run(tier, "move", "moved-0", "1").stdout
+    assert result(tier, "move", "moved-0", second)["moved"] is False
+    written(second, "moved-0")
+    (refused,) = write(first, "moved-0")
+    assert isinstance(refused, Refusal)
+    assert refused.code is StatusCode.FOUND
+    planned = result(tier, "balance", "--dry-run")["moves"]
+    assert len(result(tier, "balance")["moved"]) == len(planned) > 0
+    assert result(tier, "balance")["moved"] == []
+    counts = [one["streams"] for one in result(tier, "list")["proxies"] if one["kind"] == "write"]
+    assert abs(counts[0] - counts[1]) <= 1
+
+
+def test_a_drained_proxy_takes_nothing_until_it_may_again(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, "drained")
+    run(tier, "drain", first)
+    assert set(owners(tier).values()) == {second}
+    (refused,) = write(first, "new")
+    assert isinstance(refused, Refusal)
+    assert refused.code is StatusCode.SERVICE_UNAVAILABLE
+    run(tier, "drain", first, "--undo")
+    written(first, "new")
+    assert owners(tier)["new"] == first
+
+
+def test_wrong_names_are_said_to_be_wrong(tier: Sandbox) -> None:
+    assert "dlspark proxy list" in run(tier, "move", "listed-a", "nowhere:1", status=1).stderr
+    assert "two regions" in run(tier, "balance", "--regions", "A", status=1).stderr
+    assert "region A" in run(tier, "balance", "--regions", "A,B", status=1).stderr
+
+
+def test_loads_are_written_down_by_the_leader_and_balanced_by(tier: Sandbox) -> None:
+    def there() -> bool:
+        done = CliRunner().invoke(app, ["proxy", "balance", "--by", "load", "--dry-run"], env={"DLSPARK_URI": tier.uri})
+        return done.exit_code == 0
+
+    wait_until(there, "the leader has written loads", every_s=0.5)
+
+
+def test_the_streams_of_a_killed_proxy_are_taken_over(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, "orphan")
+    tier.proxies.kill(0)
+    wait_until(lambda: isinstance(write(second, "orphan")[0], WriteReceipt), "the session of the dead has ended")
+    assert owners(tier)["orphan"] == second
+    tier.proxies.start_one(0)
+    assert [one["address"] for one in result(tier, "list")["proxies"]][:2] == [first, second]
+
+
+def test_a_stopped_proxy_hands_over_and_a_second_signal_does_not_wait(tier: Sandbox) -> None:
+    first, second = tier.proxies.write_addresses
+    written(first, "handed")
+    tier.proxies.stop_one(0)
+    assert owners(tier)["handed"] == second
+    written(second, "handed")
+    arguments = [
+        sys.executable,
+        "-m",
+        "dlspark.cli",
+        "proxy",
+        "write",
+        "--uri",
+        tier.uri,
+        "--port",
+        first.split(":")[1],
+    ]
+    arguments += ["--set", "server_advertised_host=127.0.0.1", "--grpc-port=-1"]
+    arguments += ["--set", "server_graceful_shutdown_period_ms=600000"]
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment(), text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert first in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    while "are given up" not in (line := process.stderr.readline()):
+        assert line, "it ended before it waited"
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    tier.proxies.start_one(0)
+
+
+def test_the_state_says_which_proxies_there_are(tier: Sandbox) -> None:
+    shown = CliRunner().invoke(app, ["sandbox", "status", "--dir", str(tier.directory)])
+    first, second = (address.split(":")[1] for address in tier.proxies.write_addresses)
+    assert f"write proxies on ports {first}, {second}" in shown.stderr
+    assert f"read proxy on port {tier.proxies.read_address.split(':')[1]}" in shown.stderr
+    assert tier.proxies.pid(READER) is not None
+    assert os.path.isdir(tier.directory / "read-proxy")
+
+
+def test_a_sandbox_without_the_option_has_no_proxies(tmp_path: Any) -> None:
+    with Sandbox(tmp_path / "plain", nodes=1) as plain:
+        with pytest.raises(CallerError, match="no proxies"):
+            _ = plain.proxies
+        state = SandboxState.load(plain.directory)
+        assert state is not None
+        assert (state.proxy_ports, state.read_proxy_port, state.proxies) == ((), None, 0)
+        assert not (plain.directory / "read-proxy").exists()
+    with pytest.raises(CallerError):
+        Sandbox(tmp_path / "less", proxies=-1)
