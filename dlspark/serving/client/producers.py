@@ -442,14 +442,14 @@ class ProducerSession:
         self._window = [pending for pending in self._window if not pending.doubtful]
         return effects
 
-    def _must_renumber(self) -> bool:
-        """Whether a number fell out below those in the window, so that the log cannot have written any of them, nor
-        will. Not while one below the highest written is open: that one is written, and its answer comes first."""
-        numbers = [pending.sequence for pending in self._window]
-        if not numbers:
-            return False
-        gap = numbers != list(range(self._floor, self._floor + len(numbers)))
-        return self._strict and gap and numbers[0] >= self._floor
+    def _above_hole(self) -> list[_Pending]:
+        """Those behind a number that fell out, where the log has refused a gap: it cannot have written any of them, nor
+        will. Nothing is known of those before it by that."""
+        hole = self._floor
+        for pending in self._window:
+            if pending.sequence == hole:
+                hole += 1
+        return [pending for pending in self._window if pending.sequence > hole] if self._strict else []
 
     def _pause(self) -> list[SessionEffect]:
         self.phase = SessionPhase.PAUSED
@@ -463,7 +463,7 @@ class ProducerSession:
         if self._lost_track or any(self._is_too_old(pending, now) for pending in self._window):
             effects += self._let_go_of_doubtful()
             self._want_later_epoch()
-        elif self._must_renumber():
+        elif self._window and len(self._above_hole()) == len(self._window):
             if any(pending.doubtful for pending in self._window):
                 self._want_later_epoch()
             else:
@@ -478,11 +478,10 @@ class ProducerSession:
         if self._needs_epoch:
             return [*effects, self._begin()]
         self.phase = SessionPhase.OPEN
-        below = [pending for pending in self._window if pending.sequence < self._floor]
-        # Those below the highest written first: while one is open, none above it may get another number.
-        effects += [self._send(pending, now) for pending in below or self._window]
-        if below and len(below) < len(self._window):
-            self.phase = SessionPhase.DRAINING
+        above = self._above_hole()
+        effects += [self._send(pending, now) for pending in self._window if pending not in above]
+        if above:
+            self.phase = SessionPhase.DRAINING  # they get their numbers when those before the hole are known
         return effects + self._fill(now)
 
     def _reacts(self, event: SessionEvent) -> Reaction:

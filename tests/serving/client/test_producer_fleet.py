@@ -5,6 +5,8 @@ Every acknowledged record is in the log once and in order, what was refused is n
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from helpers.model_fleet import ADDRESSES, ModelClient
 from hypothesis import settings
@@ -16,17 +18,16 @@ from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode, Wr
 INDEX = st.integers(0, 30)
 RARELY = st.integers(0, 7)
 """0: it happens."""
-REFUSALS = st.sampled_from(
-    (
-        Refusal(StatusCode.OVER_CAPACITY, "too much", error="OverCapacityError"),
-        Refusal(StatusCode.SERVICE_UNAVAILABLE, "stopping"),
-        Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately"),
-        Refusal(StatusCode.STREAM_NOT_READY, "starting a segment"),
-        Refusal(StatusCode.ILLEGAL_STATE, "moved on", error="ConditionError"),
-        Refusal(StatusCode.REQUEST_DENIED, "denied", applied=Applied.WRONG, error="RequestDeniedError"),
-        Refusal(StatusCode.BK_TRANSMIT_ERROR, "not acknowledged", applied=Applied.UNKNOWN, error="TransmitError"),
-    )
+ALL_REFUSALS = (
+    Refusal(StatusCode.OVER_CAPACITY, "too much", error="OverCapacityError"),
+    Refusal(StatusCode.SERVICE_UNAVAILABLE, "stopping"),
+    Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately"),
+    Refusal(StatusCode.STREAM_NOT_READY, "starting a segment"),
+    Refusal(StatusCode.ILLEGAL_STATE, "moved on", error="ConditionError"),
+    Refusal(StatusCode.REQUEST_DENIED, "denied", applied=Applied.WRONG, error="RequestDeniedError"),
+    Refusal(StatusCode.BK_TRANSMIT_ERROR, "not acknowledged", applied=Applied.UNKNOWN, error="TransmitError"),
 )
+REFUSALS = st.sampled_from(ALL_REFUSALS)
 
 
 class ProducerFleet(RuleBasedStateMachine):
@@ -147,3 +148,75 @@ def test_without_faults_each_record_is_written_once_in_order(gaps_allowed: bool)
     client.check()
     assert client.log.payloads == [b"%d" % number for number in range(40)]
     assert all(isinstance(answer, WriteReceipt) for answer in client.settled.values())
+
+
+WEIGHTS = {
+    "submit": 12.0,
+    "give_up": 1.0,
+    "deliver": 30.0,
+    "refuse": 8.0,
+    "answer": 40.0,
+    "lose": 6.0,
+    "be_silent": 2.0,
+    "fire": 20.0,
+    "depose": 0.4,
+    "crash": 0.3,
+    "restart": 3.0,
+    "pass_deadlines": 0.3,
+    "sleep": 0.1,
+}
+"""How often each happens on a walk: often enough for late copies to meet what came after them."""
+WALKS, STEPS = 150, 400
+
+
+def step(client: ModelClient, chance: random.Random, refusals: list[Refusal]) -> None:
+    """Let one thing happen, if it can."""
+    (what,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
+    if what == "submit" and len(client.session) < 12:
+        client.submit()
+    elif what == "give_up" and client.submitted:
+        client.give_up(client.submitted - 1 - chance.randrange(min(client.submitted, 8)))
+    elif what == "deliver" and client.asked:
+        client.deliver(chance.choice((0, chance.randrange(len(client.asked)))))
+    elif what == "refuse" and client.asked:
+        client.deliver(chance.randrange(len(client.asked)), refusal=chance.choice(refusals))
+    elif what == "answer" and client.told:
+        client.answer(chance.choice((0, chance.randrange(len(client.told)))))
+    elif what in ("lose", "be_silent") and client.waiting:
+        key = chance.choice(list(client.waiting))
+        (client.lose if what == "lose" else client.be_silent)(*key)
+    elif what == "fire" and client.timers:
+        client.now += 0.1
+        client.fire(chance.randrange(len(client.timers)))
+    elif what == "depose":
+        client.log.depose(aware=chance.random() < 0.5)
+    elif what == "crash":
+        client.log.stop(chance.choice(ADDRESSES))
+    elif what == "restart":
+        client.log.up.add(chance.choice(ADDRESSES))
+    elif what == "pass_deadlines":
+        client.pass_deadlines()
+    elif what == "sleep":
+        client.sleep_until_forgotten()
+
+
+@pytest.mark.parametrize("gaps_allowed", [False, True])
+def test_long_walks_of_seeded_chance(request: pytest.FixtureRequest, gaps_allowed: bool) -> None:
+    first = request.config.getoption("--seed")
+    rounds = 1 if first is not None else request.config.getoption("--rounds") or WALKS
+    for seed in range(first or 0, (first or 0) + rounds):
+        walk(seed, gaps_allowed)
+
+
+def walk(seed: int, gaps_allowed: bool) -> None:
+    """One walk; each has refusals of its own, so that on some a request is never refused for good."""
+    chance = random.Random(seed)
+    refusals = chance.sample(ALL_REFUSALS, chance.randrange(1, len(ALL_REFUSALS)))
+    client = ModelClient(gaps_allowed=gaps_allowed, only_user=chance.random() < 0.8)
+    try:
+        for _ in range(STEPS):
+            step(client, chance, refusals)
+        client.settle_down()
+        client.check()
+    except AssertionError as error:
+        raise AssertionError(f"walk {seed}: {error}") from error

@@ -250,6 +250,17 @@ def test_those_behind_it_move_up_in_a_new_epoch_where_late_copies_may_come() -> 
     assert world.numbers == [(101, 0, 1), (101, 1, 2)]
 
 
+def test_what_is_in_doubt_before_a_number_that_fell_out_is_found_out_first() -> None:
+    world = Session()
+    world.submit(2)
+    world.answer(1, TOO_MUCH)
+    world.answer(2, gap(1))
+    world.answer(0, TOO_MUCH, in_doubt=True)
+    assert world.numbers == [(0, 0, 0)], "it may be written"
+    world.answer(0, WriteReceipt(DLSN(1, 0, 1), 1, repeated=True))
+    assert world.numbers == [(0, 1, 2)]
+
+
 def test_behind_one_that_was_refused_they_keep_their_numbers_until_a_gap_was_refused() -> None:
     world = Session()
     world.submit(2)
