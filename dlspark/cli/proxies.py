@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlspark.serving.write_proxy.balancing import Balance, StreamMove
 
 
-class Measure(str, Enum):
+class BalanceMeasure(str, Enum):
     """What proxies are balanced by."""
 
     COUNT = "count"
@@ -234,9 +234,9 @@ def _taking(reports: Sequence[ProxyReport], but: str | None = None) -> list[Prox
 async def balance(
     at: At,
     by: Annotated[
-        Measure,
+        BalanceMeasure,
         typer.Option(help="The number of streams, or the loads that the leader of placement wrote down."),
-    ] = Measure.COUNT,
+    ] = BalanceMeasure.COUNT,
     water_mark: Annotated[
         float, typer.Option("--water-mark", min=0, help="A proxy with no more than this gives nothing away.")
     ] = 0,
@@ -257,7 +257,7 @@ async def balance(
 
     async with _tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
-        loads = await _loads(namespace) if by is Measure.LOAD else None
+        loads = await _loads(namespace) if by is BalanceMeasure.LOAD else None
         rules = (water_mark, tolerance)
         if regions is not None:
             machine = _between_regions(reports, regions, source, rules, loads)

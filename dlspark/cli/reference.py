@@ -107,6 +107,13 @@ UPSTREAM: Final = (
     ("local", "sandbox start", ""),
     ("dlog-daemon bookie", "bookie", ""),
     ("dlog-daemon bookie-rereplicator", "autorecovery", ""),
+    ("dlog-daemon writeproxy", "proxy write", ""),
+    (
+        "balancer clusterbalancer",
+        "proxy balance",
+        "`-sp` is `--source`; one at a time, so no `-rc`",
+    ),
+    ("balancer regionbalancer", "proxy balance", "with `--regions`; both regions are of one namespace"),
     ("zkshell, bkshell", "", "they are programs of ZooKeeper and BookKeeper, and work with our clusters as they are"),
     ("a Java class's name", "", "there is nothing like it here: `python -m`"),
 )

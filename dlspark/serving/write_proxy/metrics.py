@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlspark.core.metrics.catalog import MetricInfo, metric
 from dlspark.core.metrics.cells import Cell, Count, Counts, Gauge, Timing, Timings
 from dlspark.core.metrics.registries import OnePerRegistry, Statistics, family_of, registry_of
+from metadata.foundation.settings import markdown_table
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -126,11 +127,34 @@ STREAM_METRICS: Final = _described(StreamMeasures)
 PROXY_METRICS: Final = _described(ProxyMeasures)
 WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "service_serviceExec": "a request is handed to its stream within the turn of the loop in which it comes",
+    "streams_acquire": "`lock_acquire` of the log library has the time of a log's lock, `segments_open` of its segment",
+    "pending_ops": "`service_outstandingAsync` has all requests without an answer",
+    "serviceTimeout, unexpected_exceptions, request_exceptions_*": "`request_statuscode` has their answers",
+    "service_limiter_*, stream_limiter_*": "`limiter_overlimit` has them by limit",
     "scheduler_*": "one event loop does all the work: nothing waits in a queue between threads",
     "stream_<name>_*": "the label `stream` has the name",
     "monitor_*": "upstream's monitor is a program of its own: `dlspark proxy owners` shows what it showed",
 }
 """Upstream's names, and why a proxy has no such metric here."""
+
+
+def metrics_tables() -> Iterator[str]:
+    """The lines of the tables in docs/serving/write-proxy.md."""
+    yield from markdown_table(("metric", "kind", "labels", "by stream", "own", "meaning"), map(_row, _ALL))
+    yield ""
+    yield "Metrics of upstream's proxy that are not there:"
+    yield ""
+    yield from markdown_table(("metric", "reason"), ((f"`{name}`", why) for name, why in WITHOUT_MEANING.items()))
+
+
+_ALL: Final = tuple(info for _, info in (*STREAM_METRICS, *PROXY_METRICS))
+
+
+def _row(info: MetricInfo) -> tuple[str, ...]:
+    name = f"`{info.name}{'_total' if info.kind == 'counter' else ''}`"
+    labels = ", ".join(f"`{label}`" for label in info.labels)
+    meaning = f"{info.meaning} ({info.unit})" if info.unit else info.meaning
+    return name, info.kind, labels, "•" if info.per_log else "", "" if info.upstream else "•", meaning
 
 
 # ------------------------------------------------------------------ one proxy

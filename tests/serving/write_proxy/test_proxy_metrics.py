@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.paths import DOCS
 from prometheus_client import CollectorRegistry
 
 from dlspark.core.codec.dlsn import DLSN
@@ -22,7 +23,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
-from dlspark.serving.write_proxy.metrics import MAX_STREAM_SERIES, ProxyScopes, shown_in
+from dlspark.serving.write_proxy.metrics import MAX_STREAM_SERIES, ProxyScopes, metrics_tables, shown_in
 
 CALLER = Caller("10.0.0.9:1")
 
@@ -142,6 +143,11 @@ def test_how_many_streams_have_series_is_bounded_and_can_be_none(world: World) -
     assert world.scopes.of("more") is world.scopes.rest
     assert ProxyScopes(per_stream=False).of("a") is not None
     assert not ProxyScopes(per_stream=False).streams
+
+
+def test_the_page_has_them_all() -> None:
+    page = (DOCS / "serving" / "write-proxy.md").read_text()
+    assert "\n".join(metrics_tables()) in page
 
 
 def test_two_proxies_of_a_process_are_summed_up() -> None:
