@@ -228,7 +228,8 @@ class ClusterBalance(_Steps):
         return 1 if self._loads is None else self._loads.get(stream, 0)
 
     def _high_mark(self, average: float) -> int:
-        return max(1, int(average + average * self._rules.tolerance_percent / 100))
+        # Rounded up, where upstream rounds down: of 3, 1 and 1 streams one is moved, too.
+        return max(1, math.ceil(average + average * self._rules.tolerance_percent / 100))
 
     def _even_out(self, hosts: list[_Host]) -> Generator[StreamMove, bool, None]:
         if len(hosts) < 2:

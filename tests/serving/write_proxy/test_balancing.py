@@ -101,6 +101,12 @@ def test_a_cluster_is_evened_out() -> None:
     assert run(ClusterBalance(distribution), distribution) == []
 
 
+def test_an_average_that_is_no_whole_number_is_rounded_up() -> None:
+    distribution = spread(3, 1, 1)
+    run(ClusterBalance(distribution), distribution)
+    assert sorted(counts(distribution)) == [1, 2, 2]
+
+
 def test_the_water_mark_keeps_streams_where_they_are() -> None:
     distribution = spread(9, 0, 0)
     run(ClusterBalance(distribution, BalanceRules(water_mark=7)), distribution)
