@@ -46,6 +46,8 @@ class Plan:
     stamped: bool
     routed: bool = False
     empty: float = 0.1
+    mode: str = "auto"
+    """Option commitMode; `mixed`: another one for each attempt."""
 
     def batch_rows(self, batch: int) -> list[tuple[int, str, bytes]]:
         """(transaction id, log, value) of each row, in order."""
@@ -58,6 +60,11 @@ class Plan:
         if self.routed:
             return [(txid, self.logs[zlib.crc32(value) % len(self.logs)], value) for txid, _, value in rows]
         return rows
+
+    @property
+    def last_with_rows(self) -> int:
+        """The last batch that brings any rows."""
+        return max((batch for batch in range(self.batches) if self.batch_rows(batch)), default=-1)
 
     def expected(self, log: str) -> list[bytes]:
         """What `log` must hold after all batches, in order."""
@@ -76,7 +83,8 @@ def run_driver(plan: Plan, seed: int) -> None:
 
 
 def run_batch(plan: Plan, batch: int, rng: random.Random) -> None:
-    options = Options({"uri": plan.uri}, Scope.SINK_STREAM)
+    mode = rng.choice(["append", "segments", "auto"]) if plan.mode == "mixed" else plan.mode
+    options = Options({"uri": plan.uri, "commitMode": mode, "appendIdleRelease": "5s"}, Scope.SINK_STREAM)
     job = JobId(plan.query_id, batch, uuid.uuid4().hex)
     stamp_ms = SystemClock().now_ms()
     rows = plan.batch_rows(batch)

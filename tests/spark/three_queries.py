@@ -90,6 +90,7 @@ def main(master: str, directory: str, name: str, rows: int, outage_timeout: str)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.distributedlog.outageTimeout", outage_timeout)
+        .config("spark.distributedlog.commitMode", "segments")  # their records are counted as segments are completed
         .getOrCreate()
     )
     queries = Queries(spark, Path(directory), name, rows)

@@ -137,6 +137,8 @@ class OwnedLog:
         )
         await self._writer.send()
         repeated = (await appended).repeated
+        if not self._tools.namespace.services.ledgers.settings.explicit_lac_interval_ms:
+            await self._writer.commit()  # or readers would not see the batch before the next one
         fault_points.reach("sink.applied")
         sink.mark = sink.mark.moved(job.batch, job.attempt, rows.record_count, _HISTORY)
         sink.unfolded += 1

@@ -22,6 +22,7 @@ import pytest
 from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
+from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox import Sandbox
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
@@ -32,6 +33,7 @@ from metadata.foundation import fault_points
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 ROUNDS = 8
+COMMIT_MODES = ("append", "segments", "mixed")
 SESSION_VARIABLE = "DLSPARK_SET_zkSessionTimeoutSeconds"
 SESSION_TIMEOUT_S = "4"
 ROUND_TIMEOUT_S = 90
@@ -71,7 +73,10 @@ class Round:
         self.directory = directory
         self.flag = directory / "flag"
         name = f"{kind}-{seed}"
-        logs = tuple(f"{name}-{letter}" for letter in "abc"[: self.rng.randint(1, 3)])
+        # Several logs always make segments: where batches are to be appended, there is one.
+        mode = COMMIT_MODES[seed % len(COMMIT_MODES)]
+        letters = "abc"[: self.rng.randint(1, 3)] if mode == "segments" else "a"
+        logs = tuple(f"{name}-{letter}" for letter in letters)
         self.plan = Plan(
             uri=sandbox.uri,
             query_id=name,
@@ -80,6 +85,7 @@ class Round:
             rows=self.rng.choice([50, 400, 2000]),
             checkpoint=str(directory / "checkpoint"),
             stamped=self.rng.random() < 0.4,
+            mode=mode,
         )
 
     def fault(self, point: str, do: str, after: int) -> dict[str, str]:
@@ -91,13 +97,19 @@ class Round:
             txids, values = read_values(self.plan.uri, log)
             assert values == self.plan.expected(log)
             assert txids == sorted(txids)
+        # Who waits for a log that a driver's process holds, gets it, with the sink's marks moved.
+        with Namespace.open(self.plan.uri) as namespace:
+            for log in self.plan.logs:
+                if namespace.log_exists(log):
+                    with namespace.open_log(log) as opened, opened.open_writer():
+                        pass
         Runtime.shared().run(self._check_nothing_left())
 
     async def _check_nothing_left(self) -> None:
         session = await open_session(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
         mark = await session.sinks.read(self.plan.query_id)
         assert mark is not None
-        assert mark.value.batch == self.plan.batches - 1
+        assert mark.value.batch >= self.plan.last_with_rows
         (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
         await sweep_leftovers(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(self.plan.query_id) == []
@@ -143,17 +155,33 @@ def finish(process: ForkServerProcess) -> int | None:
 
 # The points at which a driver dies: most often where the issue asks, between the publication and Spark's commit log.
 DEATHS = ["sink.published", "sink.published", "sink.applied", "sink.before-publish", "sink.staged"]
+DEATHS_BESIDE_AN_APPENDER = ["sink.published", "sink.staged"]
+APPENDER_DEATHS = ["sink.before-publish", "sink.applied", "sink.before-mark", "sink.marked"]
 
 
 def test_a_driver_killed_around_its_publication_leaves_one_copy(
     sandbox: Sandbox, tmp_path: Path, spawn: Spawner, round_seed: int
 ) -> None:
     this = Round(sandbox, tmp_path, "killed", round_seed)
-    point = DEATHS[round_seed % len(DEATHS)]
+    deaths = DEATHS if this.plan.mode == "segments" else DEATHS_BESIDE_AN_APPENDER
+    point = deaths[round_seed % len(deaths)]
     doomed = spawn(this.plan, 1, this.fault(point, "die", this.rng.randrange(this.plan.batches)))
     assert finish(doomed) == -signal.SIGKILL
     assert this.flag.exists()
     assert finish(spawn(this.plan, 2)) == 0
+    this.check()
+
+
+def test_an_appending_process_killed_anywhere_leaves_one_copy(
+    sandbox: Sandbox, tmp_path: Path, spawn: Spawner, round_seed: int
+) -> None:
+    """The driver goes on: it starts another one, which waits for the lock of the first."""
+    this = Round(sandbox, tmp_path, "appender-killed", round_seed)
+    plan = Plan(**{**vars(this.plan), "logs": this.plan.logs[:1], "mode": "append", "empty": 0.0, "rows": 50})
+    this.plan = plan
+    point = APPENDER_DEATHS[round_seed % len(APPENDER_DEATHS)]
+    assert finish(spawn(plan, 1, this.fault(point, "die", 0 if "mark" in point else round_seed % 3))) == 0
+    assert this.flag.exists()
     this.check()
 
 

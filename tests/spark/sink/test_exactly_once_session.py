@@ -201,10 +201,8 @@ def another_writer_rolls_the_log_during_the_batch(this: Round, place: Place) -> 
     def append(namespace: Namespace, log: str) -> None:
         if not namespace.log_exists(log):
             namespace.create_log(log)
-        with namespace.open_log(log) as opened:
-            highest = max((one.last_txid for one in opened.segments()), default=0)
-            with opened.open_writer() as writer:
-                writer.write(highest, foreign).result(60)
+        with namespace.open_log(log) as opened, opened.open_writer() as writer:
+            writer.write(max(writer.last_txid, 0), foreign).result(60)
 
     while_a_task_waits(this, append)
 

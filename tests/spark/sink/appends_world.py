@@ -1,0 +1,178 @@
+"""A cluster in memory, and drivers of one query on it that commit batches either way: appended, or as segments.
+
+Metadata, writers, recovery and the sink are the real ones; what they talk to is calls. A driver is a process of its own
+as far as the cluster can tell, and may die at any await.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import pyarrow as pa
+from helpers.memory_bookies import MemoryBookie, MemoryNetwork
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings.settings import Settings
+from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.spark.sink.appender import BatchToAppend, SinkAppender
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.columns import SinkColumns
+from dlspark.spark.sink.inline_rows import gather_inline, joined
+from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from dlspark.spark.sink.owned_log import OwnedLog
+from dlspark.spark.sink.session import SinkSession
+from metadata.bindings import Binding
+from metadata.bookies import BookieRegistry
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.namespaces import NamespaceStore
+from metadata.segments import SegmentMetadata
+from metadata.sink_marks import LogMark
+from storage_node.settings.client import ClientSettings
+
+URI = "distributedlog://memory:2181/dl"
+LOG = "flights"
+QUERY = "q-1"
+IDLE_MS = 60_000
+COLUMNS = SinkColumns(value=0, transaction_id=None, log=None, one_log=LOG)
+WITH_IDS = SinkColumns(value=0, transaction_id=1, log=None, one_log=LOG)
+
+
+def rows_of(batch: int, count: int = 2) -> list[bytes]:
+    return [f"{batch}:{number}".encode() for number in range(count)]
+
+
+def inline(values: list[bytes], *, partition: int = 0, txids: list[int] | None = None) -> tuple[InlineRows, ...]:
+    columns = {"value": pa.array(values, pa.binary())}
+    if txids is not None:
+        columns["transaction_id"] = pa.array(txids, pa.int64())
+    batches = [pa.record_batch(columns)]
+    found, _ = gather_inline(COLUMNS if txids is None else WITH_IDS, partition, 1000, 1 << 20, batches)
+    assert found is not None
+    return found
+
+
+class Cluster:
+    """What all processes share."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.network = MemoryNetwork()
+        self.bookies = [MemoryBookie(f"node{number}:3181") for number in range(4)]
+        self.drivers: list[Driver] = []
+
+    async def start(self) -> None:
+        operator = MemoryStore(self.tree)
+        await LedgerStore(operator).format()
+        registry = BookieRegistry(operator)
+        for bookie in self.bookies:
+            self.network.add(bookie)
+            await registry.register(bookie.address)
+        await NamespaceStore(operator, "/dl").bind(Binding.for_cluster("memory:2181"))
+        self._operator = operator  # the nodes are registered as long as it lives
+
+    async def namespace(self, **settings: object) -> AsyncNamespace:
+        store = MemoryStore(self.tree)
+        values: dict[str, object] = {"lock_timeout_s": 30, "zk_session_timeout_s": 2, "long_poll_ms": 200, **settings}
+        return await AsyncNamespace.over(
+            store,
+            URI,
+            Settings(**values),  # type: ignore[arg-type]
+            network=self.network,
+            rng=random.Random(7),
+            client_settings=ClientSettings(
+                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
+            ),
+            own=(store,),
+        )
+
+    async def driver(self, **settings: object) -> Driver:
+        driver = Driver(self, await self.namespace(**settings))
+        self.drivers.append(driver)
+        return driver
+
+    async def contents(self) -> list[bytes]:
+        """The log's records, those of an open segment that are acknowledged included."""
+        namespace = await self.namespace()
+        try:
+            log = await namespace.open_log(LOG)
+            async with await log.open_reader("earliest") as reader:
+                return [record.payload for record in await _all(reader)]
+        except (LogNotFoundError, LogEmptyError):
+            return []
+        finally:
+            await namespace.close()
+
+    async def segments(self) -> list[SegmentMetadata]:
+        namespace = await self.namespace()
+        try:
+            return list(await (await namespace.open_log(LOG)).segments())
+        finally:
+            await namespace.close()
+
+    async def stop(self) -> None:
+        self.tree.inject = None
+        for driver in list(self.drivers):
+            await driver.stop()
+        await self._operator.close()
+
+
+async def _all(reader):  # type: ignore[no-untyped-def]
+    found = []
+    while more := await reader.read_available(1000, wait=True):
+        found += more
+    return found
+
+
+class Driver:
+    """One process that commits batches of the query."""
+
+    def __init__(self, cluster: Cluster, namespace: AsyncNamespace) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.session = SinkSession(namespace, namespace.settings)
+        self.opened = 0
+        self.appender = SinkAppender(self.open_log, rng=random.Random(3))
+
+    async def open_log(self, log: str) -> OwnedLog:
+        self.opened += 1
+        return await OwnedLog.open(self.session.append_tools, log)
+
+    async def append(self, batch: int, values: list[bytes] | None = None, **more: object) -> CommitOutcome | None:
+        rows = joined(inline(rows_of(batch) if values is None else values, **more))  # type: ignore[arg-type]
+        return await self.appender.append(BatchToAppend(self.job(batch), rows, IDLE_MS))
+
+    async def segment(self, batch: int, values: list[bytes] | None = None) -> CommitOutcome:
+        """Publish a batch as segments: tasks have handed their rows over, the driver writes them."""
+        job = self.job(batch)
+        await self.session.state(job)
+        parts = inline(rows_of(batch) if values is None else values)
+        publication = await self.session.inline_staged(Publication(job, (), inline=parts, known=(LOG,)))
+        commit = await self.session.publisher.publish(publication)
+        await self.session.sweeper.after_commit(job, [LOG], commit.left)
+        return commit.outcome
+
+    async def commit(self, batch: int, mode: str) -> CommitOutcome | None:
+        return await (self.append(batch) if mode == "append" else self.segment(batch))
+
+    def job(self, batch: int) -> JobId:
+        return JobId(QUERY, batch, uuid.uuid4().hex)
+
+    async def mark(self) -> LogMark | None:
+        found = await self.session.sinks.mark_in(self.namespace.services.logs.paths(LOG), QUERY)
+        return None if found is None else found.value
+
+    async def crash(self) -> None:
+        """The process dies: connections break, the session expires, nothing is said good-bye to."""
+        self.cluster.drivers.remove(self)
+        await self.namespace.ledgers.close()
+        self.cluster.tree.expire(self.namespace.store.session_id)
+        await self.namespace.store.close()
+        await self.appender.close()
+
+    async def stop(self) -> None:
+        if self in self.cluster.drivers:
+            self.cluster.drivers.remove(self)
+        await self.appender.close()
+        await self.namespace.close()

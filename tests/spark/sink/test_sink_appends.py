@@ -1,0 +1,368 @@
+"""Batches that are appended to an open segment: once and whole, whichever way they came before, whoever dies (I20)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from appends_world import LOG, QUERY, Cluster, Driver, inline, rows_of
+from helpers.virtual_time import virtual_time
+from helpers.waiting import until
+
+from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
+from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.inline_rows import no_rows
+from dlspark.spark.sink.messages import Publication
+from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
+from metadata.foundation.errors import DistributedLogError
+from metadata.memory import Fault
+from metadata.sinks import application_sink
+from storage_node.protocol.schema import Status
+
+PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    cluster = Cluster()
+    await cluster.start()
+    yield cluster
+    await cluster.stop()
+
+
+async def started() -> Cluster:
+    cluster = Cluster()
+    await cluster.start()
+    return cluster
+
+
+def all_rows(batches: int) -> list[bytes]:
+    return [row for batch in range(batches) for row in rows_of(batch)]
+
+
+async def test_fifty_small_batches_make_one_segment_and_are_visible_at_once(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    for batch in range(50):
+        assert await driver.append(batch) is PUBLISHED
+    assert driver.opened == 1
+    assert await cluster.contents() == all_rows(50)
+    assert len(await cluster.segments()) == 1
+    await driver.appender.close()
+    (segment,) = await cluster.segments()
+    assert (segment.in_progress, segment.record_count) == (False, 100)
+    mark = await driver.mark()
+    assert mark is not None
+    assert (mark.batch, mark.appending_ms, len(mark.rows)) == (49, None, 50)
+    state = await driver.session.sinks.read(QUERY)
+    assert state is not None
+    assert (state.value.batch, state.value.rows) == (49, 2)
+
+
+@pytest.mark.parametrize("first", ["append", "segments"])
+@pytest.mark.parametrize("again", ["append", "segments"])
+@pytest.mark.parametrize("died", [False, True])
+async def test_a_replay_finds_what_either_mode_published(cluster: Cluster, first: str, again: str, died: bool) -> None:
+    driver = await cluster.driver()
+    for batch in range(7):
+        assert await driver.commit(batch, first) is PUBLISHED
+    if died:
+        await driver.crash()
+    other = await cluster.driver()
+    for batch in range(7):
+        assert await other.commit(batch, again) is COVERED
+    assert await other.commit(7, again) is PUBLISHED
+    assert await cluster.contents() == all_rows(8)
+
+
+async def test_modes_that_alternate_between_two_drivers_leave_each_batch_once_and_in_order(cluster: Cluster) -> None:
+    drivers = [await cluster.driver(), await cluster.driver()]
+    for batch in range(8):
+        modes = ("append", "segments") if batch % 2 else ("segments", "append")
+        outcomes = await asyncio.gather(
+            *(driver.commit(batch, mode) for driver, mode in zip(drivers, modes, strict=True))
+        )
+        assert sorted(outcome.value for outcome in outcomes if outcome) == ["covered", "published"]
+    assert await cluster.contents() == all_rows(8)
+
+
+@pytest.mark.parametrize("mode", ["append", "segments"])
+async def test_another_batch_under_a_number_that_was_appended_is_refused(cluster: Cluster, mode: str) -> None:
+    driver = await cluster.driver()
+    for batch in (0, 1, 3):
+        await driver.append(batch)
+    commit = driver.append if mode == "append" else driver.segment
+    for batch, values in ((1, [b"x"]), (2, [b"x"]), (3, [b"x", b"y", b"z"])):
+        with pytest.raises(ReplayDiffersError) as caught:
+            await commit(batch, values)
+        assert caught.value.log == LOG
+    assert await commit(4) is PUBLISHED
+    assert len(await cluster.contents()) == 8
+
+
+async def test_a_batch_without_rows_is_known_by_the_logs_owner_or_left_to_the_multi(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    nothing = no_rows(LOG)
+    assert await driver.appender.append(BatchToAppend(driver.job(0), nothing)) is None
+    assert driver.opened == 0
+    await driver.append(1)
+    assert await driver.appender.append(BatchToAppend(driver.job(2), nothing, 1000)) is PUBLISHED
+    with pytest.raises(ReplayDiffersError, match="now has none"):
+        await driver.appender.append(BatchToAppend(driver.job(1), nothing, 1000))
+    await driver.crash()
+    other = await cluster.driver()
+    with pytest.raises(ReplayDiffersError, match="now has none"):
+        await other.session.publisher.publish(Publication(other.job(1), (), known=(LOG,)))
+
+
+async def test_a_waiting_writer_gets_the_log_at_once_and_the_next_batch_follows_it(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    await driver.append(0)
+    namespace = await cluster.namespace()
+    log = await namespace.open_log(LOG)
+    async with await log.open_writer() as writer:
+        assert driver.appender.held == []
+        writer.write(2000, b"foreign")
+        await writer.flush()
+        appending = asyncio.ensure_future(driver.append(1))
+    assert await appending is PUBLISHED
+    assert await cluster.contents() == [*rows_of(0), b"foreign", *rows_of(1)]
+    await namespace.close()
+
+
+async def test_a_log_with_a_live_owner_fails_with_its_name_and_the_option(cluster: Cluster) -> None:
+    namespace = await cluster.namespace()
+    log = await namespace.open_log(LOG)
+    driver = await cluster.driver(lock_timeout_s=0)
+    async with await log.open_writer("reporter-7"):
+        with pytest.raises(LogBusyError, match=r"reporter-7.*outageTimeout"):
+            await driver.append(0)
+    assert await driver.append(0) is PUBLISHED
+    await namespace.close()
+
+
+@virtual_time
+async def test_an_idle_log_is_given_up_with_its_segment_completed() -> None:
+    cluster = await started()
+    driver = await cluster.driver()
+    await driver.append(0)
+    await asyncio.sleep(59)
+    assert driver.appender.held == [LOG]
+    await driver.append(1)
+    await asyncio.sleep(59)
+    assert driver.appender.held == [LOG]
+    await asyncio.sleep(2)
+    assert driver.appender.held == []
+    assert [segment.in_progress for segment in await cluster.segments()] == [False]
+    await cluster.stop()
+
+
+@virtual_time
+async def test_a_silent_sink_is_left_though_another_one_goes_on() -> None:
+    cluster = await started()
+    driver = await cluster.driver()
+    await driver.append(0)
+    other = application_sink("other")
+    for number in range(2):
+        rows = inline([b"x"])[0]
+        job = driver.job(number)
+        named = type(job)(other, number, job.attempt)
+        await driver.appender.append(BatchToAppend(named, rows, 10**9))
+        mark = await driver.mark()
+        assert mark is not None
+        assert (mark.appending_ms is None) == bool(number)
+        await asyncio.sleep(SILENT_S + 1)
+    assert await driver.append(1) is PUBLISHED
+    await cluster.stop()
+
+
+async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    lacking = []
+    for batch in range(4 * MAX_UNFOLDED):
+        await driver.append(batch)
+        mark = await driver.mark()
+        assert mark is not None
+        lacking.append(batch - mark.batch)
+    assert 1 < max(lacking) <= MAX_UNFOLDED + 1
+    await driver.crash()
+    other = await cluster.driver()
+    await other.session._settle(LOG, QUERY)
+    mark = await other.mark()
+    assert mark is not None
+    assert mark.rows == tuple((batch, 2) for batch in reversed(range(4 * MAX_UNFOLDED)))
+    assert mark.appending_ms is None
+
+
+async def test_a_mark_that_was_left_longer_ago_than_the_log_remembers_is_refused(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    await driver.append(0)
+    await driver.crash()
+    # Another writer with producers goes on and has forgotten the sink; the settings say how soon that may be.
+    namespace = await cluster.namespace(producer_expiry_s=1)
+    log = await namespace.open_log(LOG)
+    for number in range(3):
+        await asyncio.sleep(1.1)  # what is read behind a snapshot counts as heard of now
+        async with await log.open_writer(producers=True) as writer:
+            writer.append([(5000, b"x")], producer="other", sequence=number)
+    await namespace.close()
+    late = await cluster.driver(producer_expiry_s=1)
+    for mode in ("append", "segments"):
+        with pytest.raises(BatchRefusedError, match="may have forgotten"):
+            await late.commit(1, mode)
+    young = await cluster.driver()
+    assert await young.append(1) is PUBLISHED
+
+
+async def test_transaction_ids_are_ordered_as_in_segments(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    assert await driver.append(0, [b"a", b"b"], txids=[5, 7]) is PUBLISHED
+    with pytest.raises(TransactionOrderError, match="below the log's highest, 7"):
+        await driver.append(1, [b"c"], txids=[6])
+    assert await driver.append(0, [b"a", b"b"], txids=[5, 7]) is COVERED
+    assert await driver.append(1, [b"c"], txids=[7]) is PUBLISHED
+    assert await cluster.contents() == [b"a", b"b", b"c"]
+
+
+async def test_a_sealed_log_takes_no_batch(cluster: Cluster) -> None:
+    namespace = await cluster.namespace()
+    log = await namespace.open_log(LOG)
+    async with await log.open_writer() as writer:
+        await writer.mark_end_of_stream()
+    await namespace.close()
+    driver = await cluster.driver()
+    with pytest.raises(BatchRefusedError, match="sealed"):
+        await driver.append(0)
+
+
+async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_again(cluster: Cluster) -> None:
+    driver = await cluster.driver()
+    await driver.append(0)
+    namespace = await cluster.namespace()
+    await until(lambda: driver.appender.held == [LOG], "the log is held")
+    deleting = asyncio.ensure_future(namespace.delete_log(LOG))
+    await deleting
+    assert await driver.append(0) is PUBLISHED
+    assert await cluster.contents() == rows_of(0)
+    await namespace.close()
+
+
+async def test_a_paused_owner_that_wakes_up_appends_nothing_twice(cluster: Cluster) -> None:
+    """Its session ended meanwhile, and another driver has published the same batches as segments."""
+    paused = await cluster.driver()
+    await paused.append(0)
+    cluster.tree.expire(paused.namespace.store.session_id)
+    other = await cluster.driver()
+    for batch in range(3):
+        assert await other.segment(batch) is (PUBLISHED if batch else COVERED)
+    for batch in range(3):
+        assert await paused.append(batch) is COVERED
+    assert await paused.append(3) is PUBLISHED
+    assert await cluster.contents() == all_rows(4)
+
+
+MODES = ("append", "append", "append", "append", "append", "append", "segments", "append")
+"""A life of batches: with a mark that is created, set and folded, a log that is opened, yielded and opened again."""
+STRIKES = 24
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE, None])
+@virtual_time
+async def test_any_fault_at_any_request_leaves_one_copy_whichever_mode_comes_next(fault: Fault | None) -> None:
+    """A metadata request is refused, lost, or applied and its answer lost; None: the session ends. A driver that fails
+    is started again, and takes the other mode."""
+    requests = await life_with(None, -1)
+    assert requests > 100
+    for strike_at in random.Random(str(fault)).sample(range(requests), STRIKES):
+        assert await life_with(fault, strike_at) > strike_at
+
+
+async def life_with(fault: Fault | None, strike_at: int) -> int:
+    """Commit batches with the request of this number struck. How many requests there were."""
+    cluster = await started()
+    driver = await cluster.driver()
+    requests = 0
+
+    def inject(session: int, _operation: str, _path: str) -> Fault | None:
+        nonlocal requests
+        requests += 1
+        if requests != strike_at + 1:
+            return None
+        if fault is None:
+            asyncio.get_running_loop().call_soon(cluster.tree.expire, session)
+        return fault
+
+    cluster.tree.inject = inject
+    for batch, mode in enumerate(MODES):
+        driver = await committed(cluster, driver, batch, mode)
+    cluster.tree.inject = None
+    await driver.appender.close()
+    assert await cluster.contents() == all_rows(len(MODES)), strike_at
+    await cluster.stop()
+    return requests
+
+
+async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> Driver:
+    """Commit a batch, by new drivers in other modes as often as one fails. The driver that goes on."""
+    for _ in range(20):
+        try:
+            await driver.commit(batch, mode)
+        except DistributedLogError:
+            await driver.crash()
+            driver = await cluster.driver()
+            mode = "segments" if mode == "append" else "append"
+        else:
+            return driver
+    raise AssertionError("a batch was not committed in twenty tries")
+
+
+@pytest.mark.parametrize("seed", range(12))
+@virtual_time
+async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_in_order(seed: int) -> None:
+    """Two drivers with one checkpoint die, are cut off, are tried again in other modes; storage nodes fail."""
+    rng = random.Random(seed)
+    cluster = await started()
+    drivers = [await cluster.driver(), await cluster.driver()]
+    done = 0
+    for _ in range(60):
+        number = rng.randrange(2)
+        driver = drivers[number]
+        batch = rng.randint(max(0, done - 3), done)
+        event = rng.random()
+        if event < 0.15:
+            await driver.crash()
+            drivers[number] = await cluster.driver()
+            continue
+        if event < 0.25:
+            cluster.tree.expire(driver.namespace.store.session_id)
+        if event > 0.9:
+            rng.choice(cluster.bookies).reject = rng.choice([Status.EIO, None])
+        work = asyncio.ensure_future(driver.commit(batch, rng.choice(["append", "append", "segments"])))
+        if event > 0.8:
+            # It dies in the middle: nobody learns what became of the batch.
+            for _ in range(rng.randrange(200)):
+                await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.wait([work])
+            await driver.crash()
+            drivers[number] = await cluster.driver()
+            continue
+        try:
+            await work
+        except DistributedLogError:
+            await driver.crash()
+            drivers[number] = await cluster.driver()
+        else:
+            done = max(done, batch + 1)
+        for bookie in cluster.bookies[1:]:
+            bookie.reject = None
+    for bookie in cluster.bookies:
+        bookie.reject = None
+    last = await committed(cluster, await cluster.driver(), done, "segments")
+    for batch in range(done + 1):
+        assert await last.commit(batch, rng.choice(["append", "segments"])) is COVERED
+    assert await cluster.contents() == all_rows(done + 1)
+    assert done > 5
+    await cluster.stop()
