@@ -7,6 +7,7 @@ their answer: a stream may have moved since, and then its move is refused with t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,10 +19,8 @@ from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
     Done,
-    FindOwner,
     Handshake,
     MoveStream,
-    OwnerFound,
     ProxyInfo,
     ProxyStatus,
     Refusal,
@@ -88,24 +87,17 @@ def member_named(members: Iterable[ProxyMember], name: str) -> ProxyMember:
 
 
 async def owner_of(peers: ProxyPeers, members: Iterable[ProxyMember], stream: str) -> str:
-    """The location of the proxy that owns the stream, or would.
+    """The location of the proxy that owns the stream, as it says itself: FindOwner would also name one that only would.
 
-    Raises what the last proxy that was asked said, or NotAppliedError where there is none.
+    Raises NotAppliedError where none says so.
     """
-    refusal: Refusal | None = None
-    for member in members:
-        if member.frames is None:
-            continue
-        answer = await peers.call(member.location, FindOwner(stream), ASK_TIMEOUT_MS)
-        if isinstance(answer, OwnerFound):
-            return answer.location
-        if isinstance(answer, Refusal):
-            if answer.code is StatusCode.FOUND and answer.location:
-                return answer.location
-            refusal = answer
-    if refusal is not None:
-        raise error_of(refusal, stream=stream)
-    raise NotAppliedError("there is no write proxy to be asked", advice="Start one: dlspark proxy write")
+    reports = await survey(peers, members, re.escape(stream))
+    for report in reports:
+        if stream in report.streams:
+            return report.location
+    silent = [one.location for one in reports if one.status is None]
+    advice = f"These do not answer: {', '.join(silent)}" if silent else "A stream without an owner needs no move"
+    raise NotAppliedError("no write proxy says that it owns the stream", log=stream, advice=advice)
 
 
 async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:

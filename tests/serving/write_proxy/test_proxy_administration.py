@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 
 import pytest
@@ -19,10 +20,8 @@ from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
     Done,
-    FindOwner,
     Handshake,
     MoveStream,
-    OwnerFound,
     ProxyInfo,
     ProxyStatus,
     Refusal,
@@ -70,10 +69,9 @@ class Tier:
     def answer(self, shard: int, request: Request, _number: int) -> Answer:
         own = self.members[shard].location
         if isinstance(request, Handshake):
-            matching = {one: owner for one, owner in self.owners.items() if request.stream_regex in (None, one)}
+            regex = request.stream_regex or ".*"
+            matching = {one: owner for one, owner in self.owners.items() if re.fullmatch(regex, one)}
             return ProxyInfo(own, self.status, matching, region="r1")
-        if isinstance(request, FindOwner):
-            return OwnerFound(self.owners.get(request.stream, own))
         if isinstance(request, MoveStream):
             owner = self.owners[request.stream]
             if owner != own:
@@ -144,7 +142,12 @@ async def test_one_connection_serves_all_requests_and_a_lost_one_is_made_anew() 
 async def test_a_stream_is_moved_from_whoever_owns_it_by_now() -> None:
     tier = Tier()
     first, second = await tier.add("a"), await tier.add()
-    assert await owner_of(tier.peers, tier.members, "a") == first.location
+    for members in (tier.members, tier.members[::-1]):
+        assert await owner_of(tier.peers, members, "a") == first.location
+    tier.owners["(b"] = second.location
+    assert await owner_of(tier.peers, tier.members, "(b") == second.location
+    with pytest.raises(NotAppliedError, match="no write proxy says"):
+        await owner_of(tier.peers, tier.members, "other")
     assert await move(tier.peers, second.location, "a", second.location) == second.location  # it is where it should be
     assert await move(tier.peers, first.location, "a", second.location) == first.location
     assert tier.owners["a"] == second.location
@@ -171,7 +174,7 @@ async def test_what_a_move_was_refused_with_is_raised() -> None:
     tier.services[0].answer = lambda _request, _number: Refusal(StatusCode.FOUND, "somewhere")
     with pytest.raises((OwnershipAcquireFailedError, OutcomeUnknownError, NotAppliedError)):
         await move(tier.peers, first.location, "a", third.location)
-    with pytest.raises(NotAppliedError, match="no write proxy"):
+    with pytest.raises(NotAppliedError, match="no write proxy says"):
         await owner_of(tier.peers, [], "a")
     await tier.close()
 
