@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.reference_vectors import vectors
 
@@ -46,6 +48,26 @@ def test_a_logs_mark_survives_its_json_and_the_golden_text_stays() -> None:
     assert [again.rows_of(batch) for batch in (3, 5, 6)] == [None, None, 998]
     assert [again.forgot(batch) for batch in (3, 4, 5)] == [True, False, False]
     assert not LogMark().covers(0)
+
+
+def test_a_mark_that_is_not_the_whole_truth_says_so_and_older_releases_do_not_read_it() -> None:
+    whole = LogMark().moved(6, "y", 998, 64).moved(7, "z", 1000, 64)
+    mark = replace(whole, appending_ms=1784000000000)
+    assert mark.encode() == VECTORS["sink mark, appending"]
+    again = LogMark.decode(mark.encode(), "/x")
+    assert (again, again.rows, again.appending_ms) == (mark, mark.rows, 1784000000000)
+    assert LogMark.decode(whole.encode(), "/x").appending_ms is None
+    assert again.moved(8, "a", 1, 64).appending_ms is None
+    with pytest.raises(CorruptDataError, match="appending is None"):
+        LogMark.decode(whole.encode().replace(b'"v":2', b'"v":3'), "/x")
+
+
+def test_a_mark_takes_in_what_the_logs_producers_have_above_it() -> None:
+    mark = LogMark().moved(3, "a", 10, 64)
+    assert mark.with_appended([(2, 7), (3, 8)], 64) is mark
+    taken = mark.with_appended([(3, 10), (5, 1), (6, 2)], 64)
+    assert (taken.batch, taken.rows) == (6, ((6, 2), (5, 1), (3, 10)))
+    assert taken.rows_of(4) is None
 
 
 def test_a_sinks_state_survives_its_json_and_keeps_what_was_of_old() -> None:

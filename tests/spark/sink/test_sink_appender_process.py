@@ -157,9 +157,12 @@ def test_an_idle_process_gives_the_log_up_and_ends(sandbox: Sandbox) -> None:
 
 def test_another_writer_gets_the_log_while_the_process_lives(query: Query) -> None:
     query.run(0)
-    with Namespace.open(query.options.uri) as namespace, namespace.open_log(query.log) as log:
-        with log.open_writer() as writer:
-            writer.write(max(writer.last_txid, 0), b"foreign").result(60)
+    with (
+        Namespace.open(query.options.uri) as namespace,
+        namespace.open_log(query.log) as log,
+        log.open_writer() as writer,
+    ):
+        writer.write(max(writer.last_txid, 0), b"foreign").result(60)
     query.run(1)
     _, values = read_values(query.options.uri, query.log)
     assert values == [*query.rows(0), b"foreign", *query.rows(1)]
