@@ -245,7 +245,7 @@ class ClusterBalance(_Steps):
         if not others:
             return
         high = self._high_mark(sum(one.weight for one in hosts) / len(others))
-        yield from self._give(given, others, self._rules.water_mark, high)
+        yield from self._give(given, others, self._rules.water_mark, high, empties=True)
         for stream in self._in_order(given):  # wherever there is least, whatever the marks say
             yield from self._one(stream, given, min(others, key=lambda one: (one.weight, one.location)))
 
@@ -254,7 +254,9 @@ class ClusterBalance(_Steps):
             return list(_shuffled(host.streams, self._rng))
         return sorted(host.streams, key=lambda one: (-self._weight(one), one))
 
-    def _give(self, host: _Host, others: list[_Host], low: float, high: int) -> Generator[StreamMove, bool, None]:
+    def _give(
+        self, host: _Host, others: list[_Host], low: float, high: int, *, empties: bool = False
+    ) -> Generator[StreamMove, bool, None]:
         """Move streams away while `host` has more than `low`, to whoever has least and stays within `high`."""
         for stream in self._in_order(host):
             if host.weight <= low or not others:
@@ -262,7 +264,8 @@ class ClusterBalance(_Steps):
             target = min(others, key=lambda one: (one.weight, one.location))
             weight = self._weight(stream)
             # Taking what would leave the source with less than it should give back is no gain.
-            if weight and target.weight + weight <= high and target.weight + weight < host.weight:
+            gains = empties or target.weight + weight < host.weight
+            if weight and target.weight + weight <= high and gains:
                 yield from self._one(stream, host, target)
 
     def _one(self, stream: str, source: _Host, target: _Host) -> Generator[StreamMove, bool, None]:
