@@ -316,7 +316,7 @@ class WriteProxy:
         except ImportError as error:
             raise CallerError(
                 f"gRPC is not installed: {error}",
-                advice="Install it: pip install dlspark[grpc]; or serve frames alone: --set server_grpc_port=-1",
+                advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or frames alone: --grpc-port=-1",
             ) from error
         server = GrpcServer(self._door, limits=_grpc_limits(self._configuration))
         await server.start(self._settings.host, self._settings.grpc_port)
