@@ -79,10 +79,8 @@ class AppendWrite(QueuedWrite):
     @property
     def first_txid(self) -> int:
         """The id with which a segment begins that is started for it: the first record's, but not below the log's."""
-        return max(self._own_first(), self._floor_txid)
-
-    def _own_first(self) -> int:
-        return self.request.records[0][0] if self.request.records else self._floor_txid
+        own = self.request.records[0][0] if self.request.records else self._floor_txid
+        return max(own, self._floor_txid)
 
     @property
     def last_txid(self) -> int:
@@ -134,9 +132,13 @@ class AppendWrite(QueuedWrite):
         self.check_order()
 
     def check_new(self, highest: int) -> None:
-        """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4)."""
-        if self.in_order and self._own_first() < highest:
-            raise below_highest(self._own_first(), highest, None)
+        """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4).
+
+        A request without records has none, whatever was written while it waited in line.
+        """
+        records = self.request.records
+        if self.in_order and records and records[0][0] < highest:
+            raise below_highest(records[0][0], highest, None)
 
     def is_answered(self) -> bool:
         """Whether it was written before, or is refused for what its producer has written."""

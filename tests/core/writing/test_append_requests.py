@@ -11,6 +11,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.appending import append_epoch
 from dlspark.errors import (
     CallerError,
     ConditionError,
@@ -519,3 +520,13 @@ async def test_a_token_is_set_only_where_the_expected_one_is(namespace):
             await writer.set_fencing_token(b"yours", b"theirs")
         assert caught.value.actual == b"mine"
         await writer.set_fencing_token(b"yours", b"mine")
+
+
+async def test_an_epoch_begins_behind_records_that_wait_for_the_same_segment(world, namespace):
+    """It has no record, so no transaction id that could be too low for what was written before it meanwhile."""
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        waiting = writer.append(records(b"a", txid=1_000), producer="p", sequence=0)
+        _, begun = append_epoch(writer, "q", 0)
+        await stored(writer, waiting, begun)
+    assert [record.payload for record in await values(namespace, "events")] == [b"a"]
