@@ -149,6 +149,7 @@ class AsyncClient(StreamOperations):
             self.settings.limits(),
             self.settings.handshakes(),
             checksum=self.settings.checksum,
+            now=self._clock.elapsed_s,
         )
         self._reads = ReadRoutes(self._dispatcher, self.settings.read_route(), self.settings)
         self._fleet_changed()
@@ -157,7 +158,7 @@ class AsyncClient(StreamOperations):
         """A fleet has other proxies now."""
         if self._reads is None:
             return
-        now = self._loop.time()
+        now = self._clock.elapsed_s()
         for route, fleet in zip(self._regions, self._fleets, strict=True):
             try:
                 route.update(fleet.write_hosts, now)

@@ -60,10 +60,13 @@ class ClientCounters:
 class _Expiries:
     """Journeys that have the same time limit, in the order in which it ends; one timer for all."""
 
-    __slots__ = ("_due", "_fire", "_loop", "_timer")
+    __slots__ = ("_due", "_fire", "_loop", "_now", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fire: Callable[[Journey], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], fire: Callable[[Journey], None]
+    ) -> None:
         self._loop = loop
+        self._now = now
         self._fire = fire
         self._due: dict[Journey, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -77,7 +80,10 @@ class _Expiries:
         self._due.pop(journey, None)
         self._due[journey] = due
         if self._timer is None:
-            self._timer = self._loop.call_at(due, self._expire)
+            self._wait_until(due)
+
+    def _wait_until(self, due: float) -> None:
+        self._timer = self._loop.call_later(max(due - self._now(), 0), self._expire)
 
     def remove(self, journey: Journey) -> None:
         self._due.pop(journey, None)
@@ -92,8 +98,8 @@ class _Expiries:
         self._timer = None
         while self._due:
             journey, due = next(iter(self._due.items()))
-            if due > self._loop.time():
-                self._timer = self._loop.call_at(due, self._expire)
+            if due > self._now():
+                self._wait_until(due)
                 return
             del self._due[journey]
             self._fire(journey)
@@ -148,12 +154,12 @@ class Journey:
 
     def time_is_up(self) -> None:
         if self._way is not None:
-            now = self._dispatcher.loop.time()
+            now = self._dispatcher.now()
             self._obey(self._way.deadline_passed(now), now)
 
     def is_silent(self) -> None:
         if self._way is not None:
-            now = self._dispatcher.loop.time()
+            now = self._dispatcher.now()
             self._obey(self._way.silent(self.attempt, now), now)
 
     def interrupt(self, answer: Answer) -> None:
@@ -168,7 +174,7 @@ class Journey:
             return
         if self._silence is not None and attempt == self.attempt:
             self._silence.remove(self)
-        now = self._dispatcher.loop.time()
+        now = self._dispatcher.now()
         if isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
             effect = way.failed(attempt, now, sent=sent, reason=answer.error.message)
@@ -179,7 +185,7 @@ class Journey:
     def _resume(self) -> None:
         self._resuming = None
         if self._way is not None:
-            now = self._dispatcher.loop.time()
+            now = self._dispatcher.now()
             self._obey(self._way.resumed(now), now)
 
     def _obey(self, effect: Effect | None, now: float) -> None:
@@ -243,12 +249,15 @@ class Dispatcher:
         handshakes: Handshakes,
         *,
         checksum: bool = True,
+        now: Callable[[], float] | None = None,
     ) -> None:
         """`channels` makes the connections, given whom to notify of those that were made and that have ended.
 
-        `checksum`: whether requests carry one.
+        `checksum`: whether requests carry one. `now`: seconds that go on while the machine is suspended, for a request
+        that slept too long is not sent again (I19); None: the loop's time.
         """
         self.loop = asyncio.get_running_loop()
+        self.now = now or self.loop.time
         self.channels = channels(self._connected, self._disconnected)
         self.route = route
         self.ownerships = ownerships
@@ -301,7 +310,7 @@ class Dispatcher:
             journey.interrupt(refusal_of(AlreadyClosedError("the client is closed; nothing was sent")))
             return journey
         self._journeys[journey] = None
-        journey.begin(self.loop.time())
+        journey.begin(self.now())
         return journey
 
     async def close(self) -> None:
@@ -330,7 +339,7 @@ class Dispatcher:
             if len(self._expiries) >= MAX_TIME_LIMITS:
                 self._expiries = {one: queue for one, queue in self._expiries.items() if queue.is_used}
             fire = Journey.time_is_up if kind == "deadline" else Journey.is_silent
-            found = self._expiries[key] = _Expiries(self.loop, fire)
+            found = self._expiries[key] = _Expiries(self.loop, self.now, fire)
         return found
 
     def ended(self, journey: Journey) -> None:
@@ -340,7 +349,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ handshakes
 
     def _connected(self, address: str) -> None:
-        self._shake(address, self._handshakes.connected(address, self.loop.time()))
+        self._shake(address, self._handshakes.connected(address, self.now()))
         self._plan_handshakes()
 
     def _disconnected(self, address: str) -> None:
@@ -350,11 +359,11 @@ class Dispatcher:
     def _plan_handshakes(self) -> None:
         due = self._handshakes.next_due()
         if due is not None and self._next_handshakes is None and not self._closed:
-            self._next_handshakes = self.loop.call_at(due, self._shake_all_due)
+            self._next_handshakes = self.loop.call_later(max(due - self.now(), 0), self._shake_all_due)
 
     def _shake_all_due(self) -> None:
         self._next_handshakes = None
-        for address, handshake in self._handshakes.due(self.loop.time()):
+        for address, handshake in self._handshakes.due(self.now()):
             self._shake(address, handshake)
         self._plan_handshakes()
 
@@ -388,5 +397,5 @@ class Dispatcher:
 
     def _lost(self, address: str) -> None:
         self.counters.handshakes_failed += 1
-        self.route.failed(address, self.loop.time())
+        self.route.failed(address, self.now())
         self.ownerships.forget_host(address)

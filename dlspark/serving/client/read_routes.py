@@ -78,7 +78,7 @@ class ReadRoutes:
                 f"max_bytes={size}, poll_ms={wait_ms} cannot be",
                 advice=f"Up to {MAX_READ_BYTES} bytes and {MAX_POLL_MS} ms are taken",
             )
-        self._take_hosts(self._dispatcher.loop.time())
+        self._take_hosts(self._dispatcher.now())
         place = heapq.heappop(self._free) if self._free else len(self._readers)
         self._number += 1
         reader = AsyncProxyReader(
