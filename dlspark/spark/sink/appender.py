@@ -60,7 +60,7 @@ class Appender(Protocol):
 
 
 @dataclass(slots=True)
-class _Place:
+class _HeldLog:
     """One log, held or not. The lock is a queue: first come, first served."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -77,7 +77,7 @@ class SinkAppender:
         self._open_log = open_log
         self._rng = rng or random.Random()
         self._deadline_s = deadline_s
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _HeldLog] = {}
         self._releasing: set[asyncio.Task[None]] = set()
 
     @property
@@ -112,7 +112,7 @@ class SinkAppender:
 
     async def _try(self, batch: BatchToAppend) -> CommitOutcome | None:
         log = batch.rows.log
-        place = self._places.setdefault(log, _Place())
+        place = self._places.setdefault(log, _HeldLog())
         async with place.turn:
             if place.timer is not None:
                 place.timer.cancel()
@@ -135,11 +135,11 @@ class SinkAppender:
             self._release_after(place, owned, batch.idle_ms)
             return outcome
 
-    def _release_after(self, place: _Place, owned: OwnedLog, idle_ms: int) -> None:
+    def _release_after(self, place: _HeldLog, owned: OwnedLog, idle_ms: int) -> None:
         loop = asyncio.get_running_loop()
         place.timer = loop.call_later(idle_ms / 1000, self._release_later, place, owned)
 
-    async def _fold(self, place: _Place, owned: OwnedLog, sink_id: str) -> None:
+    async def _fold(self, place: _HeldLog, owned: OwnedLog, sink_id: str) -> None:
         """Move the mark while no batch waits for it."""
         async with place.turn:
             if place.owned is not owned or not owned.fold_is_due(sink_id):
@@ -150,7 +150,7 @@ class SinkAppender:
                 _log.info("log %s is opened anew, a mark could not be moved: %s", owned.log, error)
                 await self._give_up(place, abandon=True)
 
-    async def _yield_it(self, place: _Place, owned: OwnedLog) -> None:
+    async def _yield_it(self, place: _HeldLog, owned: OwnedLog) -> None:
         """Give the log up once another client waits for it."""
         try:
             await owned.wanted()
@@ -158,18 +158,18 @@ class SinkAppender:
             _log.info("log %s is given up: %s", owned.log, error)
         self._release_later(place, owned)
 
-    def _release_later(self, place: _Place, owned: OwnedLog) -> None:
+    def _release_later(self, place: _HeldLog, owned: OwnedLog) -> None:
         """Begin to give the log up, behind the batch that is being appended."""
         task = asyncio.ensure_future(self._release(place, owned))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release(self, place: _Place, owned: OwnedLog) -> None:
+    async def _release(self, place: _HeldLog, owned: OwnedLog) -> None:
         async with place.turn:
             if place.owned is owned:
                 await self._give_up(place, abandon=False)
 
-    async def _give_up(self, place: _Place, *, abandon: bool) -> None:
+    async def _give_up(self, place: _HeldLog, *, abandon: bool) -> None:
         owned, place.owned = place.owned, None
         if place.timer is not None:
             place.timer.cancel()

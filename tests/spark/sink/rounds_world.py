@@ -195,13 +195,21 @@ class Stream:
     """A streaming query that rounds share, and what its logs must hold by now."""
 
     def __init__(
-        self, sandbox: Sandbox, spark: SparkProcess, directory: Path, name: str, *, tables: bool = False
+        self,
+        sandbox: Sandbox,
+        spark: SparkProcess,
+        directory: Path,
+        name: str,
+        *,
+        tables: bool = False,
+        one_log: bool = False,
     ) -> None:
         rng = random.Random(name)
         self.tables = tables
         """Whether its logs are written by a `foreachBatch`, several times under one number."""
         routed = rng.random() < 0.3 and not tables
         names = "abcde"[: rng.randint(2, 5)] if tables else ("012" if routed else "abc")[: rng.randint(1, 3)]
+        names = names[:1] if one_log else names  # batches of up to 512 KiB are appended then
         directory.mkdir()
         self.spark = spark
         self.checkpoint = directory / "checkpoint"
@@ -247,9 +255,14 @@ class Stream:
         session = await open_session(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
         query = json.loads((self.checkpoint / "metadata").read_text())["id"]
         sink = application_sink(self.plan.query_id) if self.tables else query_sink(query)
+        for log in self.plan.logs:
+            # Who waits for a log that the driver's process holds, gets it, with the sink's marks moved.
+            if await session.namespace.log_exists(log):
+                await (await (await session.namespace.open_log(log)).open_writer()).close()
         mark = await session.sinks.read(sink)
         assert mark is not None
-        assert mark.value.batch == self.next - 1
+        with_rows = [batch for batch in range(self.next) if self.plan.batch_rows(batch)]
+        assert mark.value.batch >= max(with_rows, default=-1)
         (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[sink])
         await sweep_leftovers(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(sink) == []

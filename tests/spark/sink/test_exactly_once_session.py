@@ -34,10 +34,18 @@ class Place:
     """Where rounds run: a session, the cluster that it runs on, if any, and the query of the rounds at hand."""
 
     def __init__(
-        self, name: str, directory: Path, spark: SparkProcess, cluster: Cluster | None, *, tables: bool = False
+        self,
+        name: str,
+        directory: Path,
+        spark: SparkProcess,
+        cluster: Cluster | None,
+        *,
+        tables: bool = False,
+        one_log: bool = False,
     ) -> None:
         self.name, self.spark, self.cluster = name, spark, cluster
         self._tables = tables
+        self._one_log = one_log
         self._directory = directory
         self._stream: Stream | None = None
         self._number = -1
@@ -49,7 +57,9 @@ class Place:
             if self._stream is not None and self._stream.running:
                 self.spark.ask("stop")
             name = f"{self.name}-{number}" + (f"-{self._failures}" if self._failures else "")
-            self._stream = Stream(sandbox, self.spark, self._directory / name, name, tables=self._tables)
+            self._stream = Stream(
+                sandbox, self.spark, self._directory / name, name, tables=self._tables, one_log=self._one_log
+            )
             self._number = number
         return self._stream
 
@@ -66,6 +76,15 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     place = tmp_path_factory.mktemp("local")
     spark = SparkProcess("local[2,3]", place)
     yield Place("local", place, spark, None)
+    spark.kill()
+
+
+@pytest.fixture(scope="module")
+def appended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """As `local`, and the query has one log, to which its batches are appended."""
+    place = tmp_path_factory.mktemp("appended")
+    spark = SparkProcess("local[2,3]", place)
+    yield Place("appended", place, spark, None, one_log=True)
     spark.kill()
 
 
@@ -320,6 +339,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_a_round_on_local_leaves_one_copy(sandbox: Sandbox, local: Place, tmp_path: Path, round_seed: int) -> None:
     run_round(sandbox, local, tmp_path, round_seed)
+
+
+def test_a_round_of_batches_that_are_appended_leaves_one_copy(
+    sandbox: Sandbox, appended: Place, tmp_path: Path, round_seed: int
+) -> None:
+    run_round(sandbox, appended, tmp_path, round_seed)
 
 
 def test_a_round_of_a_foreach_batch_over_several_logs_leaves_one_copy_in_each(
