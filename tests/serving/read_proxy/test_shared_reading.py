@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from helpers.logs import written
@@ -10,6 +11,7 @@ from helpers.waiting import until
 from read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import ReadError
 from dlspark.serving.protocol.operations import Delivery, ReadForm, ReadFrom, Refusal, StatusCode
 from dlspark.serving.service import Caller
 
@@ -291,7 +293,7 @@ async def test_storage_nodes_that_fail_for_a_while_are_waited_out(world: ReadWor
 
 
 async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(world: ReadWorld):
-    """The proxy's metadata session ends: what waits is refused, and is safe to ask again."""
+    """What waits is refused, and is safe to ask again."""
     namespace = await world.namespace()
     await written(namespace, "log", [[b"a"]])
     serving = await world.namespace()
@@ -300,7 +302,7 @@ async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(wor
     waiting = asyncio.ensure_future(reader.to_end())
     await until(lambda: reader.payloads and service.figures().waiting == 1)
     log = service._logs["log"]
-    log.tail.feed._source._end(_failure())
+    log.tail.feed._source._end(ReadError("the storage nodes were away for too long"))
     refused = await asyncio.wait_for(waiting, 10)
     assert refused is not None
     assert refused.code is StatusCode.LOG_READ_ERROR
@@ -310,7 +312,49 @@ async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(wor
     assert reader.payloads == [b"a", b"b"]
 
 
-def _failure():
-    from dlspark.errors import ReadError
+# ---------------------------------------------------------------------- all of it together
 
-    return ReadError("the storage nodes were away for too long")
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_readers_do_each_gets_what_a_direct_reader_gets(world: ReadWorld, seed):
+    """Readers of any pace, form and amount, from anywhere, that go from proxy to proxy, while segments roll and rings
+    forget; the log is sealed at last."""
+    rng = random.Random(seed)
+    namespace = await world.namespace()
+    small = {"ring_bytes": 2 * MIB, "rings_bytes": 2 * MIB, "decoded_bytes": MIB, "max_catch_ups": 2}
+    proxies = [await world.proxy(catch_up_turn_bytes=MIB, catch_up_idle_ms=1, **small) for _ in range(2)]
+    await one_entry_each(namespace, "log", 30, size=10_000)
+    starts = [ReadFrom.OLDEST, DLSN(1, 7, 0), 11, DLSN(1, 29, 0), DLSN(2, 3, 0), ReadFrom.OLDEST]
+    readers = [
+        Puller(proxies[i % 2], "log", start, caller=Caller(f"c{i}"), form=rng.choice(FORMS))
+        for i, start in enumerate(starts)
+    ]
+
+    async def read(reader: Puller) -> Refusal | None:
+        hurry = rng.random() < 0.5
+        while not reader.ended:
+            reader.max_bytes = rng.choice([1, 30_000, MIB])
+            reader.wait_ms = rng.choice([0, 20, 1000])
+            answer = await reader.pull()
+            if isinstance(answer, Refusal):
+                return answer
+            for _ in range(0 if hurry else rng.randrange(30)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.02:
+                reader.service = rng.choice(proxies)
+        return None
+
+    reading = [asyncio.ensure_future(read(reader)) for reader in readers]
+    come = 30
+    while come < 400:
+        come += len(await one_entry_each(namespace, "log", rng.randrange(1, 60), start=come, size=10_000))
+    log = await namespace.open_log("log")
+    async with await log.open_writer() as writer:
+        await writer.mark_end_of_stream()
+    assert await asyncio.wait_for(asyncio.gather(*reading), 60) == [None] * len(readers)
+    for reader, start in zip(readers, starts, strict=True):
+        async with await log.open_reader("earliest" if isinstance(start, ReadFrom) else start) as direct:
+            records = [record async for record in direct]
+        assert reader.payloads == [record.payload for record in records]
+        if reader.form is not ReadForm.ARROW:
+            assert reader.records == records
