@@ -52,6 +52,16 @@ class LoopClock:
         return asyncio.get_running_loop().time()
 
 
+class SuspendedClock(LoopClock):
+    """A clock that went on while the loop's time stood still."""
+
+    def __init__(self) -> None:
+        self.suspended_s = 0.0
+
+    def elapsed_s(self) -> float:
+        return super().elapsed_s() + self.suspended_s
+
+
 def bits(number: int) -> int:
     """As random as tests need: never the same twice."""
     return next(_SEEDS) % (1 << number)
@@ -270,6 +280,28 @@ async def test_lost_answers_do_not_write_a_producer_s_records_twice(lost: int):
     places = await asyncio.gather(*futures)
     assert written(fleet) == numbered(200)
     assert places == [record.dlsn for record in fleet.log("x").records]
+    await client.close()
+
+
+@virtual_time
+async def test_what_slept_with_the_machine_is_in_doubt_and_not_sent_again():
+    fleet, clock = MemoryProxies("a:1", "b:1"), SuspendedClock()
+    client = AsyncClient(
+        [StaticFleet(tuple(fleet.proxies))], ThinClientSettings(), fleet.connect, clock=clock, random_bits=bits
+    )
+    await client.open()
+    await client.write("x", b"one")
+    owner = fleet[fleet.owners["x"]]
+    owner.silent = True
+    waits = asyncio.ensure_future(client.write("x", b"two"))
+    await asyncio.sleep(0.1)
+    clock.suspended_s = 30 * 24 * 3600
+    owner.silent = False
+    owner.drop_connections()
+    with pytest.raises(OutcomeUnknownError):
+        await waits
+    sent = [request for request in owner.of(WriteRecords) if b"two" in request.payloads]
+    assert len(sent) == 1
     await client.close()
 
 
