@@ -336,7 +336,7 @@ OPTIONS: tuple[Option, ...] = (
         Scope.ANY,
         "How long a query waits, before it fails, for what is unavailable and may come back: storage nodes, if too few "
         "are left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until "
-        "its ZooKeeper session ends. `0s`: not at all",
+        "its ZooKeeper session ends. `0s`: not at all, but for the lock 5 seconds",
         default="2m",
     ),
     _option(

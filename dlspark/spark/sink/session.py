@@ -46,6 +46,8 @@ from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0
 MARKS_AT_ONCE = 64
+HAND_OVER_S = 5
+"""How long a log's lock is waited for at least, also where `outageTimeout` is shorter."""
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
 
@@ -318,8 +320,9 @@ def _make_settings(
 ) -> Settings:
     values: dict[str, Value] = {
         "bkc.outageWaitMillis": outage_ms,
-        # A driver that died keeps its lock until its session ends, whatever that one's timeout is.
-        "lockTimeoutSeconds": -(-outage_ms // 1000),
+        # A driver that died keeps its lock until its session ends, whatever that one's timeout is. A sink that holds a
+        # log between its batches gives it up for who waits, which takes a moment.
+        "lockTimeoutSeconds": max(-(-outage_ms // 1000), HAND_OVER_S),
     }
     if not appending:
         values["bkc.explicitLacInterval"] = 0  # A staged ledger is not read before it is closed.
