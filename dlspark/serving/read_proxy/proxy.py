@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits
-from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.frames_server import FramesServer, frames_network
 from dlspark.serving.membership import READ_PROXIES, Announcement, ProxyEndpoint, ProxyMember, write_proxy_member
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from metadata.foundation.errors import CallerError, DistributedLogError, check
 from metadata.store import join
 from storage_node.edge import Network
-from storage_node.transport.tcp import TcpNetwork
 
 if TYPE_CHECKING:
     from dlspark.serving.bindings.grpc_server import GrpcServer
@@ -55,7 +54,7 @@ class ReadProxy:
         """`namespace`: over given edges; it is closed with the proxy, and `uri` is not looked at."""
         self.settings = settings
         self._uri = uri
-        self._network = network or TcpNetwork()
+        self._network = network or frames_network(_frames_limits(settings))
         self._given = namespace
         self._ending = AsyncExitStack()
         self._member: ProxyMember | None = None
@@ -117,7 +116,7 @@ class ReadProxy:
         except ImportError as error:
             raise CallerError(
                 f"gRPC is not installed: {error}",
-                advice="Install it: pip install dlspark[grpc]; or serve frames alone: grpcPort=-1",
+                advice="Install grpcio, grpcio-health-checking and grpcio-reflection; or serve frames alone: grpcPort=-1",
             ) from error
         server = GrpcServer(service)
         await server.start(self.settings.host, self.settings.grpc_port)

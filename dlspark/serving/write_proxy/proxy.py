@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
-from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.frames_server import FramesServer, frames_network
 from dlspark.serving.membership import (
     WRITE_PROXIES,
     Announcement,
@@ -64,7 +64,6 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from metadata.store import join
 from storage_node.edge import Clock, Network, SystemClock
-from storage_node.transport.tcp import TcpNetwork
 
 if TYPE_CHECKING:
     from dlspark.serving.bindings.grpc_server import GrpcServer
@@ -117,7 +116,7 @@ class WriteProxy:
         self._configuration = configuration
         self._settings = configuration.proxy
         self._role = role or ProxyRole()
-        self._network = network or TcpNetwork()
+        self._network = network or frames_network(_frames_limits(configuration))
         self._clock = clock or SystemClock()
         self._statistics = statistics or Statistics()
         self._given = namespace
