@@ -263,6 +263,24 @@ async def test_a_paused_owner_that_wakes_up_appends_nothing_twice(cluster: Clust
     assert await cluster.contents() == all_rows(4)
 
 
+async def test_a_deposed_owner_that_wakes_up_does_not_say_that_its_mark_is_the_whole_truth(cluster: Cluster) -> None:
+    """It lets go of the log and its sink while its successor's batch is known to the log's producers alone."""
+    paused = await cluster.driver()
+    for batch in range(2):
+        await paused.append(batch)
+    session = paused.namespace.store
+    cluster.tree.inject = lambda number, _what, _path: Fault.REFUSE if number == session.session_id else None
+    cluster.tree.expire(session.session_id)
+    successor = await cluster.driver()
+    assert await successor.append(2) is PUBLISHED
+    cluster.tree.inject = None
+    await paused.appender.close()
+    await successor.crash()
+    third = await cluster.driver()
+    assert await third.segment(2) is COVERED
+    assert await cluster.contents() == all_rows(3)
+
+
 MODES = ("append", "append", "append", "append", "append", "append", "segments", "append")
 """A life of batches: with a mark that is created, set and folded, a log that is opened, yielded and opened again."""
 STRIKES = 24
