@@ -196,9 +196,15 @@ class ProducerError(NotAppliedError):
 
 
 class ProducerFencedError(ProducerError):
-    """A newer epoch of the producer has begun; the request of the older one was not written."""
+    """A newer epoch of the producer has begun; the request of the older one was not written. `epoch` is the newest one,
+    None where that is not known."""
 
     code: ClassVar[int] = 504
+    epoch: int | None = None
+
+    def __init__(self, message: str, *, epoch: int | None = None, advice: str | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.epoch = epoch
 
 
 class SequenceGapError(ProducerError):

@@ -87,6 +87,7 @@ class Producers:
         if known is not None and request.epoch < known.epoch:
             raise ProducerFencedError(
                 f"epoch {request.epoch} of producer {request.name!r} has ended: epoch {known.epoch} has begun",
+                epoch=known.epoch,
                 advice="Another process writes as this producer; if it should not, begin a new epoch here",
             )
         last = known.last if known is not None and request.epoch == known.epoch else -1

@@ -12,7 +12,7 @@ number of times; what the session must get right is which number may be given to
     one that came too early                is sent again, in order, when all that are under way have come back
 
     phase      what it does
-    UNBORN     has no epoch: the first request begins one
+    UNBORN     has no epoch: the first request begins one, by a number of its own choice (see below)
     BEGINNING  waits for its epoch; requests wait in line
     OPEN       numbers and sends
     DRAINING   one came back undone: sends nothing until none is under way
@@ -25,6 +25,10 @@ its first sending: a log forgets a producer that is silent for long, and would w
 doubt then ends with an unknown outcome, and a new epoch begins. The same is done when the log says that it has
 forgotten the producer, and when one in doubt is refused for good; requests that are not in doubt are written in the
 new epoch: nothing is lost or doubled.
+
+An epoch is begun by its number, never as "the next one": the request may come again, late, and would begin another one,
+which shuts this session out. A name that others may have had begins with a random number; a log that has a higher one
+says so, and the session goes above it, once it has none itself.
 
 A log that allows gaps writes a number above the next one. The session finds out by the answers: where it has never been
 refused for a gap, it sends what stands behind a number that fell out under its own numbers, and numbers anew only when
@@ -182,7 +186,7 @@ class ProducerSession:
         self._limits = limits if limits is not None else SessionLimits()
         check(1 <= self._limits.max_in_flight <= KEPT, "a producer's window is wider than the log's memory")
         self._random_bits = random_bits
-        self._wanted_epoch: int | None = 0 if only_user else None
+        self._wanted_epoch = 0 if only_user else random_bits(JUMP_BITS)
         self._queue: deque[_Pending] = deque()
         self._window: list[_Pending] = []
         """Requests with a number, in its order, until their outcome is known."""
@@ -205,8 +209,8 @@ class ProducerSession:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request that is submitted now is sent now, or begins the first epoch."""
-        return self.phase is SessionPhase.UNBORN or (
+        """Whether a request that is submitted now is sent now, begins the first epoch, or is refused at once."""
+        return self.phase in (SessionPhase.UNBORN, SessionPhase.ENDED) or (
             self.phase is SessionPhase.OPEN and not self._queue and self._may_number()
         )
 
@@ -306,7 +310,7 @@ class ProducerSession:
         if not isinstance(answer, Refusal):
             return []
         if answer.error == FENCED:
-            return self.end(answer)
+            return self._epoch_passed(answer)
         if finished.in_doubt or answer.applied is Applied.UNKNOWN:
             return self._pause()  # the same again does no harm: a named epoch is begun once, another is a later one
         effects: list[SessionEffect] = []
@@ -318,12 +322,20 @@ class ProducerSession:
         return effects
 
     def _try_epoch_again(self) -> list[SessionEffect]:
-        if self._wanted_epoch is not None:
-            self._want_later_epoch()
+        self._want_later_epoch()
         return self._pause()
 
+    def _epoch_passed(self, refusal: Refusal) -> list[SessionEffect]:
+        """A later epoch has begun. That ends a session which had one; else the name was in use before: go above it."""
+        if self.epoch >= 0 or not isinstance(refusal.actual, int):
+            return self.end(refusal)
+        self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
+        again, self._setbacks = self._setbacks > 0, self._setbacks + 1
+        self._want_later_epoch()
+        return self._pause() if again else [self._begin()]
+
     def _want_later_epoch(self) -> None:
-        base = max(self.epoch, self._wanted_epoch or 0)
+        base = max(self.epoch, self._wanted_epoch)
         self._wanted_epoch = min(base + 1 + self._random_bits(JUMP_BITS), MAX_NUMBER)
         self._needs_epoch = True
 

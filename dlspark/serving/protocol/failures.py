@@ -22,6 +22,7 @@ from dlspark.errors import (
     NotAppliedError,
     OutcomeUnknownError,
     OwnershipAcquireFailedError,
+    ProducerFencedError,
     SequenceGapError,
     status_code,
 )
@@ -138,6 +139,8 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
         error.owner = refusal.location or "another proxy"
     elif isinstance(error, ConditionError):
         error.actual = _found(refusal.actual)
+    elif isinstance(error, ProducerFencedError):
+        error.epoch = refusal.actual if isinstance(refusal.actual, int) else None
     elif isinstance(error, SequenceGapError):
         error.expected = refusal.actual if isinstance(refusal.actual, int) else 0
     return error
@@ -173,6 +176,8 @@ def _actual(error: DistributedLogError) -> str | int | None:
     """What was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal digits."""
     if isinstance(error, SequenceGapError):
         return error.expected
+    if isinstance(error, ProducerFencedError):
+        return error.epoch
     if not isinstance(error, ConditionError):
         return None
     found = error.actual

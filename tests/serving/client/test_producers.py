@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -186,12 +187,24 @@ def test_numbers_are_given_in_order_when_requests_are_sent() -> None:
     assert world.settled == {0: RECEIPT, 1: RECEIPT}
 
 
-def test_a_name_that_others_may_have_asks_for_the_next_epoch() -> None:
+def test_a_name_that_others_may_have_begins_an_epoch_by_its_number_and_above_what_there_is() -> None:
+    """"The next one", sent twice, would be two: the second would shut out who has the first."""
     world = Session(begun=False, only_user=False)
     world.submit()
-    assert world.epoch_asked() is None
-    world.answer_epoch(EpochBegun(7))
-    assert world.numbers == [(7, 0, 0)]
+    assert world.epoch_asked() == 100
+    world.answer_epoch(replace(FENCED, actual=7_000))
+    assert world.epoch_asked() == 7_101
+    world.answer_epoch(replace(FENCED, actual=8_000))
+    assert world.pauses == 1
+    world.resume()
+    assert world.epoch_asked() == 8_101
+    world.answer_epoch(EpochBegun(8_101))
+    assert world.numbers == [(8_101, 0, 0)]
+    world.answer(0, replace(FENCED, actual=9_000))
+    assert world.session.phase is SessionPhase.ENDED, "another one has begun since"
+    assert world.session.has_room, "what comes is refused at once, and does not wait"
+    world.submit()
+    assert world.settled[1] == replace(FENCED, actual=9_000)
 
 
 def test_one_that_came_too_early_is_sent_again_in_order_when_all_have_come_back() -> None:

@@ -407,8 +407,12 @@ async def test_a_client_of_the_same_name_fences_the_one_before_and_that_one_says
     old, new = await opened(fleet, producerName="job"), await opened(fleet, producerName="job")
     await old.write("x", b"old")
     await new.write("x", b"new")
+    producer = old.producer("x")
     with pytest.raises(ProducerFencedError):
-        await old.producer("x").send(b"late")
+        await producer.send(b"late")
+    later = [producer.send(b"later") for _ in range(3)]
+    await asyncio.wait_for(producer.close(), 1)
+    assert all(isinstance(one.exception(), ProducerFencedError) for one in later), "refused, and not left waiting"
     assert written(fleet) == [b"old", b"new"]
     await old.close()
     await new.close()
