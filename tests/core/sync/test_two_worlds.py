@@ -29,6 +29,7 @@ ONLY_ASYNC = {
     "LogWriter": {
         "open": BY_LOG,
         "owned": OVER_EDGES,
+        "push": "for proxies, which wait for nothing",
         "use_settings": LISTENER,
         "wait_for_room": "writing synchronously waits for room by itself",
     },
