@@ -4,6 +4,7 @@ python -m simulation --seed 17 --trace          one run, with everything that ha
 python -m simulation --seeds 2000 --first 300   many runs
 python -m simulation --logs --seeds 2000        many runs with logs
 python -m simulation --names --seeds 500        many runs with logs that are renamed and made again
+python -m simulation --proxies --seeds 10000    fleets of write proxies and thin clients
 python -m simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m simulation --mutations                take the safety rules out, one after the other
 """
@@ -20,7 +21,8 @@ from functools import partial
 from simulation import mutations
 from simulation.faults.coverage import COVERAGE_POINTS
 from simulation.runs.failover import run_failovers, table
-from simulation.runs.seeds import print_failure, print_progress, print_summary, run_many, run_seed
+from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
+from simulation.runs.seeds import RunReport, print_failure, print_progress, print_summary, run_many, run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
 CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
     parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
+    parser.add_argument("--proxies", action="store_true", help="write proxies and thin clients, not logs alone")
     parser.add_argument("--failovers", type=int, help="run this many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
@@ -45,6 +48,8 @@ def main() -> int:
     names: bool = arguments.names
     if arguments.failovers is not None:
         return _failovers(range(arguments.first, arguments.first + arguments.failovers))
+    if arguments.proxies and not arguments.mutations:
+        return _fleets(arguments)
     if arguments.seed is not None:
         return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
@@ -52,14 +57,34 @@ def main() -> int:
     return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
 
 
+def _fleets(arguments: argparse.Namespace) -> int:
+    seed, mutation = arguments.seed, arguments.mutation
+    if seed is not None:
+        with mutations.applied(mutation) if mutation else nullcontext():
+            return _show(run_fleet(seed, trace=arguments.trace))
+    began = time.monotonic()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+
+    def progress(runs: int, failed: int) -> None:
+        print(f"{runs} runs so far, {failed} failed", flush=True)
+
+    reports = run_fleets(seeds, processes=arguments.processes, progress=progress)
+    print_fleets(reports, began=began)
+    return int(any(report.failure is not None for report in reports))
+
+
 def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
     with mutations.applied(mutation) if mutation else nullcontext():
-        report = run_seed(seed, trace=trace, logs=logs, names=names)
+        return _show(run_seed(seed, trace=trace, logs=logs, names=names))
+
+
+def _show(report: RunReport) -> int:
     for line in report.trace or ():
         print(line)
     for point, count in sorted(report.points.items()):
         print(f"    {point:34}{count:>10}")
-    print(f"seed {seed}: trace sum {report.trace_sum:08x}, {report.virtual_s:.1f} virtual s, {report.steps} callbacks")
+    ran = f"{report.virtual_s:.1f} virtual s, {report.steps} callbacks"
+    print(f"seed {report.seed}: trace sum {report.trace_sum:08x}, {ran}")
     print(f"failed: {report.failure}" if report.failure else "passed")
     return int(report.failure is not None)
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from simulation.mutations import ledgers, logs, nodes
+from simulation.mutations import ledgers, logs, nodes, proxies
 from simulation.mutations.mutation import Mutation
+from simulation.runs.fleets import run_fleet
 from simulation.runs.seeds import RunReport, run_seed
 
-__all__ = ["MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
+__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
 
 MUTATIONS: dict[str, Mutation] = {
     **ledgers.WRITER,
@@ -28,8 +29,12 @@ MUTATIONS: dict[str, Mutation] = {
     **logs.PRODUCERS,
     **logs.READERS,
     **logs.LIVES,
+    **proxies.PROXIES,
+    **proxies.CLIENTS,
 }
 """By name, in the order of docs/simulation.md."""
+FLEET_MUTATIONS = (*proxies.PROXIES, *proxies.CLIENTS)
+"""Those that only runs of proxies and thin clients can notice."""
 
 
 @contextmanager
@@ -45,9 +50,9 @@ def applied(name: str) -> Iterator[None]:
 
 
 def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
-    """One run without the rule."""
+    """One run without the rule: of a fleet where the rule is one of proxies or thin clients."""
     with applied(name):
-        return run_seed(seed, logs=logs)
+        return run_fleet(seed) if name in FLEET_MUTATIONS else run_seed(seed, logs=logs)
 
 
 def seeds_needed(name: str, limit: int, first: int = 0, *, logs: bool = False) -> tuple[int, str] | None:

@@ -86,7 +86,7 @@ def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool 
         try:
             world.run(_scenario(world, LOG_SHARE if not logs else 1.0, names=names))
         except Exception as error:
-            report.failure = _trouble(world) if world.ledger_checkers.violation is None else str(error)
+            report.failure = trouble(world) if world.ledger_checkers.violation is None else str(error)
             report.failure = report.failure or f"{type(error).__name__}: {error}"
         report.trace_sum = world.trace.sum
         report.trace = world.trace.lines
@@ -94,12 +94,12 @@ def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool 
         report.operations = world.history.counts()
         report.virtual_s = world.loop.time() - 1000.0
         report.steps = world.loop.steps
-        report.failure = report.failure or _trouble(world)
+        report.failure = report.failure or trouble(world)
     report.real_s = time.perf_counter() - began
     return report
 
 
-def _trouble(world: World) -> str | None:
+def trouble(world: World) -> str | None:
     """What went wrong in the background, where no caller was waiting."""
     notes = [*world.fabric.failures, *world.loop.unhandled]
     return f"unhandled: {notes[0]}" if notes else None

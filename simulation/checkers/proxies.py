@@ -1,0 +1,180 @@
+"""`ProxyCheckers`: what thin clients are promised, held against what they hear, what proxies answer, what logs hold.
+
+Every record has a payload of its own. What becomes of it goes to `LogCheckers` (a place of its own, in the log at the
+end if it was acknowledged, not if it was called not written, once at most, in an order that time allows); here is what
+proxies and clients add:
+
+    at every answer of a proxy    a write is not acknowledged once another process has acknowledged one in a later
+                                  segment of the log (I5): neither by an owner that was stopped and wakes, nor by one
+                                  that has lost its session and has not heard of it
+    at every error of a client    a producer is fenced by none but another of its name (I19)
+    in a calm run                 nothing is wrong but what operators plan: no client sees an error
+    at the end                    a producer's records are in the log in the order in which they were sent
+
+`Turnover` is an owner's change as clients see it: when the last one had its last acknowledgement, when the next one had
+its first, and how long the record waited that came soonest behind the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import ProducerFencedError
+from dlspark.serving.protocol.operations import Answer, BulkReceipt, Request, WriteReceipt, WriteRecords
+from simulation.checkers.history import OperationOutcome, outcome_of
+from simulation.checkers.ledgers import LedgerCheckers
+from simulation.checkers.logs import LogCheckers, SeenRecord, WriterSession, WrittenRecord
+from simulation.checkers.watched import WatchedWorld
+from simulation.environment.loop import Process
+
+_FIRST = "#1"
+"""How the name of a host's first process ends: no earlier one's requests can be on their way."""
+
+
+class ProxiedWorld(WatchedWorld, Protocol):
+    """A world that has logs, too."""
+
+    log_checkers: LogCheckers
+
+
+@dataclass(slots=True)
+class Turnover:
+    """An owner's change. Times are virtual seconds."""
+
+    log: str
+    before: Process
+    after: Process
+    last_s: float
+    """The last acknowledgement of the owner before."""
+    asked_s: float
+    """When a client was first given a record after that."""
+    first_s: float
+    """The first acknowledgement of the owner after it."""
+
+    @property
+    def pause_s(self) -> float:
+        """How long a record waited for the change."""
+        return self.first_s - self.asked_s
+
+
+@dataclass(slots=True, eq=False)
+class Sender:
+    """One client's writes to one log, from one start of the client on."""
+
+    session: WriterSession
+    ordered: bool
+    """Whether they are a producer's: in order, each once."""
+    records: list[WrittenRecord] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Owner:
+    process: Process
+    lssn: int
+    acknowledged_s: float
+
+
+class ProxyCheckers:
+    """One for each tier of proxies. Violations go to `LedgerCheckers.fail`."""
+
+    def __init__(self, world: ProxiedWorld, ledgers: LedgerCheckers) -> None:
+        self._world = world
+        self._ledgers = ledgers
+        self._logs = world.log_checkers
+        self._owners: dict[str, _Owner] = {}
+        self._asked: dict[str, float] = {}
+        """When the first record was given to a client since the log's last acknowledgement."""
+        self._senders: dict[str, list[Sender]] = {}
+        self.turnovers: list[Turnover] = []
+        self.calm = False
+        """Nothing is wrong: clients see no error."""
+
+    def owner(self, log: str) -> Process | None:
+        """The process that acknowledged the log's last write."""
+        owner = self._owners.get(log)
+        return owner.process if owner is not None else None
+
+    # ------------------------------------------------------------------------------------ proxies
+
+    def answered(self, process: Process, request: Request, answer: Answer) -> None:
+        """A proxy's service answers."""
+        if not isinstance(request, WriteRecords):
+            return
+        if isinstance(answer, WriteReceipt) and not answer.repeated:
+            place = answer.dlsn
+        elif isinstance(answer, BulkReceipt):
+            place = next((one for one in answer.results if isinstance(one, DLSN)), None)
+        else:
+            return
+        if place is not None:
+            self._acknowledges(process, request.stream, place)
+
+    def _acknowledges(self, process: Process, log: str, place: DLSN) -> None:
+        now = self._world.loop.time()
+        self._world.trace.note(f"proxy-ack {log} {place} {process.name}")
+        owner = self._owners.get(log)
+        asked_s = self._asked.pop(log, now)
+        if owner is None or owner.process is process:
+            lssn = max(place.lssn, owner.lssn if owner is not None else 0)
+            self._owners[log] = _Owner(process, lssn, now)
+        elif place.lssn <= owner.lssn:
+            self._ledgers.fail(
+                f"log {log}: {process.name} acknowledges {place} after {owner.process.name} has acknowledged a write "
+                f"in segment {owner.lssn} (I5)"
+            )
+        else:
+            self._world.reached("proxy.turnover")
+            self.turnovers.append(Turnover(log, owner.process, process, owner.acknowledged_s, asked_s, now))
+            self._owners[log] = _Owner(process, place.lssn, now)
+
+    # ------------------------------------------------------------------------------------ clients
+
+    def sender(self, session: WriterSession, *, ordered: bool) -> Sender:
+        """A client begins to write to a log."""
+        sender = Sender(session, ordered)
+        self._senders.setdefault(session.log, []).append(sender)
+        return sender
+
+    def sent(self, sender: Sender, payload: bytes) -> WrittenRecord:
+        """A record is given to the client."""
+        record = self._logs.written(sender.session, 0, payload)
+        sender.records.append(record)
+        self._asked.setdefault(record.session.log, self._world.loop.time())
+        return record
+
+    def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
+        """A record's future has its place."""
+        log = record.session.log
+        self._world.trace.note(f"client-ack {log} {dlsn} {record.session.client}")
+        if dlsn == DLSN.INVALID:
+            self._world.reached("client.place-forgotten")
+            record.outcome = OperationOutcome.OK
+            return
+        self._logs.confirmed(record, dlsn)
+
+    def refused(self, record: WrittenRecord, error: BaseException) -> None:
+        """A record's future ended with an error."""
+        if self.calm:
+            self._ledgers.fail(
+                f"log {record.session.log}: {record.session.client} saw an error, though nothing was wrong: {error!r}"
+            )
+        if isinstance(error, ProducerFencedError) and record.session.process.name.endswith(_FIRST):
+            self._ledgers.fail(f"{record.session.client} is the only one of its name, and was fenced: {error!r} (I19)")
+        self._logs.judged(record, outcome_of(error), error)
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
+        """The whole log: what `LogCheckers.final` does not look at."""
+        places = {one.payload: one.dlsn for one in seen}
+        for sender in self._senders.get(log, ()):
+            for one in sender.records:
+                if one.outcome is OperationOutcome.OK and one.payload not in places:
+                    self._ledgers.fail(f"log {log}: {one.payload[:40]!r} was acknowledged and is not there (I1)")
+            there = [places[record.payload] for record in sender.records if record.payload in places]
+            if sender.ordered and any(one >= other for one, other in pairwise(there)):
+                self._ledgers.fail(f"log {log}: the records of {sender.session.client} are not in its order (I4)")

@@ -1,0 +1,245 @@
+"""Runs of thin clients and write proxies: a fleet drawn from a seed, faults, healing, and what every log holds then.
+
+    kind         what goes wrong                                              what is measured
+    calm         nothing: operators move logs, proxies leave and come back    how long a log has no acknowledgement
+    failover     one proxy at a time crashes, stands still, or is cut off     from then to its successor's first one
+    rough        anything, several things at a time                           -
+
+In each of them every log must take writes again soon after the last fault, every client's records get their outcome,
+the proxies end in order, and the logs hold what they must (`checkers.proxies`, `checkers.logs`, `checkers.ledgers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from simulation.cluster import World
+from simulation.environment.loop import unheard
+from simulation.faults.tier_nemesis import TierNemesis
+from simulation.runs.seeds import (
+    COLLECT_EVERY,
+    PROGRESS_EVERY,
+    RunReport,
+    RunsSummary,
+    all_serve,
+    print_summary,
+    trouble,
+    undisturbed,
+)
+from simulation.tier import QuietNode
+from simulation.workloads.programs import HEALTHY_S
+from simulation.workloads.thin_clients import Operator, ProxyWorkload
+
+KINDS = ("calm", "failover", "failover", "rough", "rough", "rough", "rough", "rough")
+NODES = 4
+FAILOVERS = 2
+QUIET_S = (0.1, 0.5)
+ASKED_WITHIN_S = 0.3
+"""A failover counts where a client had something to write so soon after the fault."""
+
+
+@dataclass(slots=True)
+class FleetReport(RunReport):
+    """What one run came to. Times are virtual seconds."""
+
+    kind: str = ""
+    moves_s: list[float] = field(default_factory=list)
+    """Of calm runs: the time without an acknowledgement, for each change of a log's owner."""
+    failovers_s: list[tuple[str, float]] = field(default_factory=list)
+    """Of runs of failovers: what went wrong, and the time beyond the session's timeout to the successor's first
+    acknowledgement."""
+    served_s: list[float] = field(default_factory=list)
+    """From the end of all faults to each log's next acknowledged write."""
+
+
+def run_fleet(seed: int, *, trace: bool = False) -> FleetReport:
+    """One run, to its end or to its first violation."""
+    report = FleetReport(seed)
+    began = time.perf_counter()
+    with undisturbed():
+        world = World(f"fleet-{seed}", trace=trace)
+        try:
+            world.run(_scenario(world, report))
+        except Exception as error:
+            report.failure = trouble(world) if world.ledger_checkers.violation is None else str(error)
+            report.failure = report.failure or f"{type(error).__name__}: {error}"
+        report.trace_sum = world.trace.sum
+        report.trace = world.trace.lines
+        report.points = world.points
+        report.operations = world.history.counts()
+        report.virtual_s = world.loop.time() - 1000.0
+        report.steps = world.loop.steps
+        report.failure = report.failure or trouble(world)
+    report.real_s = time.perf_counter() - began
+    return report
+
+
+async def _scenario(world: World, report: FleetReport) -> None:
+    rng = world.rng("plan")
+    report.kind = rng.choice(KINDS)
+    world.reached(f"fleet.{report.kind}")
+    workload = ProxyWorkload(world, rng, calm=report.kind == "calm")
+    for number in range(NODES):
+        world.nodes.append(QuietNode(world, f"b{number}"))
+    world.fabric.latency_s = world.service.latency_s = rng.choice((0.0005, 0.002, 0.01))
+    await world.format()
+    for node in world.nodes:
+        node.start()
+    await all_serve(world, "at the start")
+    await workload.prepare()
+    workload.start_programs(rng)
+    operator = Operator(workload, world.rng("operator"))
+    nemesis = TierNemesis(workload.tier, world.rng("nemesis"))
+    await asyncio.sleep(rng.uniform(*QUIET_S))
+    if report.kind == "calm":
+        await _plan(operator, workload)
+    elif report.kind == "failover":
+        await nemesis.fail_over(QUIET_S, FAILOVERS)
+    else:
+        await _trouble(operator, workload, nemesis)
+    nemesis.heal()
+    await all_serve(world, "after healing")
+    await workload.served_again(world.loop.time())
+    workload.over = True
+    await workload.finished(2 * HEALTHY_S)
+    await workload.tier.end()
+    await _verify(world, workload)
+    _measure(report, workload, nemesis)
+
+
+async def _plan(operator: Operator, workload: ProxyWorkload) -> None:
+    """What operators do, one thing after the other."""
+    rng = workload.world.rng("planned")
+    await operator.begin()
+    for _ in range(rng.randint(4, 8)):
+        await asyncio.sleep(rng.uniform(0, 0.2))
+        if rng.random() < 0.7:
+            await operator.move()
+        else:
+            await operator.restart()
+    await operator.end()
+
+
+async def _trouble(operator: Operator, workload: ProxyWorkload, nemesis: TierNemesis) -> None:
+    """Faults, with operators at work in half of the runs."""
+    world = workload.world
+    rng = world.rng("trouble")
+    moves: list[asyncio.Task[None]] = []
+    if rng.random() < 0.5:
+        await operator.begin()
+        moves.append(world.start(_move_on(operator, workload)))
+    await nemesis.run(rng.uniform(1.5, 3.5))
+    for task in moves:
+        task.cancel()
+
+
+async def _move_on(operator: Operator, workload: ProxyWorkload) -> None:
+    rng = workload.world.rng("moves")
+    while True:
+        await asyncio.sleep(rng.uniform(0.05, 0.5))
+        if rng.random() < 0.85:
+            await operator.move()
+        else:
+            rng.choice(workload.tier.proxies).leave()
+
+
+async def _verify(world: World, workload: ProxyWorkload) -> None:
+    client = world.add_client("verifier")
+    client.start()
+    await asyncio.wait_for(client.spawn(workload.verify(client)), 3 * HEALTHY_S)
+    world.ledger_checkers.final_state()
+
+
+def _measure(report: FleetReport, workload: ProxyWorkload, nemesis: TierNemesis) -> None:
+    report.served_s = workload.served_s
+    turnovers = workload.tier.checkers.turnovers
+    if report.kind == "calm":
+        report.moves_s = [one.pause_s for one in turnovers]
+    elif report.kind == "failover":
+        for fault in nemesis.disablements:
+            for one in turnovers:
+                met = one.last_s <= fault.since_s <= one.first_s and one.asked_s < fault.since_s + ASKED_WITHIN_S
+                if one.before is fault.process and met:
+                    beyond_s = one.first_s - fault.since_s - workload.session_timeout_s
+                    report.failovers_s.append((fault.kind, beyond_s))
+
+
+# ---------------------------------------------------------------------- many runs
+
+
+def run_fleets(
+    seeds: Iterable[int], *, processes: int = 1, stop_at: int = 10, progress: Callable[[int, int], None] | None = None
+) -> list[FleetReport]:
+    """All of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and failed."""
+    done: list[FleetReport] = []
+    failed = 0
+    for report in _reports(seeds, processes):
+        done.append(report)
+        if report.failure is not None:
+            failed += 1
+            print(f"seed {report.seed}, {report.kind}: {report.failure}\n    {fleet_command(report.seed)}", flush=True)
+            if failed >= stop_at:
+                break
+        if progress is not None and len(done) % PROGRESS_EVERY == 0:
+            progress(len(done), failed)
+    with unheard():
+        gc.collect()
+    return done
+
+
+def _reports(seeds: Iterable[int], processes: int) -> Iterator[FleetReport]:
+    if processes <= 1:
+        yield from map(_run_and_collect, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(_run_and_collect, seeds, chunksize=10)
+
+
+def _run_and_collect(seed: int) -> FleetReport:
+    report = run_fleet(seed)
+    if seed % COLLECT_EVERY == 0:
+        with unheard():
+            gc.collect()
+    return report
+
+
+def fleet_command(seed: int) -> str:
+    """How to see one run again."""
+    return f"python -m simulation --proxies --seed {seed} --trace"
+
+
+def print_fleets(reports: Sequence[FleetReport], *, began: float) -> None:
+    """Counts, times, and the points that were reached."""
+    summary = RunsSummary()
+    for report in reports:
+        summary.add(report)
+    print_summary(summary, began=began, verbose=True)
+    print(fleet_table(reports))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so many of the others do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(ceil(share * len(ordered)) - 1, 0)]
+
+
+def fleet_table(reports: Iterable[FleetReport]) -> str:
+    """Times of moves, failovers and of being served again, as percentiles."""
+    measured: dict[str, list[float]] = {}
+    for report in reports:
+        measured.setdefault("planned change of owner", []).extend(report.moves_s)
+        for kind, beyond_s in report.failovers_s:
+            measured.setdefault(f"{kind}: beyond the timeout", []).append(beyond_s)
+        measured.setdefault("served again after faults", []).extend(report.served_s)
+    lines = [f"{'milliseconds':30}{'count':>8}{'p50':>9}{'p90':>9}{'p99':>9}{'max':>9}"]
+    for what, values in sorted(measured.items()):
+        if values:
+            shown = [percentile(values, share) * 1000 for share in (0.5, 0.9, 0.99, 1.0)]
+            lines.append(f"{what:30}{len(values):>8}" + "".join(f"{one:>9.0f}" for one in shown))
+    return "\n".join(lines)

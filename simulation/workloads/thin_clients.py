@@ -1,0 +1,316 @@
+"""Thin clients in simulation: `dlspark.serving.client` over the simulated network, writing through a `ProxyTier`.
+
+Each client writes to all logs or some, all the time: as an idempotent producer, of its own name or of one that its next
+process takes up again, or plainly, as upstream's clients do. Some know a list of proxies, some look them up. What they
+are answered goes to `checkers.proxies`. Operators are clients as well: they move logs and have proxies leave in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.positions import EARLIEST
+from dlspark.core.settings.settings import Settings
+from dlspark.serving.bindings.frames_client import FramesClient
+from dlspark.serving.client.channels import ProxyChannel
+from dlspark.serving.client.client import AsyncClient
+from dlspark.serving.client.fleet import AnnouncedFleet, Fleet, StaticFleet
+from dlspark.serving.client.producing import AsyncProducer
+from dlspark.serving.client.settings import ThinClientSettings
+from metadata.bindings import Binding
+from metadata.foundation.errors import DistributedLogError
+from metadata.namespaces import NamespaceStore
+from simulation.checkers.logs import NAMESPACE_PATH, SeenRecord, WriterSession, WrittenRecord
+from simulation.checkers.proxies import Sender
+from simulation.cluster import ClientMachine, World
+from simulation.environment.network import SimulatedNetwork
+from simulation.tier import SERVERS, URI, ProxyTier
+from simulation.workloads.programs import HEALTHY_S, Workload
+
+SIZES = ((3, 3, 2), (3, 2, 2), (3, 3, 2))
+PAYLOADS = (0, 10, 100, 1_000)
+PACES_S = (0.01, 0.03, 0.06)
+SLOW_PACE_S = 0.12
+"""Once enough is written: so that changes of owners are met by some record."""
+MOST_OPEN = 30
+"""Records of a client on one log that have no outcome; it waits with more."""
+SERVED_BOUND_S = 10.0
+"""Once nothing is wrong any more, every log takes writes within the session's timeout and this."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHabits:
+    """How one client writes, in all its processes."""
+
+    logs: tuple[str, ...]
+    values: tuple[tuple[str, str | int | bool], ...]
+    """Settings of the thin client, by key."""
+    idempotent: bool
+    named: bool
+    """Whether the producers have the client's name, which its next process takes up."""
+    announced: bool
+    """Whether it looks the proxies up in the metadata store."""
+    pace_s: float
+
+
+def draw_habits(rng: Random, logs: list[str], *, calm: bool) -> ClientHabits:
+    """How a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of anyone."""
+    idempotent = rng.random() < 0.7
+    values: dict[str, str | int | bool] = {
+        "requestTimeoutMs": 60_000 if calm else rng.choice((60_000, 60_000, 8_000, 2_000)),
+        "attemptTimeoutMs": 10_000 if calm else rng.choice((10_000, 2_000, 500)),
+        "idempotentProducer": idempotent,
+        "handshakeWithClientInfo": rng.random() < 0.6,
+        "periodicHandshakeIntervalMs": rng.choice((0, 400)),
+        "lingerMs": rng.choice((0, 0, 5)),
+        "batchMaxRecords": rng.choice((1, 3, 100)),
+        "maxInFlightRequests": rng.choice((1, 3, 5, 5)),
+    }
+    return ClientHabits(
+        tuple(rng.sample(logs, rng.randint(1, min(2, len(logs))))),
+        tuple(values.items()),
+        idempotent,
+        rng.random() < 0.4,
+        rng.random() < 0.3,
+        rng.choice(PACES_S),
+    )
+
+
+class ProxyWorkload(Workload):
+    """Logs, their proxies and their clients."""
+
+    def __init__(self, world: World, rng: Random, *, calm: bool) -> None:
+        super().__init__(world)
+        self.calm = calm
+        self.session_timeout_s = rng.choice((1, 1, 2))
+        ensemble_size, write_quorum, ack_quorum = rng.choice(SIZES)
+        self.settings = Settings(
+            zk_session_timeout_s=self.session_timeout_s,
+            zk_retry_max_backoff_ms=500,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            periodic_flush_ms=0,
+            immediate_flush=True,
+            rolling_minutes=0,
+            max_segment_bytes=rng.choice((1_500, 8_000, 200_000)),
+            retention_hours=0,
+            rolling_concurrency=0,
+            lock_timeout_s=0,
+            producer_snapshot_entries=rng.choice((3, 10, 1_000)),
+            long_poll_ms=50,
+            read_ahead_wait_ms=50,
+        )
+        self.logs = [f"log{number}" for number in range(rng.randint(2, 4))]
+        self.tier = ProxyTier(world, self.settings)
+        self.tier.checkers.calm = calm
+        self.records_left = rng.randint(100, 200)
+        """That are written fast."""
+        self.served_s: list[float] = []
+        """From the end of the faults to each log's next acknowledged write."""
+        self._rng = rng
+
+    @property
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """One for all logs."""
+        return [self.settings.quorums]
+
+    async def prepare(self) -> None:
+        """Bind the namespace, start the proxies."""
+        self.world.service.session_timeout_s = self.session_timeout_s
+        client = self.world.add_client("binder")
+        _, store = client.begin()
+        await client.spawn(NamespaceStore(store, NAMESPACE_PATH).bind(Binding.for_cluster(SERVERS)))
+        await client.spawn(store.close())
+        client.kill()
+        self.tier.add(self._rng.choice((2, 3)))
+        await self.tier.all_serve()
+
+    def start_programs(self, rng: Random) -> None:
+        """Start the clients."""
+        names = list(self.logs)
+        for number in range(rng.randint(3, 6)):
+            habits = draw_habits(rng, names, calm=self.calm)
+            self.add_program(f"c{number}", partial(self._write, habits))
+
+    # ------------------------------------------------------------------------------------ clients
+
+    async def open_client(self, client: ClientMachine, habits: ClientHabits) -> AsyncClient:
+        """A thin client in this process."""
+        network = SimulatedNetwork(self.world.fabric)
+
+        async def connect(address: str, on_closed: object) -> ProxyChannel:
+            return await FramesClient.connect(network, address, on_closed=on_closed)  # type: ignore[arg-type]
+
+        fleet: Fleet = StaticFleet(self.tier.addresses)
+        if habits.announced:
+            fleet = AnnouncedFleet(URI, lambda servers: client.session)
+        rng = self.world.rng(f"thin/{client.name}/{client.runs}")
+        made = AsyncClient(
+            [fleet],
+            ThinClientSettings.from_mapping(dict(habits.values)),
+            connect,
+            clock=client.clock,
+            random_bits=rng.getrandbits,
+        )
+        await made.open()
+        return made
+
+    async def _write(self, habits: ClientHabits, client: ClientMachine) -> None:
+        rng = self.world.rng(f"writes/{client.name}/{client.runs}")
+        thin = await self.open_client(client, habits)
+        name = client.name if habits.named and habits.idempotent else None
+        senders = [
+            (thin.producer(log, name), self._sender(client, log, ordered=habits.idempotent)) for log in habits.logs
+        ]
+        while not self.over:
+            producer, sender = rng.choice(senders)
+            fast = self.records_left > 0
+            if producer.pending < MOST_OPEN:
+                for _ in range(rng.choice((1, 1, 2, 4)) if fast else 1):
+                    self._send(producer, sender, rng)
+            await asyncio.sleep(rng.uniform(0, 2 * habits.pace_s) if fast else rng.uniform(0, 2 * SLOW_PACE_S))
+        await thin.close()
+        await asyncio.sleep(0)  # callbacks of what was just decided
+        for _, sender in senders:
+            left = [record for record in sender.records if record.ended < 0]
+            if left:
+                self.world.ledger_checkers.fail(f"{client.name} is closed, and {len(left)} records have no outcome")
+
+    def _sender(self, client: ClientMachine, log: str, *, ordered: bool) -> Sender:
+        session = self.world.log_checkers.session(log, client)
+        return self.tier.checkers.sender(session, ordered=ordered)
+
+    def _send(self, producer: AsyncProducer, sender: Sender, rng: Random) -> asyncio.Future[DLSN]:
+        self.records_left -= 1
+        session = sender.session
+        name = b"%s:%d:%s:%d:" % (
+            session.log.encode(),
+            session.number,
+            session.client.encode(),
+            len(sender.records),
+        )
+        payload = name + rng.randbytes(rng.choice(PAYLOADS))
+        record = self.tier.checkers.sent(sender, payload)
+        future = producer.send(payload)
+        future.add_done_callback(partial(self._answered, record, session))
+        return future
+
+    def _answered(self, record: WrittenRecord, session: WriterSession, done: asyncio.Future[DLSN]) -> None:
+        operation = self.world.history.begin(session.client, "proxied-write", session.log)
+        error = None if done.cancelled() else done.exception()
+        self.world.history.end(operation, error)
+        if error is not None:
+            self.tier.checkers.refused(record, error)
+        elif not done.cancelled():
+            self.tier.checkers.acknowledged(record, done.result())
+
+    # ------------------------------------------------------------------------------------ the end
+
+    async def served_again(self, since_s: float) -> None:
+        """Every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
+        client = self.world.add_client("prober")
+        client.start()
+        bound_s = self.session_timeout_s + SERVED_BOUND_S
+        probes = [client.spawn(self._probe(client, log, since_s)) for log in self.logs]
+        _, late = await asyncio.wait(probes, timeout=bound_s)
+        if late:
+            waiting = [log for log, probe in zip(self.logs, probes, strict=True) if probe in late]
+            self.world.ledger_checkers.fail(f"{waiting} take no writes {bound_s} s after the last fault")
+        for probe in probes:
+            probe.result()
+
+    async def _probe(self, client: ClientMachine, log: str, since_s: float) -> None:
+        habits = ClientHabits((log,), (("requestTimeoutMs", 60_000),), True, False, False, 0.0)
+        thin = await self.open_client(client, habits)
+        sender = self._sender(client, log, ordered=True)
+        rng = self.world.rng(f"probe/{log}")
+        await self._send(thin.producer(log), sender, rng)
+        self.served_s.append(self.world.loop.time() - since_s)
+        await thin.close()
+
+    async def verify(self, client: ClientMachine) -> None:
+        """All proxies have ended in order: every log is read to its end, and holds what it must."""
+        for log in self.logs:
+            await self.patiently(f"reading {log}", partial(self._read_whole, log, client))
+
+    async def _read_whole(self, log: str, client: ClientMachine) -> None:
+        logs = self.world.log_checkers
+        last = max(logs.truth(log).at)
+        namespace = await AsyncNamespace.over(
+            client.session,
+            URI,
+            self.settings,
+            client_settings=client.settings,
+            network=SimulatedNetwork(self.world.fabric),
+            rng=self.world.rng(f"reader/{log}"),
+            clock=client.clock,
+        )
+        span = logs.span(client.name, log, DLSN.INITIAL)
+        try:
+            handle = await namespace.open_log(log)
+            reader = await handle.open_reader(EARLIEST)
+            deadline = self.world.loop.time() + HEALTHY_S
+            while not span.read or span.read[-1].dlsn < last:
+                if self.world.loop.time() > deadline:
+                    self.world.ledger_checkers.fail(f"{log} ends at {last}, but the reader is at {span.read[-1:]}")
+                for one in await reader.read_available(200, wait=True):
+                    seen = SeenRecord(one.dlsn, one.txid, bytes(one.payload), one.sequence_id)
+                    written = logs.truth(log).records.get(seen.payload)
+                    if written is not None:
+                        written.txids.add(seen.txid)  # the proxies choose them
+                    logs.read(span, seen)
+        finally:
+            await namespace.close()
+        logs.final(log, span.read)
+        self.tier.checkers.final(log, span.read)
+
+
+class Operator:
+    """Plans what nobody must notice: moves of logs, and proxies that leave in order and come back."""
+
+    def __init__(self, workload: ProxyWorkload, rng: Random) -> None:
+        self._workload = workload
+        self._rng = rng
+        self._client: AsyncClient | None = None
+        self._machine = workload.world.add_client("operator")
+
+    async def begin(self) -> None:
+        """Open a client of its own."""
+        self._machine.start()
+        habits = ClientHabits((), (("requestTimeoutMs", 5_000),), True, False, False, 0.0)
+        self._client = await self._machine.spawn(self._workload.open_client(self._machine, habits))
+
+    async def end(self) -> None:
+        """Close it."""
+        if self._client is not None:
+            await self._machine.spawn(self._client.close())
+            await self._machine.spawn(self._machine.session.close())
+            self._machine.kill()
+
+    async def move(self) -> None:
+        """Have a log moved to a proxy that is drawn; what comes of it is the proxies' to say."""
+        tier = self._workload.tier
+        log, target = self._rng.choice(self._workload.logs), self._rng.choice(tier.proxies)
+        if self._client is None:
+            return
+        try:
+            await self._machine.spawn(self._client.move(log, target.address))
+            self._workload.world.reached("proxy.moved")
+        except DistributedLogError as error:
+            self._workload.world.reached(f"proxy.move-refused.{type(error).__name__}")
+
+    async def restart(self) -> None:
+        """Have one proxy leave in order, and wait until it is back and all know each other again."""
+        tier = self._workload.tier
+        machine = self._rng.choice(tier.proxies)
+        if machine.serving:
+            machine.leave()
+            await asyncio.wait([machine.ended], timeout=HEALTHY_S)
+            self._workload.world.reached("proxy.restarted")
+            await tier.all_serve()
