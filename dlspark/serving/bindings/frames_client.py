@@ -4,6 +4,7 @@ Every request is answered exactly once: by the proxy, or by a refusal made here 
 
     never given to the connection        ProxyUnreachableError, OverCapacityError, a CallerError: not done
     given to it, and the connection lost ProxyLostError: not known; of what only asks or reads, ProxyUnreachableError
+    given to it, and the proxy stopped   ProxyUnreachableError: it says at the end that it has not begun the rest
 
 Time limits of requests are the caller's; an answer that comes later is dropped (`forget`). A proxy's host that vanished
 is noticed by a Handshake that is not answered (`FramesClientLimits.ping_ms`), whatever TCP thinks of it.
@@ -29,7 +30,16 @@ from dlspark.errors import (
 from dlspark.serving.bindings.bounds import FramesClientLimits
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frames import decode_answer, encode_request
-from dlspark.serving.protocol.operations import Answer, FindOwner, Handshake, ReadBatch, Refusal, Request
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    FindOwner,
+    Handshake,
+    ReadBatch,
+    Refusal,
+    Request,
+    StatusCode,
+)
 from dlspark.serving.service import Reply
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
@@ -68,6 +78,8 @@ class FramesClient:
         self._number = 0
         self._said: str | None = None
         """What the proxy said of the connection, before it closed it."""
+        self._not_begun = False
+        """Whether it said that what it has not answered was not begun."""
         self._heard_at = self._loop.time()
         self._asked = False
         self._pinged = False
@@ -188,6 +200,7 @@ class FramesClient:
             reply(answer)
         elif number == 0 and isinstance(answer, Refusal):
             self._said = answer.message
+            self._not_begun = answer.code is StatusCode.SERVICE_UNAVAILABLE and answer.applied is Applied.NO
             logger.warning("the proxy %s ends the connection: %s", self.address, answer.message)
         else:
             raise ProtocolError(f"an answer to request {number}, of which none is under way", node=self.address)
@@ -227,7 +240,7 @@ class FramesClient:
         replies, self._replies = self._replies, {}
         for number, reply in replies.items():
             try:
-                reply(unasked if number in self._asking else lost)
+                reply(unasked if self._not_begun or number in self._asking else lost)
             except Exception:  # the boundary: one caller's mistake must not leave the others waiting
                 logger.exception("a caller failed on hearing that the connection to %s is lost", self.address)
         self._asking.clear()

@@ -51,6 +51,7 @@ from storage_node.transport.turns import Turns
 
 NO_REQUEST: Final = 0
 """The number of an answer that is about the connection, and not about one of its requests."""
+NOT_BEGUN: Final = "the proxy has stopped; what it has not answered on this connection was not begun"
 LINE_FRAME_BYTES: Final = 64
 """What a frame that waits in line takes besides its bytes."""
 
@@ -159,6 +160,14 @@ class FramesConnection:
 
     def close(self) -> None:
         """Close the link; what is under way is not answered any more."""
+        self._link.close()
+
+    def leave(self) -> None:
+        """Close the link because the server stops; where nothing is under way, say that what is not answered was not
+        begun: the client may have sent it already, and can then take it elsewhere."""
+        if not self.busy and not self.closed:
+            self._send(NO_REQUEST, Refusal(StatusCode.SERVICE_UNAVAILABLE, NOT_BEGUN))
+            self._paused = True  # nothing is begun from here on
         self._link.close()
 
     # ------------------------------------------------------------------------------------ FrameHandler

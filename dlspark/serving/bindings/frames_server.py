@@ -5,7 +5,8 @@ nothing: a new one that asks nothing in time, one that asks nothing for long, on
 closed for a newcomer: see `Admission`. A client whose host vanished is noticed by TCP's keep-alive.
 
 `close` is graceful: no new connection, every new request is refused with SERVICE_UNAVAILABLE (not done: clients go
-elsewhere), what is under way is answered for as long as the caller allows, and then the connections end.
+elsewhere), what is under way is answered for as long as the caller allows, and then the connections end. A client whose
+last request crosses that end is told that it was not begun.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class FramesServer:
             if self._timer is not None:
                 self._timer.cancel()
             for connection in list(self._connections):
-                connection.close()
+                connection.leave()
         while self._connections:  # each link says once that it is closed, from the loop
             await self._next_change(FLUSH_LOOK_S)
 

@@ -338,3 +338,20 @@ def test_frames_need_no_grpc():
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@virtual_time
+async def test_what_a_proxy_that_stopped_has_not_answered_was_not_begun_where_it_says_so():
+    """A write that crosses the end of its connection can be sent elsewhere, even one that is not a producer's."""
+    proxy = await RawProxy().start()
+    client = await proxy.client()
+    answers: list[Answer] = []
+    client.submit(WRITE, answers.append)
+    await until(lambda: proxy.order, every_s=0)
+    proxy.answer(0, Refusal(StatusCode.SERVICE_UNAVAILABLE, "it has stopped"))
+    proxy.link.close()
+    await until(lambda: answers, every_s=0)
+    (refusal,) = answers
+    assert isinstance(refusal, Refusal)
+    assert refusal.applied is Applied.NO
+    assert isinstance(error_of(refusal, stream="stream"), ProxyUnreachableError)

@@ -430,6 +430,10 @@ async def test_close_refuses_what_is_new_answers_what_is_under_way_and_ends():
         await until(lambda: client.closed, every_s=0)
         assert isinstance(client.answers[1], WriteReceipt)
         assert world.service.count == 1
+        last = client.answers[0]
+        assert isinstance(last, Refusal)
+        assert (last.code, last.applied) == (StatusCode.SERVICE_UNAVAILABLE, Applied.NO), "nothing else was begun"
+        assert client.order[-1] == 0
 
 
 @virtual_time
