@@ -281,6 +281,10 @@ class Fabric:
         source, target = link.process.host, link.other.process.host
         reachable = (source, target) not in self.blocked and (target, source) not in self.blocked
         if reachable and target not in self.silent:
+            behind = link.other.last_arrival + TICK_S  # what the dead process had sent comes before the reset
+            if behind > self.loop.time():
+                self.loop.call_at(behind, self._arrive_at_dead, link, since, context=_NO_PROCESS)
+                return
             self.reached("net.half-open-reset")
             link.shut(ConnectionResetError("the peer knows nothing of this connection"))
         elif self.loop.time() - since > GIVE_UP_S:
