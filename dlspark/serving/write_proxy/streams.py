@@ -70,6 +70,7 @@ from dlspark.serving.write_proxy.stream_model import (
     verdict_of,
 )
 from dlspark.serving.write_proxy.transaction_ids import TransactionIds
+from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
 from metadata.permissions import ALLOW_ALL, Permissions
 
@@ -80,6 +81,9 @@ ENTRY_BYTES: Final = 512 * 1024
 loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
+FOUND_LOG_S: Final = 1.0
+"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
+the others for all of its streams, several times a second, until its session has ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +103,17 @@ class StreamHost:
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
     """Called with the reason when the process has to end."""
+    found: int = 0
+    """How many streams were found to be owned elsewhere since that was logged last."""
+    found_logged_s: float = -FOUND_LOG_S
+
+    def log_found(self, stream: str, owner: str, now_s: float) -> None:
+        """Log that another proxy owns a stream, unless that was logged for one just now."""
+        self.found += 1
+        if now_s - self.found_logged_s >= FOUND_LOG_S:
+            more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
+            _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
+            self.found, self.found_logged_s = 0, now_s
 
     @property
     def found_kept_s(self) -> float:
@@ -332,7 +347,9 @@ class ProxyStream:
                     await self._open_log()
         except Exception as error:
             verdict = verdict_of(error)
-            if verdict is not Verdict.REQUEST:
+            if isinstance(error, OwnershipAcquireFailedError):
+                self._host.log_found(self.name, error.owner, self._loop.time())
+            elif verdict is not Verdict.REQUEST:
                 self._log_end("the log could not be opened", error)
             if self.state is StreamState.INITIALIZING:
                 self._remember(error, verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 from proxy_world import SESSION_S, Proxy, ProxyWorld, answers, proxies
@@ -28,6 +29,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.write_proxy.streams import FOUND_LOG_S
 from storage_node.protocol.schema import Status
 
 KEPT_S = SESSION_S * 2 / 3
@@ -89,6 +91,27 @@ async def test_a_client_that_the_remembered_owner_sent_back_has_the_lock_asked()
         await first.ask(ReleaseStream("events"))
         tried = RequestContext(tried_hosts=("proxy1:8000",))
         assert isinstance(await second.write("events", b"b", context=tried), WriteReceipt)
+
+
+@virtual_time
+async def test_that_others_own_what_is_asked_for_is_no_warning_and_said_once_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with proxies() as world:
+        first, second = await world.proxy(1), await world.proxy(2)
+        names = [f"events-{number}" for number in range(5)]
+        for name in names:
+            await first.write(name, b"a")
+        with caplog.at_level("INFO", "dlspark.serving"):
+            for name in names:
+                await second.refused(name, b"x")
+            await asyncio.sleep(FOUND_LOG_S)
+            await first.write("last", b"a")
+            await second.refused("last", b"x")
+        lines = [record for record in caplog.records if "is owned by" in record.message]
+        assert [record.levelname for record in lines] == ["INFO", "INFO"]
+        assert "4 others before it" in lines[1].message
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @virtual_time
