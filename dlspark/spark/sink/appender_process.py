@@ -15,9 +15,17 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+if TYPE_CHECKING:
+    from dlspark.spark.sink.appender_folder import ProcessName
+
+LOOK_EVERY_S: Final = 0.5
+GRACE_S: Final = 60.0
+"""How long it may take to give everything up once its driver has ended."""
 _LISTENS: Final = b"listens"
 _OUTPUT_MODE: Final = 0o600
 
@@ -58,6 +66,7 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
     options, driver = pickle.loads(given)
     place = AppenderFolder(folder)
     place.write_private(place.process, this_process().encode())
+    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     runtime = Runtime.shared()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,6 +87,14 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
             place.remove()
     logging.shutdown()
     os._exit(0)  # also where a thread waits for what does not come
+
+
+def _end_with(driver: ProcessName) -> None:
+    """End the process when its driver has ended and it has not followed in time: it hangs, and would keep its logs."""
+    while driver.runs:
+        time.sleep(LOOK_EVERY_S)
+    time.sleep(GRACE_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def main(master: str, until: int, targets: list[str]) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.distributedlog.commitMode", os.environ.get("COMMIT_MODE", "auto"))
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .getOrCreate()
     )

@@ -40,6 +40,7 @@ class Driver:
             **os.environ,
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
+            "COMMIT_MODE": str(options.get("mode", "auto")),
             "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
@@ -106,7 +107,8 @@ def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
     log, checkpoint, flag = f"spark-killed-{round_number}", tmp_path / "checkpoint", tmp_path / "flag"
     point = ["sink.published", "sink.applied"][round_number]
     script = {point: {"do": "hang", "flag": str(flag), "after": round_number}}
-    doomed = Driver(sandbox, tmp_path, [(log, checkpoint)], faults=script)
+    # Where a batch is appended, the second point is in another process than the driver's.
+    doomed = Driver(sandbox, tmp_path, [(log, checkpoint)], faults=script, mode=["auto", "segments"][round_number])
     drivers.append(doomed)
     doomed.await_file(flag)
     doomed.kill()
