@@ -1,0 +1,99 @@
+// logs LOG PRODUCER PROXY... writes each line of its input to a log, once; with - for PRODUCER it prints the log as it grows.
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	pb "dlspark/serving/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+var proxies []pb.DistributedLogClient
+var asked, failures int // which of them, and how often in a row nothing was done
+var located, success = map[string]int{}, &pb.Status{Code: pb.Status_SUCCESS}
+
+// ask tries one proxy after the other, but the owner where one names it.
+func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient) (*pb.Status, error)) {
+	for failures = 0; ; failures++ {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		said, err := try(ctx, proxies[asked])
+		if cancel(); err == nil && said.Code == pb.Status_SUCCESS {
+			return
+		}
+		wrong := said.GetApplied() == pb.Status_REQUEST_WRONG && said.GetCode() != pb.Status_ALREADY_CLOSED
+		if wrong || said.GetError() == "ProducerFencedError" || failures == 600 {
+			log.Fatalf("%v %v", said, err)
+		}
+		time.Sleep(min(25*time.Duration(failures+1), 100) * time.Millisecond)
+		asked = (asked + 1) % len(proxies)
+		if owner, known := located[said.GetLocation()]; known {
+			asked = owner
+		}
+	}
+}
+
+func write(stream, producer string, input *bufio.Reader) {
+	var begun *pb.BeginEpochResponse
+	ask(5*time.Second, func(ctx context.Context, proxy pb.DistributedLogClient) (_ *pb.Status, err error) {
+		begun, err = proxy.BeginEpoch(ctx, &pb.BeginEpochRequest{Stream: stream, Producer: producer})
+		return begun.GetStatus(), err
+	})
+	for line, end, number := []byte(nil), error(nil), int64(0); end == nil; {
+		var waiting []*pb.WriteRequest // at most five: the log knows so many again
+		for ; end == nil && len(waiting) < 5 && (len(waiting) == 0 || input.Buffered() > 0); number++ {
+			if line, _, end = input.ReadLine(); end == nil {
+				stamp := &pb.ProducerStamp{Name: producer, Epoch: begun.Epoch, Sequence: number}
+				waiting = append(waiting, &pb.WriteRequest{Stream: stream, Payloads: [][]byte{[]byte(string(line))}, Stamp: stamp})
+			}
+		}
+		ask(5*time.Second, func(ctx context.Context, proxy pb.DistributedLogClient) (*pb.Status, error) {
+			call, err := proxy.Append(ctx)
+			for n := 0; err == nil && n < len(waiting); n++ {
+				err = call.Send(waiting[n])
+			}
+			answer := &pb.WriteResponse{Status: success}
+			for n := 0; err == nil && n < len(waiting) && answer.Status.Code == pb.Status_SUCCESS; n++ {
+				answer, err = call.Recv()
+			}
+			return answer.GetStatus(), err // After a failure all are sent again as they were: each is written once.
+		})
+	}
+}
+
+func main() {
+	for n, address := range os.Args[3:] {
+		connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if proxies = append(proxies, pb.NewDistributedLogClient(connection)); err != nil {
+			log.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if who, err := proxies[n].Handshake(ctx, &pb.HandshakeRequest{WithoutOwnerships: true}); err == nil {
+			located[who.Location] = n
+		}
+		cancel()
+	}
+	if os.Args[2] != "-" {
+		write(os.Args[1], os.Args[2], bufio.NewReader(os.Stdin))
+		return
+	}
+	request := &pb.ReadRequest{Stream: os.Args[1]}
+	ask(time.Hour, func(ctx context.Context, proxy pb.DistributedLogClient) (*pb.Status, error) {
+		call, err := proxy.Read(ctx, request)
+		for got := (*pb.ReadResponse)(nil); err == nil && !got.GetEndOfStream(); {
+			if got, err = call.Recv(); got.GetStatus().GetCode() != pb.Status_SUCCESS {
+				return got.GetStatus(), err
+			}
+			for _, record := range got.Records {
+				fmt.Printf("%d:%d:%d %s\n", record.Dlsn.Segment, record.Dlsn.Entry, record.Dlsn.Slot, record.Payload)
+			}
+			request.Start, failures = &pb.ReadRequest_Dlsn{Dlsn: got.Next}, 0 // another proxy goes on there
+		}
+		return success, err
+	})
+}
