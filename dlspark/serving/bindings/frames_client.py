@@ -202,6 +202,9 @@ class FramesClient:
             self._said = answer.message
             self._not_begun = answer.code is StatusCode.SERVICE_UNAVAILABLE and answer.applied is Applied.NO
             logger.warning("the proxy %s ends the connection: %s", self.address, answer.message)
+            if self._not_begun and self._link is not None:
+                self.closed = True  # what ends now must not ask again
+                self._link.close()
         else:
             raise ProtocolError(f"an answer to request {number}, of which none is under way", node=self.address)
 

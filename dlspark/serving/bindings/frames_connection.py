@@ -91,6 +91,7 @@ class FramesConnection:
         "_fresh",
         "_held",
         "_host",
+        "_left",
         "_limits",
         "_line",
         "_line_bytes",
@@ -136,6 +137,8 @@ class FramesConnection:
         self._line: deque[bytes] | None = None
         self._line_bytes = 0
         self._paused = False
+        self._left = False
+        """The client was told that nothing is begun any more; what still comes is dropped."""
         self._waits_for_memory = False
         self._watching: asyncio.Task[None] | None = None
         self._sent = 0
@@ -163,18 +166,26 @@ class FramesConnection:
         self._link.close()
 
     def leave(self) -> None:
-        """Close the link because the server stops; where nothing is under way, say that what is not answered was not
-        begun: the client may have sent it already, and can then take it elsewhere."""
-        if not self.busy and not self.closed:
-            self._send(NO_REQUEST, Refusal(StatusCode.SERVICE_UNAVAILABLE, NOT_BEGUN))
-            self._paused = True  # nothing is begun from here on
-        self._link.close()
+        """End because the server stops. Where nothing is under way, say that what is not answered was not begun: the
+        client may have sent it already, and can then take it elsewhere.
+
+        It is the client that closes the link then. Closed here, what it still sends would be answered by a reset, and
+        that may reach it before what was said.
+        """
+        if self.busy or self.closed:
+            self._link.close()
+            return
+        self._send(NO_REQUEST, Refusal(StatusCode.SERVICE_UNAVAILABLE, NOT_BEGUN))
+        self._left = True  # nothing is begun from here on
+        self._link.resume_reading()
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
         """Begin a request, or let it wait while the connection is paused."""
         self._fresh = True
+        if self._left:
+            return
         if self._paused:
             self._wait_in_line(frame)
         elif not self.closed:

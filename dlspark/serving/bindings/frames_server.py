@@ -6,7 +6,8 @@ closed for a newcomer: see `Admission`. A client whose host vanished is noticed 
 
 `close` is graceful: no new connection, every new request is refused with SERVICE_UNAVAILABLE (not done: clients go
 elsewhere), what is under way is answered for as long as the caller allows, and then the connections end. A client whose
-last request crosses that end is told that it was not begun.
+last request crosses that end is told that it was not begun, and closes the connection; one that does not is not waited
+for longer than `LEAVE_S`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ LOOK_S = 1.0
 """How often connections are looked at, or a quarter of the shortest time that they may take where that is less."""
 FLUSH_LOOK_S = 0.01
 """How often it is seen, at the end, whether the last answers have left."""
+LEAVE_S = 2.0
+"""How long clients have, at the end, to hear that nothing more is begun, and to close their connections."""
 CLOSE_GRACE_S = 5.0
 """How long `close` waits for answers by default."""
 
@@ -111,6 +114,11 @@ class FramesServer:
                 self._timer.cancel()
             for connection in list(self._connections):
                 connection.leave()
+        deadline = loop.time() + LEAVE_S
+        while loop.time() < deadline and self._connections:
+            await self._next_change(min(FLUSH_LOOK_S, deadline - loop.time()))
+        for connection in list(self._connections):
+            connection.close()
         while self._connections:  # each link says once that it is closed, from the loop
             await self._next_change(FLUSH_LOOK_S)
 

@@ -349,7 +349,7 @@ async def test_what_a_proxy_that_stopped_has_not_answered_was_not_begun_where_it
     client.submit(WRITE, answers.append)
     await until(lambda: proxy.order, every_s=0)
     proxy.answer(0, Refusal(StatusCode.SERVICE_UNAVAILABLE, "it has stopped"))
-    proxy.link.close()
+    await until(lambda: proxy.closed, "the client closes the connection, once it has heard that", every_s=0)
     await until(lambda: answers, every_s=0)
     (refusal,) = answers
     assert isinstance(refusal, Refusal)

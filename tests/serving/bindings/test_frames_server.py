@@ -14,7 +14,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.bounds import STEP_BYTES, FramesLimits
-from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.frames_server import LEAVE_S, FramesServer
 from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -426,14 +426,31 @@ async def test_close_refuses_what_is_new_answers_what_is_under_way_and_ends():
             await world.client()
         assert not closing.done()
         world.service.release()
+        await until(lambda: 0 in client.answers)
+        client.send(3, write())
+        await asyncio.sleep(LEAVE_S / 2)
+        assert not closing.done(), "it is the client that closes: a reset must not reach it before the last answer"
+        client.link.close()
         await closing
-        await until(lambda: client.closed, every_s=0)
         assert isinstance(client.answers[1], WriteReceipt)
         assert world.service.count == 1
         last = client.answers[0]
         assert isinstance(last, Refusal)
         assert (last.code, last.applied) == (StatusCode.SERVICE_UNAVAILABLE, Applied.NO), "nothing else was begun"
         assert client.order[-1] == 0
+
+
+@virtual_time
+async def test_a_client_that_does_not_close_its_connection_at_the_end_is_not_waited_for_long():
+    async with World() as world:
+        client = await world.client()
+        client.send(1, write())
+        await client.answered(1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await world.server.close()
+        assert LEAVE_S <= loop.time() - began < LEAVE_S + 0.1
+        await until(lambda: client.closed, every_s=0)
 
 
 @virtual_time
