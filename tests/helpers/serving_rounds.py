@@ -70,8 +70,12 @@ class TierNetwork(ForwardedNetwork):
 class Tier:
     """Everything that runs, and what is known of the logs."""
 
-    def __init__(self, directory: Path, *, logs: int, clients: int, pause_s: float, seed: int = 0) -> None:
-        """`pause_s`: the mean time between two records of one client."""
+    def __init__(
+        self, directory: Path, *, logs: int, clients: int, pause_s: float, seed: int = 0, cut_clients: bool = True
+    ) -> None:
+        """`pause_s`: the mean time between two records of one client. `cut_clients`: whether clients can be cut off
+        from proxies. A forwarder takes a connection whether its target runs or not, which a stopped proxy does not."""
+        self._cut_clients = cut_clients
         self.directory = directory
         self.logs = [f"log-{number:03d}" for number in range(logs)]
         self.notes: list[str] = []
@@ -170,7 +174,7 @@ class Tier:
                 self._plain |= {name} if plain else set()
             routes = [
                 (self.network.address(proxy), PROXY_PORT, *self.network.dial(host, proxy, PROXY_PORT))
-                for proxy in PROXIES
+                for proxy in (PROXIES if self._cut_clients else ())
             ]
             self.processes[host] = self._forks.spawn(
                 "helpers.serving_load:clients",
