@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from simulation.cluster import Machine, NodeMachine
@@ -100,8 +101,9 @@ class TierNemesis(Nemesis):
                 continue
             kind = self.rng.choice((self._crash_now, self._freeze_long, self._cut_off_long))
             self.world.trace.note(f"failover {kind.__name__} {machine.name}")
-            kind(machine)
-            await asyncio.sleep(2.5 * timeout_s)
+            if machine.process is not None:
+                machine.process.at_step(self.rng.randint(1, MAX_STEP), partial(kind, machine))
+            await asyncio.sleep(3 * timeout_s)
 
     def _note(self, kind: str, machine: Machine) -> None:
         if machine.process is not None:

@@ -41,12 +41,6 @@ PROXIES = {
         "_do",
         edited(("self._end_writer(abort=False)", "self._end_writer(abort=True)")),
     ),
-    "move-told": Mutation(
-        "what waits for a stream that moves is sent to where it goes",
-        ProxyStream,
-        "_refuse_waiting",
-        edited(("taken.answer(self._refusal)", "taken.fail(_too_late(self.name))")),
-    ),
 }
 
 CLIENTS = {

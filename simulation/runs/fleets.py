@@ -84,7 +84,7 @@ async def _scenario(world: World, report: FleetReport) -> None:
     rng = world.rng("plan")
     report.kind = rng.choice(KINDS)
     world.reached(f"fleet.{report.kind}")
-    workload = ProxyWorkload(world, rng, calm=report.kind == "calm")
+    workload = ProxyWorkload(world, rng, report.kind)
     for number in range(NODES):
         world.nodes.append(QuietNode(world, f"b{number}"))
     world.fabric.latency_s = world.service.latency_s = rng.choice((0.0005, 0.002, 0.01))

@@ -37,6 +37,9 @@ PAYLOADS = (0, 10, 100, 1_000)
 PACES_S = (0.01, 0.03, 0.06)
 SLOW_PACE_S = 0.12
 """Once enough is written: so that changes of owners are met by some record."""
+REQUEST_TIMEOUTS_MS = {"calm": (60_000,), "failover": (60_000,), "rough": (60_000, 60_000, 8_000, 2_000)}
+ATTEMPT_TIMEOUTS_MS = {"calm": (10_000,), "failover": (300, 600), "rough": (10_000, 2_000, 500)}
+"""By kind of run."""
 MOST_OPEN = 30
 """Records of a client on one log that have no outcome; it waits with more."""
 SERVED_BOUND_S = 10.0
@@ -58,12 +61,13 @@ class ClientHabits:
     pace_s: float
 
 
-def draw_habits(rng: Random, logs: list[str], *, calm: bool) -> ClientHabits:
-    """How a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of anyone."""
+def draw_habits(rng: Random, logs: list[str], kind: str) -> ClientHabits:
+    """How a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of anyone. In
+    one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
     idempotent = rng.random() < 0.7
     values: dict[str, str | int | bool] = {
-        "requestTimeoutMs": 60_000 if calm else rng.choice((60_000, 60_000, 8_000, 2_000)),
-        "attemptTimeoutMs": 10_000 if calm else rng.choice((10_000, 2_000, 500)),
+        "requestTimeoutMs": rng.choice(REQUEST_TIMEOUTS_MS[kind]),
+        "attemptTimeoutMs": rng.choice(ATTEMPT_TIMEOUTS_MS[kind]),
         "idempotentProducer": idempotent,
         "handshakeWithClientInfo": rng.random() < 0.6,
         "periodicHandshakeIntervalMs": rng.choice((0, 400)),
@@ -84,9 +88,9 @@ def draw_habits(rng: Random, logs: list[str], *, calm: bool) -> ClientHabits:
 class ProxyWorkload(Workload):
     """Logs, their proxies and their clients."""
 
-    def __init__(self, world: World, rng: Random, *, calm: bool) -> None:
+    def __init__(self, world: World, rng: Random, kind: str) -> None:
         super().__init__(world)
-        self.calm = calm
+        self.kind = kind
         self.session_timeout_s = rng.choice((1, 1, 2))
         ensemble_size, write_quorum, ack_quorum = rng.choice(SIZES)
         self.settings = Settings(
@@ -108,7 +112,7 @@ class ProxyWorkload(Workload):
         )
         self.logs = [f"log{number}" for number in range(rng.randint(2, 4))]
         self.tier = ProxyTier(world, self.settings)
-        self.tier.checkers.calm = calm
+        self.tier.checkers.calm = kind == "calm"
         self.records_left = rng.randint(100, 200)
         """That are written fast."""
         self.served_s: list[float] = []
@@ -135,7 +139,7 @@ class ProxyWorkload(Workload):
         """Start the clients."""
         names = list(self.logs)
         for number in range(rng.randint(3, 6)):
-            habits = draw_habits(rng, names, calm=self.calm)
+            habits = draw_habits(rng, names, self.kind)
             self.add_program(f"c{number}", partial(self._write, habits))
 
     # ------------------------------------------------------------------------------------ clients

@@ -1,0 +1,64 @@
+"""Fleets of write proxies and thin clients in simulation: a few dozen seeds; `make sim-proxies SEEDS=n` runs more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simulation import mutations
+from simulation.runs.fleets import KINDS, FleetReport, fleet_command, fleet_table, percentile, run_fleet, run_fleets
+
+SEEDS = 24
+QUICK_MUTATIONS = ("move-finishes", "plain-once", "window")
+"""Those that the first few seeds notice."""
+REACHED = ("proxy.moved", "proxy.restarted", "proxy.turnover", "proxy.crash", "proxy.freeze", "proxy.cut-off")
+
+
+@pytest.mark.timeout(600)
+def test_no_fleet_loses_doubles_or_disorders_a_record_and_all_serve_again(seed: int | None, rounds: int | None) -> None:
+    seeds = range(rounds or SEEDS) if seed is None else range(seed, seed + 1)
+    reports = run_fleets(seeds, stop_at=3)
+    failures = [f"seed {one.seed}: {one.failure}\n    {fleet_command(one.seed)}" for one in reports if one.failure]
+    assert not failures, "\n".join(failures)
+    if len(seeds) < SEEDS:
+        return
+    print(fleet_table(reports))
+    assert {one.kind for one in reports} == set(KINDS)
+    missing = [point for point in REACHED if not any(one.points[point] for one in reports)]
+    assert missing == []
+
+
+def test_the_same_seed_gives_the_same_fleet() -> None:
+    first, second = run_fleet(2, trace=True), run_fleet(2, trace=True)
+    assert first.trace == second.trace
+    assert (first.trace_sum, first.steps) == (second.trace_sum, second.steps)
+
+
+@pytest.mark.processes
+def test_the_same_seed_gives_the_same_fleet_whatever_the_hashes_of_strings_are() -> None:
+    program = "from simulation.runs.fleets import run_fleet\nprint([run_fleet(s).trace_sum for s in (0, 2, 5)])"
+    sums = set()
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        sums.add(done.stdout)
+    assert len(sums) == 1
+
+
+@pytest.mark.parametrize("name", QUICK_MUTATIONS)
+def test_a_missing_rule_of_proxies_or_clients_is_noticed_at_once(name: str) -> None:
+    assert mutations.seeds_needed(name, 12) is not None
+
+
+def test_the_table_shows_percentiles_of_what_was_measured() -> None:
+    assert [percentile(range(1, 101), share) for share in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
+    assert percentile([7.0], 0.99) == 7.0
+    table = fleet_table([FleetReport(1, moves_s=[0.05, 0.07], failovers_s=[("crash", 0.2)], served_s=[0.1])])
+    assert [line.split()[-5:] for line in table.splitlines()[1:]] == [
+        ["1", "200", "200", "200", "200"],
+        ["2", "50", "70", "70", "70"],
+        ["1", "100", "100", "100", "100"],
+    ]
