@@ -21,10 +21,12 @@ from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.results import Row, as_json, table
+from benchmarks.serving import ServingBenchmark
+from benchmarks.serving_scale import ScaleBenchmark
 from benchmarks.storage import StorageBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "spark", "java", "kafka")
+SECTIONS = ("codec", "storage", "logs", "serving", "spark", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -71,6 +73,8 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         benchmarks.append(StorageBenchmark(cluster, directory))
     if "logs" in sections:
         benchmarks.append(LogBenchmark(cluster))
+    if "serving" in sections:
+        benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
     if {"spark", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:
@@ -87,6 +91,7 @@ def _spark_benchmarks(
     """What runs in a Spark session: one for all, with Kafka's connector where it is asked for and can be had."""
     from benchmarks.kafka_pairs import kafka_pairs  # only here: Spark takes seconds to import
     from benchmarks.session import spark_session
+    from benchmarks.spark_commits import CommitBenchmark
     from benchmarks.spark_jobs import SparkBenchmark
 
     jars = ""
@@ -99,7 +104,7 @@ def _spark_benchmarks(
     spark = stack.enter_context(spark_session(directory, jars))
     benchmarks: list[Benchmark] = []
     if "spark" in sections:
-        benchmarks.append(SparkBenchmark(cluster, spark, directory))
+        benchmarks += [SparkBenchmark(cluster, spark, directory), CommitBenchmark(cluster, spark, directory)]
     if jars:
         benchmarks.append(stack.enter_context(kafka_pairs(cluster, spark, directory)))
     return benchmarks

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import urllib.request
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +27,8 @@ class Cluster:
     """As many nodes as replicas, so that each node stores every entry."""
 
     def __init__(self, directory: Path) -> None:
-        self.sandbox = Sandbox(directory, nodes=REPLICAS)
+        pages = {"httpServerEnabled": "true", "httpServerHost": "127.0.0.1", "httpServerPort": 0}
+        self.sandbox = Sandbox(directory, nodes=REPLICAS, node_settings=pages)
 
     def __enter__(self) -> Cluster:
         self.sandbox.start()
@@ -54,6 +57,10 @@ class Cluster:
         """Bytes that the nodes have handed to the disk since they started (Linux)."""
         return sum(_written(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
 
+    def entries_read(self) -> int:
+        """Entries that the nodes have read for clients since they started."""
+        return sum(_entries_read(self.sandbox.node_directory(i)) for i in range(self.sandbox.node_count))
+
 
 def run(coroutine: Coroutine[object, object, _T]) -> _T:
     """Run on a loop like the product's: uvloop where it is installed."""
@@ -64,6 +71,14 @@ def run(coroutine: Coroutine[object, object, _T]) -> _T:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _entries_read(node_directory: Path) -> int:
+    """From the node's page, whose port its log says."""
+    port = re.findall(r"HTTP is served on port (\d+)", (node_directory / "bookie.log").read_text())[-1]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return int(next(float(line.split()[1]) for line in lines if line.startswith("bookie_reads_total ")))
 
 
 def _written(pid: int | None) -> int:

@@ -72,7 +72,8 @@ class RawFiles:
         barrier = _processes.Barrier(WRITERS)
         with contextlib.ExitStack() as stack:
             ends = [
-                stack.enter_context(_child(_write_blocks, str(path), block, seconds, barrier)) for path in self._paths
+                stack.enter_context(child_process(_write_blocks, str(path), block, seconds, barrier))
+                for path in self._paths
             ]
             latencies = [end.recv() for end in ends]
         rate = sum(len(each) * block / sum(each) for each in latencies)
@@ -128,7 +129,7 @@ def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrie
 def loopback_bytes_per_s(block: int, seconds: float) -> float:
     """Bytes per second from one process to another over TCP on 127.0.0.1, in blocks."""
     listener = socket.create_server(("127.0.0.1", 0))
-    with listener, _child(_send_blocks, listener.getsockname()[1], block, seconds):
+    with listener, child_process(_send_blocks, listener.getsockname()[1], block, seconds):
         peer, _ = listener.accept()
         with peer:
             buffer = memoryview(bytearray(block))
@@ -151,7 +152,7 @@ def _send_blocks(_end: Connection, port: int, block: int, seconds: float) -> Non
 def round_trips_us(payload_bytes: int, seconds: float) -> list[float]:
     """Latencies, microseconds: a message to three silent stores until two of them have answered."""
     with contextlib.ExitStack() as stack:
-        ends = [stack.enter_context(_child(_answer)) for _ in range(WRITERS)]
+        ends = [stack.enter_context(child_process(_answer)) for _ in range(WRITERS)]
         ports = [end.recv() for end in ends]
         loop = new_event_loop()
         try:
@@ -257,7 +258,7 @@ def memory_bytes_per_s(size: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def _child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+def child_process(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
     """A process running `target(connection, *arguments)`; it has ended when the block is left."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)

@@ -37,6 +37,8 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
             f"rows P13-P17: Kafka {broker}, one broker (1 GB heap, G1, as upstream starts it); spark-sql-kafka "
             f"{connector}, acks=all, batches of 256 KB; one Spark session for all; warmed up uncounted; disks synced "
             "before each window",
+            "rows P18-P23: proxies with default settings, on this machine as well; P19: 100 clients in two processes; "
+            "P21, P22: in the first round only",
             f"rounds: {rounds}, interleaved; limits measured before and after each; median (smallest-largest)",
             "reads (P3, P4): ledgers of 96 MB written just before, so from the nodes' tail caches or the page cache, "
             "not from a cold disk",

@@ -59,9 +59,11 @@ def java_of(spark: SparkSession) -> JVMView:
     return java
 
 
-def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:
+def batch_ms(
+    writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int, *, trigger: str = "0 seconds"
+) -> float:
     """Median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do not count."""
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds").start()
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
     try:
         _await_batches(query, warm_up + batches)
     finally:

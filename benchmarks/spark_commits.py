@@ -1,0 +1,63 @@
+"""Row P24: small batches at a trigger of one second, appended (`commitMode=append`) beside segments of their own.
+
+The same query twice: Spark's rate source, 100 rows a batch, into a log of its own. One appends each batch to the log's
+open segment, the other makes a segment of each, before and after it. Times are of whole micro-batches, as Spark
+reports them. Counted are the segments that the batches of a query made besides its first one: what a day has beyond
+that comes of rolling by age (`logSegmentRollingMinutes`, twelve a day by default), and not of batches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.cluster import Cluster
+from benchmarks.results import Row, Target
+from benchmarks.session import batch_ms
+from dlspark.core.sync.namespace import Namespace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS: Final = 100
+WARM_UP: Final = 3
+BATCHES: Final = 8
+TRIGGER: Final = "1 second"
+SEGMENTS_A_DAY: Final = 24
+SECONDS_A_DAY: Final = 86_400
+
+
+class CommitBenchmark:
+    """Row P24 on one cluster and one session."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, directory: Path) -> None:
+        self._uri = cluster.uri
+        self._spark = spark
+        self._directory = directory
+        self._count = 0
+        goal = Target(SEGMENTS_A_DAY / SECONDS_A_DAY, at_most=True)
+        self._time = Row(
+            "P24", "micro-batch at a 1 s trigger, appended", "ms", "ms: a segment each", Target(1.0, at_most=True)
+        )
+        self._segments = Row("P24", "segments made besides the first, appended", "segments", "batches", goal)
+        self.rows = [self._time, self._segments]
+
+    def round(self, seconds: float) -> None:
+        """Both ways; the queries run so many batches, whatever `seconds` says."""
+        before, _ = self._query("segments")
+        appended, segments = self._query("append")
+        after, _ = self._query("segments")
+        self._time.add(appended, before, after)
+        self._segments.add(segments - 1, WARM_UP + BATCHES)
+
+    def _query(self, mode: str) -> tuple[float, int]:
+        """Milliseconds of a micro-batch, and the segments that the query's log has then."""
+        self._count += 1
+        name = f"commits-{self._count}"
+        rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
+        rows = rate.selectExpr("cast(lpad(cast(value as string), 100, 'x') as binary) as value")
+        sink = rows.writeStream.format("distributedlog").option("uri", self._uri).option("commitMode", mode)
+        checkpoint = self._directory / f"checkpoint-{name}"
+        took = batch_ms(sink.option("path", name), checkpoint, WARM_UP, BATCHES, trigger=TRIGGER)
+        with Namespace.open(self._uri) as namespace, namespace.open_log(name) as log:
+            return took, len(log.segments())

@@ -1,0 +1,233 @@
+"""Clients of proxies, in processes of their own: what rows P18 to P23 load proxies with.
+
+Each function with a `Connection` is a child: it connects, says "ready", waits for "go", loads for a window and sends
+what it counted. Loads are closed: each answer starts the client's next request. An error ends the run: a figure with
+refusals in it would be of nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+from benchmarks.cluster import run
+from benchmarks.limits import child_process
+from dlspark.serving.bindings.frames_client import FramesClient
+from dlspark.serving.client.client import AsyncClient
+from dlspark.serving.client.producing import AsyncProducer
+from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal, WriteRecords
+from metadata.foundation.errors import check
+from storage_node.bookie.disk.resources import raise_limit
+from storage_node.transport.tcp import TcpNetwork
+
+WARM_UP = 0.25
+"""Share of a window that is not counted."""
+PROCESSES = 2
+CLIENTS = 100
+FRAMES_DEPTH = 8
+"""Requests under way of each client."""
+BATCH_RECORDS = 100
+STREAMS = 10
+_DIALS = 100
+"""Connections that are made at a time."""
+Load: TypeAlias = "Callable[[Connection, str, list[str], int, int, float], None]"
+
+
+class Counted:
+    """Records that were acknowledged within the counted part of a window."""
+
+    def __init__(self, seconds: float) -> None:
+        now = time.perf_counter()
+        self.begin, self.end = now + WARM_UP * seconds, now + (1 + WARM_UP) * seconds
+        self.records = 0
+
+    def add(self, records: int) -> bool:
+        """Count them; whether the window goes on."""
+        now = time.perf_counter()
+        if self.begin <= now < self.end:
+            self.records += records
+        return now < self.end
+
+    @property
+    def per_second(self) -> float:
+        """The rate within the counted part."""
+        return self.records / (self.end - self.begin)
+
+
+def records_per_s(load: Load, address: str, streams: list[str], record_bytes: int, seconds: float) -> float:
+    """What `CLIENTS` clients in `PROCESSES` processes get written together."""
+    share = CLIENTS // PROCESSES
+    with ExitStack() as stack:
+        ends = [
+            stack.enter_context(child_process(load, address, streams, share, record_bytes, seconds))
+            for _ in range(PROCESSES)
+        ]
+        for end in ends:
+            check(end.recv() == "ready", "a process of clients did not connect")
+        for end in ends:
+            end.send("go")
+        return float(sum(end.recv() for end in ends))
+
+
+def frames_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    """Child: one record a request, over the connection of each client."""
+    run(_frames_load(end, address, streams, clients, record_bytes, seconds))
+
+
+async def _frames_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    network = TcpNetwork()
+    connected = [await FramesClient.connect(network, address) for _ in range(clients)]
+    payload = os.urandom(record_bytes)
+    for stream in streams:
+        await _own(connected[0], stream)
+    _wait_for_go(end)
+    counted = Counted(seconds)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    under_way = 0
+
+    def write(client: FramesClient, request: WriteRecords) -> None:
+        nonlocal under_way
+        under_way += 1
+
+        def answered(answer: Answer) -> None:
+            nonlocal under_way
+            under_way -= 1
+            if isinstance(answer, Refusal):
+                if not ended.done():
+                    ended.set_exception(RuntimeError(f"a write was refused: {answer.message}"))
+            elif counted.add(1):
+                write(client, request)
+            elif not under_way and not ended.done():
+                ended.set_result(None)
+
+        client.submit(request, answered)
+
+    for number, client in enumerate(connected):
+        request = WriteRecords(streams[number % len(streams)], (payload,))
+        for _ in range(FRAMES_DEPTH):
+            write(client, request)
+    await ended
+    end.send(counted.per_second)
+    await asyncio.gather(*(client.close() for client in connected))
+
+
+async def _own(client: FramesClient, stream: str) -> None:
+    answer = await client.call(WriteRecords(stream, (b"first",)))
+    check(not isinstance(answer, Refusal), f"the first record was refused: {answer}")
+
+
+def library_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    """Child: clients of the library, idempotent producers as they are by default, as many records under way."""
+    run(_library_load(end, address, streams, clients, record_bytes, seconds))
+
+
+async def _library_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    connected = [await AsyncClient.connect(address) for _ in range(clients)]
+    payload = os.urandom(record_bytes)
+    producers = [client.producer(streams[number % len(streams)]) for number, client in enumerate(connected)]
+    await asyncio.gather(*(producer.write(payload) for producer in producers))
+    _wait_for_go(end)
+    counted = Counted(seconds)
+
+    async def writing(producer: AsyncProducer) -> None:
+        await producer.write(payload)
+        while counted.add(1):
+            await producer.write(payload)
+
+    await asyncio.gather(*(writing(producer) for producer in producers for _ in range(FRAMES_DEPTH)))
+    end.send(counted.per_second)
+    await asyncio.gather(*(client.close() for client in connected))
+
+
+def grpc_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    """Child: a Write of `BATCH_RECORDS` records at a time for each client; `grpc.aio` with the generated messages."""
+    run(_grpc_load(end, address, streams, clients, record_bytes, seconds))
+
+
+async def _grpc_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    import grpc  # only here: no process that has it may fork
+
+    from dlspark.serving.bindings.grpc_options import client_options
+    from dlspark.serving.protocol import distributedlog_pb2 as pb
+
+    path = "/dlspark.serving.v1.DistributedLog/Write"
+    payloads = [os.urandom(record_bytes) for _ in range(BATCH_RECORDS)]
+    success = pb.Status.Code.SUCCESS
+    async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+        call = channel.unary_unary(
+            path,
+            request_serializer=pb.WriteRequest.SerializeToString,
+            response_deserializer=pb.WriteResponse.FromString,
+        )
+
+        async def write(request: pb.WriteRequest) -> None:
+            response = await call(request, timeout=30)
+            if response.status.code != success or any(one.HasField("refusal") for one in response.results):
+                raise RuntimeError(f"a batch was refused: {response.status.message}")
+
+        async def one_client(number: int) -> None:
+            request = pb.WriteRequest(stream=streams[number % len(streams)], payloads=payloads)
+            await write(request)
+            while counted.add(BATCH_RECORDS):
+                await write(request)
+
+        for stream in streams:
+            await write(pb.WriteRequest(stream=stream, payloads=payloads[:1]))
+        _wait_for_go(end)
+        counted = Counted(seconds)
+        await asyncio.gather(*(one_client(number) for number in range(clients)))
+        end.send(counted.per_second)
+
+
+def idle_clients(end: Connection, address: str, clients: int) -> None:
+    """Child: connections that ask one handshake and nothing more, raw frames and no client around them."""
+    raise_limit()
+    run(_idle_clients(end, address, clients))
+
+
+async def _idle_clients(end: Connection, address: str, clients: int) -> None:
+    network = TcpNetwork()
+    connected: list[FramesClient] = []
+
+    async def connect() -> FramesClient:
+        client = await FramesClient.connect(network, address, timeout_ms=30_000)
+        answer = await client.call(Handshake(ownerships=False))
+        check(isinstance(answer, ProxyInfo), f"a handshake was answered with {answer}")
+        return client
+
+    while len(connected) < clients:
+        count = min(_DIALS, clients - len(connected))
+        connected += await asyncio.gather(*(connect() for _ in range(count)))
+    end.send(sum(not client.closed for client in connected))
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(end.fileno(), stopped.set)
+    await stopped.wait()
+    loop.remove_reader(end.fileno())
+    end.recv()
+    end.send(sum(not client.closed for client in connected))
+    await asyncio.gather(*(client.close() for client in connected))
+
+
+def _wait_for_go(end: Connection) -> None:
+    """All processes of a load begin together. Nothing runs on the loop yet that must not wait."""
+    end.send("ready")
+    check(end.recv() == "go", "the run has ended")

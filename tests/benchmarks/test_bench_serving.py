@@ -1,0 +1,132 @@
+"""The benchmark of proxies does what it measures: loads count what was acknowledged, moves and reads look at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import pytest
+from helpers.warm_sandbox import WarmSandbox
+
+from benchmarks.cluster import run
+from benchmarks.proxies import ProxyProcess, read_proxy, resident_mb, write_proxy
+from benchmarks.serving import move_under_load, pauses_ms
+from benchmarks.serving_scale import begin_producers, idle_memory_mb, release, take_over
+from benchmarks.shared_reading import LEAST_RECORDS, WARM_UP_RECORDS, TimedReader, read_by_many
+from benchmarks.thin_clients import Counted, frames_load, library_load, records_per_s
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
+from dlspark.serving.bindings.frames_client import FramesClient
+from dlspark.serving.protocol.deliveries import encode_records
+from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, Refusal, StatusCode
+from dlspark.serving.service import Reply
+
+processes = pytest.mark.processes
+
+
+def test_a_pause_is_the_longest_write_under_way_during_a_move() -> None:
+    writes = [(0.0, 1.0), (1.1, 1.2), (1.15, 1.45), (1.5, 9.0)]
+    assert pauses_ms([(1.11, 1.4)], writes) == pytest.approx([300.0]), "earlier and later writes do not count"
+    assert pauses_ms([(0.5, 1.12)], writes) == pytest.approx([1000.0])
+    assert pauses_ms([(9.5, 9.6)], writes) == [0.0]
+
+
+def test_only_what_comes_within_the_counted_part_of_a_window_counts() -> None:
+    counted = Counted(1.0)
+    assert counted.add(5), "the warm-up goes on"
+    assert counted.records == 0
+    counted.begin = time.perf_counter() - 0.1
+    assert counted.add(7)
+    counted.end = time.perf_counter()
+    assert not counted.add(9)
+    assert counted.records == 7
+
+
+class AskedClient:
+    """What a reader asks, answered by the test."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[ReadBatch, Reply]] = []
+
+    def submit(self, request: ReadBatch, reply: Reply) -> int:
+        self.asked.append((request, reply))
+        return len(self.asked)
+
+
+def delivery(entry_id: int, age_ms: int) -> Answer:
+    stamp = (time.monotonic_ns() - age_ms * 1_000_000).to_bytes(8, "big")
+    record = LogRecord(1, stamp, DLSN(1, entry_id, 0), 1, 0, 1)
+    return Delivery(ReadForm.RECORDS, DLSN(1, entry_id + 1, 0), (encode_records([record]),))
+
+
+async def test_a_reader_asks_on_behind_each_delivery_and_notes_how_old_its_records_are() -> None:
+    client = AskedClient()
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reader = TimedReader(cast(FramesClient, client), ReadBatch("log", DLSN(1, 0, 0)), 0.0, failed)
+    reader.ask()
+    client.asked[-1][1](delivery(0, age_ms=500))
+    assert reader.latencies_ms == [pytest.approx(500, abs=100)]
+    assert client.asked[-1][0].start == DLSN(1, 1, 0)
+    assert (reader.behind(DLSN(1, 0, 0)), reader.behind(DLSN(1, 1, 0))) == (False, True)
+    client.asked[-1][1](Refusal(StatusCode.OVER_CAPACITY, "too many"))
+    with pytest.raises(RuntimeError, match="too many"):
+        failed.result()
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
+    with WarmSandbox(tmp_path_factory.mktemp("bench-serving"), nodes=3) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def proxies(sandbox: WarmSandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
+    directory = tmp_path_factory.mktemp("proxies")
+    with ExitStack() as stack:
+        yield [stack.enter_context(write_proxy(sandbox.uri, directory, shard=shard)) for shard in range(2)]
+
+
+@processes
+def test_loads_of_both_kinds_are_acknowledged(proxies: list[ProxyProcess]) -> None:
+    assert records_per_s(frames_load, proxies[0].address, ["load-1", "load-2"], 100, 0.2) > 0
+    assert records_per_s(library_load, proxies[0].address, ["load-1", "load-2"], 100, 0.2) > 0
+
+
+@processes
+def test_moves_go_to_and_fro_and_every_record_is_looked_at(sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
+    moved = run(move_under_load(sandbox.uri, proxies[0], proxies[1], "moved", moves=2))
+    assert len(moved.pauses_ms) == len(moved.between_ms) == 2
+    assert min(moved.pauses_ms) > 0
+    assert moved.writes > 0
+    assert (moved.errors, moved.lost, moved.twice) == (0, 0, 0)
+
+
+@processes
+def test_a_new_owner_knows_every_producer(sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
+    run(begin_producers(proxies[0].address, "producers", 50))
+    run(release(proxies[0].address, "producers"))
+    entries, took_ms = run(take_over(sandbox.uri, "producers", 50))
+    assert entries > 0
+    assert took_ms > 0
+
+
+@processes
+def test_idle_clients_stay_connected_while_memory_is_read(proxies: list[ProxyProcess]) -> None:
+    pid = proxies[0].pid
+    assert idle_memory_mb(proxies[0].address, pid, clients=30, logs=3) == pytest.approx(resident_mb(pid), rel=0.2)
+
+
+@processes
+def test_many_readers_have_every_record(sandbox: WarmSandbox, tmp_path: Path) -> None:
+    read = iter([10, 17])
+    with read_proxy(sandbox.uri, tmp_path) as proxy:
+        shared = read_by_many(sandbox.uri, "shared", proxy, lambda: next(read), 0.0, readers=60, slow=1)
+    assert len(shared.without_ms) == len(shared.with_slow_ms) == 2 * LEAST_RECORDS * 59
+    assert shared.entries == 5 * (LEAST_RECORDS + WARM_UP_RECORDS)
+    assert shared.fetched == 7
