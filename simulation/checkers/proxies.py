@@ -62,7 +62,7 @@ class Turnover:
 
 
 @dataclass(slots=True, eq=False)
-class Sender:
+class ClientWrites:
     """One client's writes to one log, from one start of the client on."""
 
     session: WriterSession
@@ -88,7 +88,7 @@ class ProxyCheckers:
         self._owners: dict[str, _Owner] = {}
         self._asked: dict[str, float] = {}
         """When the first record was given to a client since the log's last acknowledgement."""
-        self._senders: dict[str, list[Sender]] = {}
+        self._senders: dict[str, list[ClientWrites]] = {}
         self.turnovers: list[Turnover] = []
         self.calm = False
         """Nothing is wrong: clients see no error."""
@@ -133,13 +133,13 @@ class ProxyCheckers:
 
     # ------------------------------------------------------------------------------------ clients
 
-    def sender(self, session: WriterSession, *, ordered: bool) -> Sender:
+    def sender(self, session: WriterSession, *, ordered: bool) -> ClientWrites:
         """A client begins to write to a log."""
-        sender = Sender(session, ordered)
+        sender = ClientWrites(session, ordered)
         self._senders.setdefault(session.log, []).append(sender)
         return sender
 
-    def sent(self, sender: Sender, payload: bytes) -> WrittenRecord:
+    def sent(self, sender: ClientWrites, payload: bytes) -> WrittenRecord:
         """A record is given to the client."""
         record = self._logs.written(sender.session, 0, payload)
         sender.records.append(record)

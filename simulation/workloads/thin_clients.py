@@ -26,7 +26,7 @@ from metadata.bindings import Binding
 from metadata.foundation.errors import DistributedLogError
 from metadata.namespaces import NamespaceStore
 from simulation.checkers.logs import NAMESPACE_PATH, SeenRecord, WriterSession, WrittenRecord
-from simulation.checkers.proxies import Sender
+from simulation.checkers.proxies import ClientWrites
 from simulation.cluster import ClientMachine, World
 from simulation.environment.network import SimulatedNetwork
 from simulation.tier import SERVERS, URI, ProxyTier
@@ -186,11 +186,11 @@ class ProxyWorkload(Workload):
             if left:
                 self.world.ledger_checkers.fail(f"{client.name} is closed, and {len(left)} records have no outcome")
 
-    def _sender(self, client: ClientMachine, log: str, *, ordered: bool) -> Sender:
+    def _sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
         session = self.world.log_checkers.session(log, client)
         return self.tier.checkers.sender(session, ordered=ordered)
 
-    def _send(self, producer: AsyncProducer, sender: Sender, rng: Random) -> asyncio.Future[DLSN]:
+    def _send(self, producer: AsyncProducer, sender: ClientWrites, rng: Random) -> asyncio.Future[DLSN]:
         self.records_left -= 1
         session = sender.session
         name = b"%s:%d:%s:%d:" % (
