@@ -93,10 +93,9 @@ class ProxyCheckers:
         self.calm = False
         """Nothing is wrong: clients see no error."""
 
-    def owner(self, log: str) -> Process | None:
-        """The process that acknowledged the log's last write."""
-        owner = self._owners.get(log)
-        return owner.process if owner is not None else None
+    def owners(self) -> list[Process]:
+        """The processes that acknowledged each log's last write."""
+        return [owner.process for owner in self._owners.values()]
 
     # ------------------------------------------------------------------------------------ proxies
 

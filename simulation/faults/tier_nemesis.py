@@ -89,6 +89,12 @@ class TierNemesis(Nemesis):
             if machine.process is not None:
                 machine.process.trap = None
 
+    def _owner(self) -> ProxyMachine:
+        """One that has acknowledged something, where there is any."""
+        processes = self._tier.checkers.owners()
+        owners = [machine for machine in self._tier.proxies if machine.serving and machine.process in processes]
+        return self.rng.choice(owners or self._tier.proxies)
+
     # ------------------------------------------------------------------------------------ proxies
 
     async def fail_over(self, pause_s: tuple[float, float], rounds: int) -> None:
@@ -96,10 +102,10 @@ class TierNemesis(Nemesis):
         timeout_s = self.world.service.session_timeout_s
         for _ in range(rounds):
             await asyncio.sleep(self.rng.uniform(*pause_s))
-            machine = self._proxy()
+            machine = self._owner()
             if not machine.serving:
                 continue
-            kind = self.rng.choice((self._crash_now, self._freeze_long, self._cut_off_long))
+            kind = self.rng.choice((self._crash_now, self._freeze_long, self._freeze_long, self._cut_off_long))
             self.world.trace.note(f"failover {kind.__name__} {machine.name}")
             if machine.process is not None:
                 machine.process.at_step(self.rng.randint(1, MAX_STEP), partial(kind, machine))
@@ -116,7 +122,7 @@ class TierNemesis(Nemesis):
             machine.kill()
 
     def _freeze_long(self, machine: Machine) -> None:
-        self._stop(machine, self.rng.uniform(1.3, 2.5) * self.world.service.session_timeout_s)
+        self._stop(machine, self.rng.uniform(1.6, 3.0) * self.world.service.session_timeout_s)
 
     def _cut_off_long(self, machine: Machine) -> None:
         self._note("cut-off", machine)

@@ -12,7 +12,7 @@ from simulation import mutations
 from simulation.runs.fleets import KINDS, FleetReport, fleet_command, fleet_table, percentile, run_fleet, run_fleets
 
 SEEDS = 24
-QUICK_MUTATIONS = ("move-finishes", "plain-once", "window")
+QUICK_MUTATIONS = ("late-answers", "move-finishes", "plain-once", "window")
 """Those that the first few seeds notice."""
 REACHED = ("proxy.moved", "proxy.restarted", "proxy.turnover", "proxy.crash", "proxy.freeze", "proxy.cut-off")
 
