@@ -12,6 +12,7 @@ one. The segments have their end: recovery comes first.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.plurals import counted
+from metadata.foundation.tasks import end_tasks
 from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
 
@@ -65,6 +67,8 @@ async def read_producers(
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
         try:
             end = _SegmentEnd(ledger, segment, settings, services.counters)
+            if looked_for:
+                await end.fetch_both_ends()
             last = last or await end.last_user_record()
             if looked_for and await end.restore(producers, services.clock.now_ms()):
                 restored, whole = True, segment.lssn
@@ -109,6 +113,16 @@ class _SegmentEnd:
                     enveloped=self._segment.enveloped,
                 )
         return self._read[entry_id]
+
+    async def fetch_both_ends(self) -> None:
+        """Read the first entry and the last ones at the same time: both are needed."""
+        end = self._ledger.last_add_confirmed
+        if end >= 0:
+            reading = [asyncio.ensure_future(self.records(entry_id)) for entry_id in {0, end}]
+            try:
+                await asyncio.gather(*reading)
+            finally:
+                await end_tasks(reading, drop_errors=True)
 
     async def last_user_record(self) -> DLSN | None:
         """Where it is; None in a segment without user records."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
@@ -114,9 +114,13 @@ class SegmentSequence:
 
     # ------------------------------------------------------------------ recovering
 
-    async def take_over(self) -> int:
+    async def take_over(self, learn: Callable[[int], Coroutine[object, object, None]] | None = None) -> int:
         """`recover` as the log's new owner, which has just taken the lock; afterwards no earlier owner can change the
         log.
+
+        `learn` reads what else the owner needs of segments that have their end, given the highest transaction id. It
+        runs beside the last steps, and so does the making of the next segment's ledger; where the log has to be read
+        again, it is called again.
 
         The previous owner's last transaction may arrive meanwhile: it was on its way, or that process was paused. It
         moves the versions, and may begin or end a segment. As long as the lock is ours, the log is then read and
@@ -126,15 +130,15 @@ class SegmentSequence:
         """
         for _ in range(MAX_TAKE_OVERS - 1):
             try:
-                return await self._take_over()
+                return await self._take_over(learn)
             except WriterDeposedError:
                 if not await self._lock.confirmed():
                     raise
             self._services.counters["recovery-begun-again"] += 1
             self._transitions.forget()
-        return await self._take_over()
+        return await self._take_over(learn)
 
-    async def _take_over(self) -> int:
+    async def _take_over(self, learn: Callable[[int], Coroutine[object, object, None]] | None) -> int:
         await self._lock.ensure_held()
         member = self._lock.member_path
         await self._transitions.load()
@@ -148,8 +152,20 @@ class SegmentSequence:
                 advice="Open the writer again",
             )
         highest = await self._give_ends()
-        # Last: recovery that completed a segment has moved the versions already, and `claim` moves those it left.
-        await self._transitions.claim()
+        if learn is None:
+            # Last: recovery that completed a segment has moved the versions already, and `claim` moves those it left.
+            await self._transitions.claim()
+            return highest
+        # Segments that have their end do not change. So what is read of them before `claim` holds, if that finds the
+        # versions that `load` has found: no segment has come since. If it does not, what was learned is not used (I7).
+        learning = asyncio.get_running_loop().create_task(learn(highest))
+        try:
+            if highest != MAX_TXID:
+                await self._prepare()
+            await self._transitions.claim()
+            await learning
+        finally:
+            await end_tasks([learning], drop_errors=True)
         return highest
 
     async def recover(self) -> int:

@@ -111,11 +111,10 @@ class AsyncLogWriter(Appending):
             transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
-                highest = await writer._sequence.take_over()
+                writer._gaps_allowed = gaps_allowed
+                highest = await writer._sequence.take_over(writer._learn_requests if producers else None)
                 writer._adopt(highest)
                 if producers:
-                    writer._gaps_allowed = gaps_allowed
-                    await writer._learn_requests(highest)
                     writer._sequence.on_started = writer._segment_begun
             except BaseException:
                 await writer._ownership.close()
@@ -490,8 +489,16 @@ class AsyncLogWriter(Appending):
             self._forget_gauge()
 
     async def _close(self) -> None:
-        await self._settle(lambda segment: segment.flush())
+        await self._settle(self._flush_last)
         await self._run_transition(self._sequence.complete_current)
+
+    async def _flush_last(self, segment: SegmentWriter) -> None:
+        """Flush a segment that is closed. The next owner finds the producers at its end: it may wait for the log now,
+        and reads what is behind the newest snapshot before it writes."""
+        behind = segment.since_snapshot
+        if self._requests is not None and segment.error is None and behind >= self._settings.first_scan_entries:
+            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
+        await segment.flush()
 
     async def _abort(self) -> None:
         cause = WriteCancelledError("the writer was aborted; the record was not sent", log=self.name)

@@ -12,6 +12,8 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.appending import append_epoch
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     CallerError,
     ConditionError,
@@ -248,6 +250,63 @@ async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(world,
     assert (await heir.append(records(b"52"), producer="p", sequence=52)).first is not None
     assert client.services.counters["producer-entries-read"] - before <= 2 * 10 + 2
     await heir.close()
+
+
+async def test_what_was_closed_in_order_is_learned_from_both_ends_of_a_segment(world, namespace):
+    log = await namespace.open_log("handed-over")
+    async with await log.open_writer(producers=True) as writer:
+        for number in range(100):
+            await stored(writer, writer.append(records(b"%d" % number), producer="p", sequence=number))
+    client = await world.namespace()
+    before = client.counters["producer-entries-read"]
+    async with await (await client.open_log("handed-over")).open_writer(producers=True) as writer:
+        assert client.counters["producer-entries-read"] - before <= 1 + 2
+        repeated, new = await stored(
+            writer,
+            writer.append(records(b"99"), producer="p", sequence=99),
+            writer.append(records(b"100"), producer="p", sequence=100),
+        )
+        assert (repeated.repeated, new.repeated) == (True, False)
+    assert [record.payload for record in await values(namespace, "handed-over")] == [b"%d" % n for n in range(101)]
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_has_changed(
+    world, namespace, monkeypatch, begins_again
+):
+    """The former owner's last transaction comes when its successor has read the log, and has not moved its versions:
+    what is learned meanwhile may lack a segment."""
+    former = await (await namespace.open_log("events")).open_writer("the former owner", producers=True)
+    await stored(former, former.append(records(b"a"), producer="p", sequence=0))
+    await former._run_transition(former._sequence.complete_current)
+    world.cut_off(namespace)
+    client = await world.namespace()
+    prepare, learn, prepared, learned = SegmentTransitions.prepare, AsyncLogWriter._learn_requests, [], []
+
+    async def disturbed(transitions):
+        prepared.append(transitions)
+        if begins_again and len(prepared) == 1:
+            world.tree.inject = None
+            await former._sequence._transitions.start(2)
+        await prepare(transitions)
+
+    async def noted(writer, highest):
+        learned.append(len(writer._transitions.segments))
+        await learn(writer, highest)
+
+    monkeypatch.setattr(SegmentTransitions, "prepare", disturbed)
+    monkeypatch.setattr(AsyncLogWriter, "_learn_requests", noted)
+    writer = await (await client.open_log("events")).open_writer("the successor", producers=True)
+    world.tree.inject = None
+    assert client.counters["recovery-begun-again"] == int(begins_again)
+    assert learned == ([1, 1] if begins_again else [1]), "an empty segment is removed before"
+    (repeated,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    assert repeated.repeated
+    await stored(writer, writer.append(records(b"b"), producer="p", sequence=1))
+    await writer.close()
+    assert [record.payload for record in await values(client, "events")] == [b"a", b"b"]
+    with suppress(DistributedLogError):
+        await former.close()
 
 
 async def test_a_roll_keeps_the_table(world, namespace):

@@ -273,8 +273,9 @@ async def _begins_what_it_allocated(writer):
 
 @pytest.mark.parametrize("last_words", [_begins, _ends, _allocates, _begins_what_it_allocated])
 @pytest.mark.parametrize("moment", ["snapshot", "listing", "complete_segment"])
+@pytest.mark.parametrize("producers", [False, True])
 async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successor_from_opening_the_log(
-    world, monkeypatch, last_words, moment
+    world, monkeypatch, last_words, moment, producers
 ):
     _, former = await _left_behind(world, "handed-over")
     namespace = await world.namespace()
@@ -293,7 +294,7 @@ async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successo
 
     monkeypatch.setattr(logs, moment, disturbed)
     log = await namespace.open_log("handed-over", {"writerOutputBufferSize": 0})
-    writer = await log.open_writer("the successor")
+    writer = await log.open_writer("the successor", producers=producers)
     assert uttered
     assert namespace.counters["recovery-begun-again"] <= 1
     assert await writer.write(1, b"two") > DLSN(1, 0, 0)
