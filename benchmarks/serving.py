@@ -6,7 +6,8 @@ The thin client is as it is by default, an idempotent producer; the proxy has de
 
 **P19.** 1 KB records of 100 clients in two processes, over ten logs of one proxy. Three ways: frames with one record a
 request and eight requests under way of each client (800 together); the library's clients, that collect what waits into
-one request, with as many records under way; gRPC, one Write of 100 records under way of each client. Beside each a
+one request, with as many records under way; gRPC, one Write of 100 records under way of each client, written
+whole (`atomic`, one fate for all), and once each record of its own fate. Beside each a
 writer of the log core for each of the ten logs, in one process, with 800 records under way, 20 a turn.
 
 **P20.** A log moves from one proxy to another and back while 20 writers of one thin client write to it. A move's pause
@@ -36,6 +37,7 @@ from benchmarks.thin_clients import (
     Counted,
     frames_load,
     grpc_load,
+    grpc_whole_load,
     library_load,
     records_per_s,
 )
@@ -75,8 +77,9 @@ class ServingBenchmark:
         self._p99 = Row("P18", "append through a proxy, depth 1, p99", "us", f"{direct}, p99", Target(2.0, True))
         clients = f"1 KB, {CLIENTS} clients, one proxy"
         self._frames = Row("P19", f"{clients}: frames, a record each", "k/s", "k/s wanted", Target(1.0))
-        self._batches = Row("P19", f"{clients}: gRPC, 100 records each", "k/s", "k/s wanted", Target(1.0))
-        self._small = Row("P19", "the same with records of 100 B", "k/s", "k/s wanted", None)
+        self._batches = Row("P19", f"{clients}: gRPC, 100 records each, whole", "k/s", "k/s wanted", Target(1.0))
+        self._fates = Row("P19", "the same, each record of its own fate", "k/s", "k/s wanted", None)
+        self._small = Row("P19", "the same with records of 100 B, whole", "k/s", "k/s wanted", None)
         self._over_fat = [
             Row("P19", f"{clients}: {how}", "k/s", fat, None) for how in ("frames", "library's clients", "gRPC")
         ]
@@ -87,7 +90,7 @@ class ServingBenchmark:
         self._wrong = Row("P20", "planned move: records lost or twice", "", "records", Target(0.0, True))
         self._pauses: list[float] = []
         self.rows = [
-            *(self._p50, self._p99, self._frames, self._batches, self._small, *self._over_fat),
+            *(self._p50, self._p99, self._frames, self._batches, self._fates, self._small, *self._over_fat),
             *(self._pause50, self._pause99, self._errors, self._wrong),
         ]
 
@@ -130,10 +133,12 @@ class ServingBenchmark:
         frames = records_per_s(frames_load, address, streams, RECORD_BYTES, seconds) / 1e3
         fat_again = run(self._direct(seconds))
         library = records_per_s(library_load, address, streams, RECORD_BYTES, seconds) / 1e3
-        batches = records_per_s(grpc_load, grpc_address, streams, RECORD_BYTES, seconds) / 1e3
-        small = records_per_s(grpc_load, grpc_address, streams, SMALL_BYTES, seconds) / 1e3
+        batches = records_per_s(grpc_whole_load, grpc_address, streams, RECORD_BYTES, seconds) / 1e3
+        fates = records_per_s(grpc_load, grpc_address, streams, RECORD_BYTES, seconds) / 1e3
+        small = records_per_s(grpc_whole_load, grpc_address, streams, SMALL_BYTES, seconds) / 1e3
         self._frames.add(frames, FRAMES_GOAL)
         self._batches.add(batches, BATCHES_GOAL)
+        self._fates.add(fates, BATCHES_GOAL)
         self._small.add(small, BATCHES_GOAL)
         for row, rate in zip(self._over_fat, (frames, library, batches), strict=True):
             row.add(rate, fat, fat_again)

@@ -156,12 +156,20 @@ async def _library_load(
 def grpc_load(
     end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
 ) -> None:
-    """Child: a Write of `BATCH_RECORDS` records at a time for each client; `grpc.aio` with the generated messages."""
-    run(_grpc_load(end, address, streams, clients, record_bytes, seconds))
+    """Child: a Write of `BATCH_RECORDS` records at a time for each client, each record of a fate of its own; `grpc.aio`
+    with the generated messages."""
+    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=False))
+
+
+def grpc_whole_load(
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+) -> None:
+    """Child: the same, each batch written whole or not at all (`atomic`)."""
+    run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=True))
 
 
 async def _grpc_load(
-    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
+    end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float, *, whole: bool
 ) -> None:
     import grpc  # only here: no process that has it may fork
 
@@ -184,7 +192,7 @@ async def _grpc_load(
                 raise RuntimeError(f"a batch was refused: {response.status.message}")
 
         async def one_client(number: int) -> None:
-            request = pb.WriteRequest(stream=streams[number % len(streams)], payloads=payloads)
+            request = pb.WriteRequest(stream=streams[number % len(streams)], payloads=payloads, atomic=whole)
             await write(request)
             while counted.add(BATCH_RECORDS):
                 await write(request)
