@@ -16,7 +16,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -246,8 +246,11 @@ class Tier:
     def check(self) -> int:
         """Hold the logs against what was told so far; returns how many records there are. Raises AssertionError."""
         asyncio.run(self._read())
+        told: dict[str, list[Written]] = defaultdict(list)
+        for one in self._told.values():
+            told[one.log].append(one)
         for log, records in self._held.items():
-            self._check_log(log, records)
+            check_log(log, records, told[log], self._plain)
         return sum(map(len, self._held.values()))
 
     async def _read(self) -> None:
@@ -280,24 +283,6 @@ class Tier:
         finally:
             await namespace.close()
 
-    def _check_log(self, log: str, records: Sequence[tuple[DLSN, bytes]]) -> None:
-        found: dict[tuple[str, str, int], DLSN] = {}
-        numbers: dict[str, list[int]] = defaultdict(list)
-        for dlsn, payload in records:
-            key = (log, *parts_of(payload))
-            assert key not in found, f"{key} is there twice: {found[key]} and {dlsn}; told: {self._told.get(key)}"
-            assert key in self._told, f"{key} at {dlsn} was never written"
-            found[key] = dlsn
-            numbers[key[1]].append(key[2])
-        for writer, order in numbers.items():
-            assert writer in self._plain or order == sorted(order), f"{log}: what {writer} wrote is not in its order"
-        for key, one in self._told.items():
-            if one.log != log:
-                continue
-            if one.outcome == "ok":
-                assert found.get(key) == DLSN.parse(one.text), f"acknowledged, found at {found.get(key)}: {one}"
-            assert one.outcome != "failed" or key not in found, f"said not to be written, and is: {one}"
-
     def close(self) -> None:
         """End everything."""
         if self._forks is not None:
@@ -307,7 +292,26 @@ class Tier:
         self.sandbox.stop()
 
 
-# ---------------------------------------------------------------------- times
+# ---------------------------------------------------------------------- the verdict, times
+
+
+def check_log(log: str, records: Sequence[tuple[DLSN, bytes]], told: Iterable[Written], plain: Collection[str]) -> None:
+    """Raise AssertionError unless a log's records are as its writers were told; `plain` are those without producers."""
+    outcomes = {(one.writer, one.number): one for one in told}
+    found: dict[tuple[str, int], DLSN] = {}
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for dlsn, payload in records:
+        writer, number = key = parts_of(payload)
+        assert key not in found, f"{log}: {key} is there twice: {found[key]} and {dlsn}; told: {outcomes.get(key)}"
+        assert key in outcomes, f"{log}: {key} at {dlsn} was never written"
+        found[key] = dlsn
+        numbers[writer].append(number)
+    for writer, order in numbers.items():
+        assert writer in plain or order == sorted(order), f"{log}: what {writer} wrote is not in its order"
+    for key, one in outcomes.items():
+        if one.outcome == "ok":
+            assert found.get(key) == DLSN.parse(one.text), f"acknowledged, found at {found.get(key)}: {one}"
+        assert one.outcome != "failed" or key not in found, f"said not to be written, and is: {one}"
 
 
 def first_acknowledgements(told: Iterable[Written], logs: Iterable[str], fault_s: float) -> dict[str, float]:
