@@ -59,7 +59,8 @@ class SegmentSequence:
     ) -> None:
         """`on_failure` and `on_acknowledged` are called for what happens in the current segment; see SegmentWriter."""
         self.current: SegmentWriter | None = None
-        self.last_roll = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self.last_roll = self._loop.time()
         """When the current segment began, by the event loop's clock."""
         self._services = services
         self._settings = settings
@@ -102,7 +103,7 @@ class SegmentSequence:
         if segment is None or segment.error is not None or segment.position == 0 or segment.last_txid == MAX_TXID:
             return False
         if settings.rolling_minutes > 0:
-            due = asyncio.get_running_loop().time() - self.last_roll > 60 * settings.rolling_minutes
+            due = self._loop.time() - self.last_roll > 60 * settings.rolling_minutes
         else:
             due = 0 < settings.max_segment_bytes < segment.ledger.length
         return (
@@ -158,7 +159,7 @@ class SegmentSequence:
             return highest
         # Segments that have their end do not change. So what is read of them before `claim` holds, if that finds the
         # versions that `load` has found: no segment has come since. If it does not, what was learned is not used (I7).
-        learning = asyncio.get_running_loop().create_task(learn(highest))
+        learning = self._loop.create_task(learn(highest))
         try:
             if highest != MAX_TXID:
                 await self._prepare()
@@ -180,7 +181,7 @@ class SegmentSequence:
     async def _give_ends(self) -> int:
         if any(segment.in_progress for segment in self._transitions.segments):
             # Only the next ledger is made meanwhile: the next segment waits for the old one's end.
-            preparing = asyncio.get_running_loop().create_task(self._prepare())
+            preparing = self._loop.create_task(self._prepare())
             try:
                 await recover_segments(self._services, self._transitions, self._settings)
                 await asyncio.wait([preparing])
@@ -232,7 +233,7 @@ class SegmentSequence:
         self.current = segment
         if self.on_started is not None:
             self.on_started(segment, self._first_sequence_id)
-        self.last_roll = asyncio.get_running_loop().time()
+        self.last_roll = self._loop.time()
 
     def _sequence_id_after(self, metadata: SegmentMetadata) -> int | None:
         """The first sequence id of a segment that begins: the one before it may be the current one, not completed."""
@@ -282,7 +283,7 @@ class SegmentSequence:
                 raise
             # Nothing was started, and the old segment still works: go on with it and try again later.
             self._services.counters["roll-postponed"] += 1
-            self.last_roll = asyncio.get_running_loop().time()
+            self.last_roll = self._loop.time()
             name, lssn = self._transitions.name, old.metadata.lssn
             subject = about(log=name, segment=lssn)
             _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=subject)
