@@ -9,7 +9,7 @@ export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs torture shim clean
+.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ sim: $(STAMP) ## clusters in simulation (SEEDS=n, 2000 if not said; FIRST=n to b
 
 sim-logs: $(STAMP) ## the same with logs in every run
 	$(BIN)/python -m simulation --logs --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
+
+sim-proxies: $(STAMP) ## the same with write proxies and thin clients
+	$(BIN)/python -m simulation --proxies --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
 
 shim: $(STAMP) ## the SQL catalog's jar from jvm-shim/ (needs a JDK; the jar is committed)
 	$(BIN)/python jvm-shim/build.py
