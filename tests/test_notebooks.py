@@ -71,6 +71,19 @@ def test_the_operations_notebook_shows_the_node_that_was_lost_and_a_query_that_e
     assert size < 200, "a record of 17 bytes, its entry and a control record"
 
 
+def test_the_serving_notebook_shows_that_nothing_was_lost_and_that_readers_share() -> None:
+    notebook = nbformat.read(NOTEBOOKS / "06-serving.ipynb", as_version=4)
+    text = "\n".join(output.text for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output)
+    counts = re.search(r"([\d,]+) records sent, ([\d,]+) acknowledged, 0 errors", text)
+    assert counts is not None
+    assert counts[1] == counts[2]
+    assert f"{counts[1]} records of 100 producers; twice: 0" in text
+    assert "1,000 readers, 1 sequence; equal to what is stored: True" in text
+    reads = {(one[1], one[0]): float(one[2]) for one in re.findall(r"([\d,]+) (\w+) +readers: +([\d.]+) reads", text)}
+    assert reads["thin", "1,000"] < 2
+    assert reads["direct", "100"] > 50
+
+
 @pytest.mark.processes
 @pytest.mark.spark
 @pytest.mark.timeout(300)
