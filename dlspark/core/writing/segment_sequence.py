@@ -43,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 MAX_TAKE_OVERS = 5
 """How often a new owner begins its recovery, where the last owner's transactions keep disturbing it."""
+IN_USE_S = 60
+"""A log whose last segment ended longer ago has no ledger made before one is wanted: of thousands of logs that move
+from one owner to another, few may be written."""
 
 
 class SegmentSequence:
@@ -120,8 +123,8 @@ class SegmentSequence:
         log.
 
         `learn` reads what else the owner needs of segments that have their end, given the highest transaction id. It
-        runs beside the last steps, and so does the making of the next segment's ledger; where the log has to be read
-        again, it is called again.
+        runs beside the last steps, and so does the making of the next segment's ledger for a log that is in use; where
+        the log has to be read again, it is called again.
 
         The previous owner's last transaction may arrive meanwhile: it was on its way, or that process was paused. It
         moves the versions, and may begin or end a segment. As long as the lock is ours, the log is then read and
@@ -161,13 +164,20 @@ class SegmentSequence:
         # versions that `load` has found: no segment has come since. If it does not, what was learned is not used (I7).
         learning = self._loop.create_task(learn(highest))
         try:
-            if highest != MAX_TXID:
+            if highest != MAX_TXID and self._in_use():
                 await self._prepare()
             await self._transitions.claim()
             await learning
         finally:
             await end_tasks([learning], drop_errors=True)
         return highest
+
+    def _in_use(self) -> bool:
+        """Whether a segment is likely to be started soon: the log is new, or was written until just now."""
+        if not self._transitions.segments:
+            return True
+        ended_ms = self._transitions.segments[-1].completion_time_ms
+        return self._services.clock.now_ms() - ended_ms < IN_USE_S * 1000
 
     async def recover(self) -> int:
         """Learn the log's state and give segments in progress their end; returns the log's highest transaction id.

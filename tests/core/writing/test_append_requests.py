@@ -12,6 +12,7 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.appending import append_epoch
+from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
@@ -268,6 +269,26 @@ async def test_what_was_closed_in_order_is_learned_from_both_ends_of_a_segment(w
         )
         assert (repeated.repeated, new.repeated) == (True, False)
     assert [record.payload for record in await values(namespace, "handed-over")] == [b"%d" % n for n in range(101)]
+
+
+async def test_a_ledger_is_made_ahead_for_a_log_that_is_in_use(namespace, monkeypatch):
+    log, made = await namespace.open_log("events"), []
+    prepare = SegmentTransitions.prepare
+
+    async def noted(transitions):
+        made.append(len(transitions.segments))
+        await prepare(transitions)
+
+    monkeypatch.setattr(SegmentTransitions, "prepare", noted)
+    for expected in ([0], [0, 1]):
+        async with await log.open_writer(producers=True) as writer:
+            assert made == expected
+            await stored(writer, writer.append(records(b"x")))
+    now_ms = namespace.services.clock.now_ms
+    monkeypatch.setattr(namespace.services.clock, "now_ms", lambda: now_ms() + IN_USE_S * 1000)
+    async with await log.open_writer(producers=True):
+        pass
+    assert made == [0, 1], "thousands of logs that are not written may move"
 
 
 @pytest.mark.parametrize("begins_again", [False, True])
