@@ -257,6 +257,7 @@ class ProxyTier:
             return
         error = added.exception()
         if error is None:
+            self.checkers.stored(ledger_id, entry_id)
             self.world.ledger_checkers.acknowledged(ledger_id, entry_id)
         else:
             self.world.ledger_checkers.refused(ledger_id, entry_id, error)

@@ -6,7 +6,9 @@ proxies and clients add:
 
     at every answer of a proxy    a write is not acknowledged once another process has acknowledged one in a later
                                   segment of the log (I5): neither by an owner that was stopped and wakes, nor by one
-                                  that has lost its session and has not heard of it
+                                  that has lost its session and has not heard of it. What counts is when the process
+                                  heard that the entry is stored: stopped between that and its next callback, it
+                                  answers when it wakes, and no check of its own can be later than that one
     at every error of a client    a producer is fenced by none but another of its name (I19)
     in a calm run                 nothing is wrong but what operators plan: no client sees an error
     at the end                    a producer's records are in the log in the order in which they were sent
@@ -89,6 +91,10 @@ class ProxyCheckers:
         self._asked: dict[str, float] = {}
         """When the first record was given to a client since the log's last acknowledgement."""
         self._senders: dict[str, list[ClientWrites]] = {}
+        self._heard: dict[tuple[int, int], float] = {}
+        """By ledger and entry, when its writer heard that it is stored."""
+        self._succeeded: dict[tuple[str, Process], float] = {}
+        """When a log had its first acknowledgement from another process than this owner."""
         self.turnovers: list[Turnover] = []
         self.calm = False
         """Nothing is wrong: clients see no error."""
@@ -98,6 +104,15 @@ class ProxyCheckers:
         return [owner.process for owner in self._owners.values()]
 
     # ------------------------------------------------------------------------------------ proxies
+
+    def stored(self, ledger_id: int, entry_id: int) -> None:
+        """A proxy hears that an entry is stored."""
+        self._heard[ledger_id, entry_id] = self._world.loop.time()
+
+    def _heard_s(self, log: str, place: DLSN) -> float:
+        segment = self._logs.truth(log).segment(place.lssn)
+        key = (segment.ledger_id, place.entry_id) if segment is not None else (-1, -1)
+        return self._heard.get(key, self._world.loop.time())
 
     def answered(self, process: Process, request: Request, answer: Answer) -> None:
         """A proxy's service answers."""
@@ -121,12 +136,16 @@ class ProxyCheckers:
             lssn = max(place.lssn, owner.lssn if owner is not None else 0)
             self._owners[log] = _Owner(process, lssn, now)
         elif place.lssn <= owner.lssn:
+            if self._heard_s(log, place) < self._succeeded.get((log, process), 0.0):
+                self._world.reached("proxy.stopped-while-answering")
+                return
             self._ledgers.fail(
                 f"log {log}: {process.name} acknowledges {place} after {owner.process.name} has acknowledged a write "
                 f"in segment {owner.lssn} (I5)"
             )
         else:
             self._world.reached("proxy.turnover")
+            self._succeeded.setdefault((log, owner.process), now)
             self.turnovers.append(Turnover(log, owner.process, process, owner.acknowledged_s, asked_s, now))
             self._owners[log] = _Owner(process, place.lssn, now)
 
