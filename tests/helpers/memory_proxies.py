@@ -1,8 +1,8 @@
 """Write and read proxies in memory, for tests of the thin client: a `ProxyService` each, over logs that all share.
 
 What they keep is true: a request of a producer is judged by the log core's own table (`Producers`), a log has one owner,
-who is asked elsewhere says who that is. What tests do to them: hold or lose answers, refuse, stop, die, name each other
-as owners. What they do not have is storage, take-over or anything else that takes time.
+and who is asked elsewhere names it. What tests do to them: hold or lose answers, refuse, stop, die, name each other as
+owners. What they do not have is storage, take-over or anything else that takes time.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class MemoryProxy:
 
 
 class MemoryLink:
-    """A connection to one proxy, as `FramesClient`: each request and answer arrives a turn of the loop later, in order."""
+    """A connection to one proxy, as `FramesClient`: requests and answers arrive a turn of the loop later, in order."""
 
     def __init__(self, proxy: MemoryProxy, on_closed: Callable[[], None]) -> None:
         self.proxy = proxy
@@ -359,8 +359,6 @@ class MemoryLink:
     async def close(self) -> None:
         """End it."""
         self.lose()
-        while self._replies:
-            await asyncio.sleep(0)
 
 
 class MemoryProxies:

@@ -316,7 +316,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
 PROXY_STREAM_KEYS: frozenset[str] = frozenset(
     ("bpsSoftWriteLimit", "bpsHardWriteLimit", "rpsSoftWriteLimit", "rpsHardWriteLimit")
 )
-"""Keys of a stream's write proxy that may stand in the stream's file of dynamic settings: the proxy reads them there."""
+"""Keys of a write proxy that may stand in a stream's file of dynamic settings: the proxy reads them there."""
 OLD_KEYS: Mapping[str, str] = {
     "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
 }

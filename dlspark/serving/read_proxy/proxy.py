@@ -116,7 +116,7 @@ class ReadProxy:
         except ImportError as error:
             raise CallerError(
                 f"gRPC is not installed: {error}",
-                advice="Install grpcio, grpcio-health-checking and grpcio-reflection; or serve frames alone: grpcPort=-1",
+                advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone: grpcPort=-1",
             ) from error
         server = GrpcServer(service)
         await server.start(self.settings.host, self.settings.grpc_port)

@@ -188,7 +188,7 @@ def test_numbers_are_given_in_order_when_requests_are_sent() -> None:
 
 
 def test_a_name_that_others_may_have_begins_an_epoch_by_its_number_and_above_what_there_is() -> None:
-    """"The next one", sent twice, would be two: the second would shut out who has the first."""
+    """ "The next one", sent twice, would be two: the second would shut out who has the first."""
     world = Session(begun=False, only_user=False)
     world.submit()
     assert world.epoch_asked() == 100
