@@ -1,6 +1,6 @@
 """Write and read proxies in memory, for tests of the thin client: a `ProxyService` each, over logs that all share.
 
-What they keep is true: a request of a producer is judged by the log core's own table (`Producers`), a log has one owner,
+What they keep is true: a producer's request is judged by the log core's own table (`Producers`), a log has one owner,
 and who is asked elsewhere names it. What tests do to them: hold or lose answers, refuse, stop, die, name each other as
 owners. What they do not have is storage, take-over or anything else that takes time.
 """
