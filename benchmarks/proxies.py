@@ -5,6 +5,7 @@ A write proxy is `python -m dlspark.serving.write_proxy`, a read proxy `python -
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -41,13 +42,18 @@ class ProxyProcess:
 
 
 @contextmanager
-def write_proxy(uri: str, directory: Path, *, grpc_port: int = GRPC_OFF, shard: int = -1) -> Iterator[ProxyProcess]:
-    """A write proxy with default settings, which has ended when the block is left."""
+def write_proxy(
+    uri: str, directory: Path, *, grpc_port: int = GRPC_OFF, shard: int = -1, hands_over: bool = True
+) -> Iterator[ProxyProcess]:
+    """A write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is killed
+    then: other proxies would open all its logs while other rows are measured."""
     values = {"server_host": LOCAL, "server_advertised_host": LOCAL, "zkSessionTimeoutSeconds": 4}
     options = (f"--grpc-port={grpc_port}", f"--shard={shard}", "--port=0", *_settings(values))
     with _serving("dlspark.serving.write_proxy", uri, options, directory) as (location, pid):
         grpc = f"{LOCAL}:{grpc_port}" if grpc_port != GRPC_OFF else None
         yield ProxyProcess(location.split(";")[-1], location, grpc, pid)
+        if not hands_over:
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class ScaleBenchmark:
         self._rounds += 1
         if self._rounds == 1:
             self._measure_producers()
-            with write_proxy(self._cluster.uri, self._directory) as proxy:
+            with write_proxy(self._cluster.uri, self._directory, hands_over=False) as proxy:
                 self._idle.add(idle_memory_mb(proxy.address, proxy.pid, IDLE_CLIENTS, LOGS), IDLE_GOAL_MB)
         uri, name = self._cluster.uri, f"shared-{self._rounds}"
         with read_proxy(uri, self._directory) as proxy:
@@ -89,7 +89,7 @@ class ScaleBenchmark:
         self._held.add(shared.memory_mb, shared.memory_alone_mb)
 
     def _measure_producers(self) -> None:
-        with write_proxy(self._cluster.uri, self._directory) as proxy:
+        with write_proxy(self._cluster.uri, self._directory, hands_over=False) as proxy:
             run(begin_producers(proxy.address, "one-producer", 1))
             before = resident_mb(proxy.pid)
             run(begin_producers(proxy.address, "many-producers", PRODUCERS))
