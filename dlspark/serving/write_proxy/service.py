@@ -60,6 +60,8 @@ GLOBAL_LIMITER_DISABLED: Final = "service_global_limiter_disabled"
 """The feature that switches the limits of the whole proxy off."""
 CHECKSUM_DISABLED: Final = "service_checksum_disabled"
 """The feature that has checksums believed."""
+_SERVED: Final = (StreamState.INITIALIZED, StreamState.CLOSING)
+"""What waits for a stream that is being closed hears where it has gone."""
 _OnStream: TypeAlias = BeginEpoch | SetFencingToken | Heartbeat | TruncateStream | DeleteStream | ReleaseStream
 _ON_STREAMS: Final = (BeginEpoch, SetFencingToken, Heartbeat, TruncateStream, DeleteStream, ReleaseStream)
 
@@ -94,6 +96,8 @@ class WriteProxyService:
         self._forwarder = forwarder
         self._placement = placement
         self._on_fatal = on_fatal
+        self._leaving = False
+        """Streams are being given up; those whose turn has not come are served."""
         self._rare = RareRequests(table, forwarder, placement, max_request_bytes)
         self._limiter = WriteLimiter("service", LimitValues.of_service(settings), self._loop.time(), table.counts)
         features = namespace.services.features
@@ -204,9 +208,11 @@ class WriteProxyService:
         self._stream(stream, request).submit(taken)
 
     def _check_up(self, name: str, stream: ProxyStream | None) -> None:
-        """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone."""
-        if stream is None or stream.refusal is None:
-            raise self._down(name)
+        """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone, or it is served
+        until its turn to be handed over comes."""
+        if stream is not None and (stream.refusal is not None or (self._leaving and stream.state in _SERVED)):
+            return
+        raise self._down(name)
 
     def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
         """The stream of a request: the one that is here, unless it must be begun anew."""
@@ -242,11 +248,13 @@ class WriteProxyService:
     # ------------------------------------------------------------------ ending
 
     async def shut_down(self) -> None:
-        """Take nothing any more, and give all streams up: to the proxies where they belong, where these take them.
+        """Take no other streams, and give all up: to the proxies where they belong, where these take them.
 
-        Returns when all are given up, after `server_shutdown_timeout_ms` at the latest. Requests are answered by where
-        their streams have gone, or refused with 503, until `close`.
+        Each is served until its turn comes: a client is without it as long as it moves, and not until all have.
+        Returns when all are given up, after `server_shutdown_timeout_ms` at the latest. From then on requests are
+        answered by where their streams have gone, or refused with 503, until `close`.
         """
+        self._leaving = self._table.status is not ProxyStatus.DOWN
         self._table.status = ProxyStatus.DOWN
         turns = asyncio.Semaphore(HAND_OVERS_AT_ONCE)
         ends = [self._loop.create_task(self._end_stream(stream, turns)) for stream in self._table]
@@ -257,6 +265,7 @@ class WriteProxyService:
                     "%d streams were not given up in time; their logs are closed with the namespace", len(late)
                 )
                 await end_tasks(late, drop_errors=True)
+        self._leaving = False
 
     async def _end_stream(self, stream: ProxyStream, turns: asyncio.Semaphore) -> None:
         async with turns:

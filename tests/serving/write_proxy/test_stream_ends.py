@@ -29,6 +29,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.write_proxy.service import HAND_OVERS_AT_ONCE
 from dlspark.serving.write_proxy.streams import FOUND_LOG_S
 from storage_node.protocol.schema import Status
 
@@ -421,6 +422,27 @@ async def test_a_shutdown_hands_its_streams_over_to_where_they_belong() -> None:
         for name in names:
             assert isinstance(await second.write(name, b"c"), WriteReceipt)
         assert await world.payloads(names[7]) == [b"a", b"b", b"c"]
+
+
+@virtual_time
+async def test_a_stream_is_served_in_a_shutdown_until_it_is_its_turn_and_then_waits_to_hear_where_it_is() -> None:
+    async with proxies() as world:
+        first, second = await world.proxy(1), await world.proxy(2)
+        names = [f"events-{n}" for n in range(HAND_OVERS_AT_ONCE + 20)]
+        for name in names:
+            await first.write(name, b"a")
+            world.places.places[name] = second.location
+        ending = asyncio.ensure_future(first.service.shut_down())
+        said = []
+        await asyncio.sleep(0)
+        while not ending.done():
+            said += [first.asked(WriteRecords(name, (b"b",))) for name in names]
+            await asyncio.sleep(0)
+        done = await answers(said)
+        assert any(isinstance(one, WriteReceipt) for one in done), "those whose turn comes later are served"
+        refused = [one for one in done if isinstance(one, Refusal)]
+        assert {(one.code, one.location) for one in refused} == {(StatusCode.FOUND, second.location)}
+        assert (await first.refused("never-here", b"x")).code is StatusCode.SERVICE_UNAVAILABLE
 
 
 @virtual_time
