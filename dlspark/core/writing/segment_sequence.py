@@ -162,17 +162,14 @@ class SegmentSequence:
             return highest
         # Segments that have their end do not change. So what is read of them before `claim` holds, if that finds the
         # versions that `load` has found: no segment has come since. If it does not, what was learned is not used (I7).
-        beside = [self._loop.create_task(learn(highest))]
-        makes_ledger = highest != MAX_TXID and self._in_use()
-        if makes_ledger:
-            beside.append(self._loop.create_task(self._prepare()))
+        learning = self._loop.create_task(learn(highest))
         try:
-            await self._transitions.claim(allocation=not makes_ledger)
-            await asyncio.gather(*beside)
-            if makes_ledger:
-                await self._transitions.claim()  # where no ledger could be made
+            if highest != MAX_TXID and self._in_use():
+                await self._prepare()
+            await self._transitions.claim()
+            await learning
         finally:
-            await end_tasks(beside, drop_errors=True)
+            await end_tasks([learning], drop_errors=True)
         return highest
 
     def _in_use(self) -> bool:

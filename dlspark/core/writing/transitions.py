@@ -181,17 +181,17 @@ class SegmentTransitions:
         """
         self._state = None
 
-    async def claim(self, *, allocation: bool = True) -> None:
+    async def claim(self) -> None:
         """Move the versions, so that a late transaction of any earlier owner is refused, before one of ours does.
 
         They depend on the versions of `ledgers` and `allocation`, which move here unless they have since `load`: by a
-        segment's completion, by the next ledger. Without `allocation` that one is left for a second call: a ledger is
-        being made. Raises WriterDeposedError where another owner was first, or where that is not known.
+        segment's completion, by the next ledger. Raises WriterDeposedError where another owner was first, or where that
+        is not known.
         """
         logs, state = self._services.logs, self.state
         ledgers = state.max_lssn.version == self._version_found
         ready = self._allocator is not None and self._allocator.phase is AllocatorPhase.ALLOCATED
-        allocation = allocation and not (ready or self._pool() is not None)
+        allocation = not (ready or self._pool() is not None)
         if not (ledgers or allocation):
             return
 
