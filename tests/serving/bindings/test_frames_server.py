@@ -79,7 +79,7 @@ class World:
 
     async def client(self) -> RawClient:
         client = RawClient()
-        client.link = await self.pipes.connect("proxy", self.server.port, client, timeout_ms=1000)
+        client.link = await self.pipes.connect("proxy", self.server.port, client, timeout_ms=20_000)
         return client
 
 

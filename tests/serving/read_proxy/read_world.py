@@ -79,7 +79,7 @@ class ReadWorld:
             network=self.network,
             rng=random.Random(7),
             client_settings=ClientSettings(
-                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
+                add_entry_timeout_ms=30_000, read_entry_timeout_ms=10_000, speculative_read_ms=200, long_poll_ms=200
             ),
             own=(store,),
         )
