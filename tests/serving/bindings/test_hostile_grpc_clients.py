@@ -74,7 +74,13 @@ async def world() -> AsyncIterator[World]:
     await server.start("::", 0)
     address, most = f"127.0.0.1:{server.port}", 0
     honest_channel = grpc.aio.insecure_channel(f"[::1]:{server.port}", options=client_options())
-    own = (*client_options(message_bytes=50_000_000), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    own = (
+        *client_options(message_bytes=50_000_000),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+        # A window that stays as it is: on a busy machine the library takes long answers for a long way, and opens it.
+        ("grpc.http2.bdp_probe", 0),
+    )
     channel = grpc.aio.insecure_channel(address, options=own)
     handshake = honest_channel.unary_unary(f"/{SERVICE}/Handshake")
 
