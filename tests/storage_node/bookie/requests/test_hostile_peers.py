@@ -41,9 +41,9 @@ ROUNDS = 40
 GROWTH = {"halves": 192 * MIB, "reads": 160 * MIB}
 """Memory that an attack may take: requestMemoryLimit and 8 frames, or what connections and answers may take.
 
-Half frames (900 MiB are offered) take about 135 MiB; in one run of four it is up to 175, for the C library's heap keeps
-what lies between large pieces. Mapping each large piece by itself holds it at 138, but the loop then pays for fresh
-pages: 0.4 s in the place of 0.1. So the bound has room for the heap."""
+Half frames (900 MiB are offered) took 129 to 167 MiB in 17 runs, more than 160 in three of them. It is probably the C
+library's heap, which keeps what lies between large pieces: with each large piece mapped by itself it was 123 to 136 in
+16 runs, but the loop then took 0.4 s in the place of 0.1 on a busy machine. So the bound has room for the heap."""
 OTHER_GROWTH = 96 * MIB
 
 
