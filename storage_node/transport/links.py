@@ -309,11 +309,7 @@ class TcpLink:
                 self._loop.remove_reader(self._sock.fileno())
 
     def _readable(self) -> None:
-        reads = self._network.reads
-        if reads.has_time():
-            self.read()
-        else:
-            reads.join(self.read)  # hundreds may be readable at a time
+        self._network.reads.serve(self.read)  # hundreds may be readable at a time
 
     def read(self) -> None:
         """Take what has arrived, and hand out the frames that it completes."""

@@ -3,7 +3,8 @@
 What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
 them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
 however many there are that ask for much. Where hundreds ask for little at a time, those that find the turn's time spent
-(`has_time`) join a line, too: a turn stays short, and who comes anew is accepted between two of them.
+(`serve`) join a line, too: a turn stays short, and who comes anew is accepted between two of them. While there is a
+line, all go by it: a loop finds those that are ready in the same order each time, and the first would never wait.
 """
 
 from __future__ import annotations
@@ -42,15 +43,22 @@ class Turns:
     def __len__(self) -> int:
         return len(self._line)
 
+    def serve(self, work: Work) -> None:
+        """Call `work` now, where this turn of the loop has time left and no line waits; else in one of the next."""
+        if self._line or not self._has_time():
+            self.join(work)
+        else:
+            work()
+
     def join(self, work: Work) -> None:
         """Have `work` called in one of the next turns, behind what joined before."""
         self._line[work] = None
         self._share()
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._serve)
+            asyncio.get_running_loop().call_soon(self._serve_line)
 
-    def has_time(self) -> bool:
+    def _has_time(self) -> bool:
         """Whether this turn of the loop has time left for one that does not stand in line."""
         if self._spent_at is None:
             self._spent_at = self.now() + TURN_S
@@ -66,7 +74,7 @@ class Turns:
         self._line.pop(work, None)
         self._share()
 
-    def _serve(self) -> None:
+    def _serve_line(self) -> None:
         self._scheduled = False
         end = self.now() + TURN_S
         try:
@@ -81,7 +89,7 @@ class Turns:
             self._share()
             if self._line and not self._scheduled:
                 self._scheduled = True
-                asyncio.get_running_loop().call_soon(self._serve)
+                asyncio.get_running_loop().call_soon(self._serve_line)
 
     def _share(self) -> None:
         self.share_s = max(TURN_S / max(len(self._line), 1), LEAST_SHARE_S)

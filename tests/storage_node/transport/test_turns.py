@@ -4,9 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from storage_node.transport.turns import TURN_S, Turns
+
+
+class Worker:
+    """Work that takes its time by the clock that it moves."""
+
+    def __init__(self, name: str, served: list[str], spend: Callable[[], None]) -> None:
+        self._name = name
+        self._served = served
+        self._spend = spend
+
+    def work(self) -> None:
+        self._served.append(self._name)
+        self._spend()
+
+
+class Scripted:
+    """A loop's turns, with workers that are ready in each, in the same order: as the sockets of a busy server are."""
+
+    def __init__(self, names: str, takes_s: float) -> None:
+        self.now = 0.0
+        self.takes_s = takes_s
+        self.served: list[str] = []
+        self.turns = Turns(lambda: self.now)
+        self._workers = [Worker(name, self.served, self._spend) for name in names]
+
+    def _spend(self) -> None:
+        self.now += self.takes_s
+
+    def all_are_ready(self) -> None:
+        for worker in self._workers:
+            self.turns.serve(worker.work)
+
+    async def turn(self) -> None:
+        self.all_are_ready()
+        await asyncio.sleep(0)
 
 
 async def test_a_mistake_of_one_keeps_nobody_waiting() -> None:
@@ -25,13 +64,40 @@ async def test_a_mistake_of_one_keeps_nobody_waiting() -> None:
     assert len(turns) == 0
 
 
-async def test_a_turn_has_time_until_it_is_spent_and_the_next_one_has_it_again() -> None:
-    now = 0.0
-    turns = Turns(lambda: now)
-    assert turns.has_time()
-    now += TURN_S / 2
-    assert turns.has_time()
-    now += TURN_S / 2
-    assert not turns.has_time(), "those served so far have had it all"
+async def test_a_turn_serves_at_once_until_its_time_is_spent_and_the_next_one_goes_on() -> None:
+    it = Scripted("abc", TURN_S / 2)
+    it.all_are_ready()
+    assert it.served == ["a", "b"], "the third one stands in line"
     await asyncio.sleep(0)
-    assert turns.has_time()
+    it.all_are_ready()
+    assert it.served == ["a", "b", "c", "a", "b"]
+
+
+async def test_who_is_ready_in_a_turn_with_time_does_not_wait() -> None:
+    it = Scripted("ab", TURN_S / 10)
+    for _ in range(20):
+        await it.turn()
+    assert it.served == ["a", "b"] * 20
+    assert len(it.turns) == 0
+
+
+@pytest.mark.parametrize("takes_s", [TURN_S / 3, TURN_S / 2, TURN_S, 3 * TURN_S])
+async def test_those_that_are_ready_in_each_turn_are_served_alike_however_little_time_there_is(takes_s: float) -> None:
+    it = Scripted("abcdefgh", takes_s)
+    while len(it.served) < 800:
+        await it.turn()
+    counts = Counter(it.served[:800])
+    assert max(counts.values()) - min(counts.values()) <= 2, counts
+
+
+async def test_who_has_left_is_not_served_any_more() -> None:
+    it, gone = Scripted("abc", TURN_S), Scripted("x", TURN_S)
+    worker = gone._workers[0]
+    for waiting in it._workers:
+        it.turns.join(waiting.work)
+    it.turns.join(worker.work)
+    it.turns.leave(worker.work)
+    it.turns.leave(worker.work)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (it.served, gone.served) == (["a", "b", "c"], [])
