@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.metrics.cells import Timing
 from dlspark.serving.membership import ProxyEndpoint, ProxyMember
+from dlspark.serving.page import STREAMS_PATH
 from dlspark.serving.write_proxy.placement import (
     MAX_STREAM_LOAD,
     REFRESH_S,
@@ -32,8 +33,6 @@ from storage_node.edge import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 
-STREAMS_PATH: Final = "/api/v1/proxy/streams"
-"""The page of a proxy that has its streams' bytes a second."""
 SETTLE_S: Final = 2.0
 """After a proxy came or went the leader waits so long for others, and computes the loads then."""
 FETCH_TIMEOUT_S: Final = 5.0

@@ -41,13 +41,14 @@ from dlspark.serving.membership import (
     watch_members,
     write_proxy_member,
 )
+from dlspark.serving.page import ProxyPage
 from dlspark.serving.peers import ProxyPeers
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.service import ProxyService
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
 from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
-from dlspark.serving.write_proxy.page import ProxyPage
+from dlspark.serving.write_proxy.page import WriteProxyView
 from dlspark.serving.write_proxy.placement import (
     LEADING_SHARD,
     EqualLoads,
@@ -228,7 +229,7 @@ class WriteProxy:
         if self._role.stats_port is None:
             return None
         self._ending.callback(shown_in(self._statistics, self._scopes))
-        page = ProxyPage(self, registry_of(self._statistics))
+        page = ProxyPage(WriteProxyView(self), registry_of(self._statistics))
         await page.start(self._settings.host, self._role.stats_port)
         self._ending.push_async_callback(page.close)
         return page

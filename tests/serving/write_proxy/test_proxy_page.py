@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.serving.membership import ProxyEndpoint
+from dlspark.serving.page import ProxyPage
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
-from dlspark.serving.write_proxy.page import ProxyPage
+from dlspark.serving.write_proxy.page import WriteProxyView
 from dlspark.serving.write_proxy.placing import fetch_stream_loads
 from metadata.foundation.errors import CallerError
 
@@ -41,7 +42,7 @@ def page(proxy: Proxy) -> ProxyPage:
     registry, scopes = CollectorRegistry(), ProxyScopes()
     shown_in(Statistics(registry), scopes)
     scopes.root.records_received.inc(5)
-    return ProxyPage(proxy, registry)
+    return ProxyPage(WriteProxyView(proxy), registry)
 
 
 def status(page: ProxyPage, path: str) -> int:
@@ -73,7 +74,7 @@ async def test_another_proxy_reads_its_streams_there(page: ProxyPage) -> None:
     await page.start("127.0.0.1", 0)
     try:
         assert await fetch_stream_loads(ProxyEndpoint("127.0.0.1", page.port)) == {"a": 7, "b": 0}
-        other = ProxyPage(Proxy(), CollectorRegistry())
+        other = ProxyPage(WriteProxyView(Proxy()), CollectorRegistry())
         with pytest.raises(CallerError, match="stats-port"):
             await other.start("127.0.0.1", page.port)
         port = page.port
