@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.proxies import PROXY, ProxyChoice
 from dlspark.spark.options.registry import (
     BY_NAME,
     CONF_PREFIX,
@@ -233,6 +234,12 @@ class Options:
     def outage_ms(self) -> int:
         """How long a query waits for what is away, in milliseconds."""
         return min(self.duration_ms("outageTimeout") or 0, MAX_INT)
+
+    @property
+    def proxies(self) -> ProxyChoice | None:
+        """The proxies to go through; None: through none."""
+        value = self.text(PROXY)
+        return None if value is None else ProxyChoice.parse(value)
 
     def flag(self, name: str) -> bool:
         """The value of a true/false option (all of them have a default)."""

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from enum import Flag
 from typing import Final, TypeVar
 
+from dlspark.spark.options.proxies import PROXIES, PROXY
 from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting, markdown_table
 
 CLIENT_PREFIX = "bkc."
@@ -111,6 +112,7 @@ _TYPES: Final[Mapping[object, str]] = {
     WHOLE: "integer >= {minimum}",
     INSTANT: "epoch milliseconds or ISO-8601",
     DURATION: "duration",
+    PROXIES: "`discover` or addresses",
 }
 """What the documentation's table calls the kinds."""
 
@@ -338,6 +340,15 @@ OPTIONS: tuple[Option, ...] = (
         "are left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until "
         "its ZooKeeper session ends. `0s`: not at all, but for the lock 5 seconds",
         default="2m",
+    ),
+    _option(
+        PROXY,
+        PROXIES,
+        Scope.ANY,
+        "Go through proxies of the serving tier: `discover`, those that are announced in the namespace, or a list of "
+        "their addresses for frames, `host:port,host:port`: of read proxies for a source, of write proxies for a sink. "
+        "The tasks of a source then talk to read proxies alone; its driver plans as ever",
+        default_words="no proxies",
     ),
     _option(
         "metadata",
