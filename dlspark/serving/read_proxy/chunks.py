@@ -5,7 +5,8 @@ others are given the same bytes. Kept chunks are bounded in bytes; those that we
 
 What a reader is promised, a chunk keeps: control records are left out, record sets are expanded, the end of the stream
 is marked, and a chunk ends before a gap between two records (I4) and before an entry that cannot be decoded (I12), with
-the error that comes next. Gaps between two chunks are for the cursor to see: it knows what its reader had last.
+the error that comes next. Gaps between two chunks are for the cursor to see: it knows what its reader had last. Entries
+as they are stored all come, those of control records alone too: their reader can see that none is missing.
 """
 
 from __future__ import annotations
@@ -197,16 +198,16 @@ class ChunkMaker:
             except DistributedLogError as error:
                 error.log = error.log or self.log
                 return Chunk(tuple(parts), _size(parts), entry.start, index, first, numbers.last, failure=error)
+            # Before the start there are records that this reader does not get: its first number is not known.
+            slot = start.slot_id if start > entry.start else 0
             if summary.user_count:
                 if numbers.missing_before(summary.first_position) and self.gap_detection:
                     failure = gap_error(self.log, entry.start, summary.first_position, numbers.last)
                     return _chunk(run, tuple(parts), entry.start, first, numbers.last, None, failure)
                 numbers.last = summary.last_position
-                slot = start.slot_id if start > entry.start else 0
-                # Before the start there are records that this reader does not get: its first number is not known.
                 first = first or (0 if slot else summary.first_position)
-                head = (segment.lssn, entry.entry_id, entry.start_sequence_id, segment.version)
-                parts.append(encode_stored(StoredEntry(*head, entry.payload, slot)))
+            head = (segment.lssn, entry.entry_id, segment.ledger_id, entry.start_sequence_id, segment.version)
+            parts.append(encode_stored(StoredEntry(*head, entry.payload, slot)))
             if summary.end_of_stream:
                 end = next(record.dlsn for record in _all_records([entry]) if record.is_end_of_stream)
                 return _chunk(run, tuple(parts), end, first, numbers.last, end, None)

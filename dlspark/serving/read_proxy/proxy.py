@@ -2,6 +2,7 @@
 
 It begins in this order, and ends in the opposite one:
 
+    page         health and metrics, so that a probe is answered that the proxy is not ready yet; where it is asked for
     namespace    the session with ZooKeeper, the ledger client
     service      what does the work (`service`)
     frames       the port, which is part of the proxy's location
@@ -19,13 +20,17 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
+from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
 from dlspark.serving.membership import READ_PROXIES, Announcement, ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.page import ProxyPage
+from dlspark.serving.read_proxy.figures import figures_shown_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from metadata.foundation.errors import CallerError, DistributedLogError, check
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
-NO_GRPC: Final = -1
+NO_PORT: Final = -1
+"""Of gRPC, and of the page: there is none."""
 
 
 class ReadProxy:
@@ -49,6 +55,7 @@ class ReadProxy:
         settings: ReadProxySettings,
         *,
         network: Network | None = None,
+        statistics: Statistics | None = None,
         namespace: AsyncNamespace | None = None,
     ) -> None:
         """`namespace`: over given edges; it is closed with the proxy, and `uri` is not looked at."""
@@ -56,9 +63,12 @@ class ReadProxy:
         self._uri = uri
         self._network = network or frames_network(_frames_limits(settings))
         self._given = namespace
+        self._statistics = statistics or Statistics()
         self._ending = AsyncExitStack()
         self._member: ProxyMember | None = None
         self._service: ReadProxyService | None = None
+        self._announcement: Announcement | None = None
+        self._serving = False
 
     @property
     def service(self) -> ReadProxyService:
@@ -74,6 +84,25 @@ class ReadProxy:
         assert self._member is not None
         return self._member
 
+    @property
+    def ready(self) -> bool:
+        """Whether it answers readers."""
+        return self._serving
+
+    def state(self) -> Mapping[str, object]:
+        """What its page says that it is: its name, whether clients find it, how many readers and logs it has."""
+        figures = self._service.figures() if self._service is not None else None
+        return {
+            "location": self._member.location if self._member is not None else "",
+            "announced": self._announcement is not None and self._announcement.announced,
+            "readers": figures.readers if figures is not None else 0,
+            "streams": figures.logs if figures is not None else 0,
+        }
+
+    def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
+        """What its page says of each log that it reads."""
+        return self._service.logs_shown() if self._service is not None else {}
+
     async def start(self) -> None:
         """Begin to serve. Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is
         taken; then nothing is left running."""
@@ -84,11 +113,14 @@ class ReadProxy:
             raise
 
     async def _start(self) -> None:
-        namespace = self._given or await AsyncNamespace.open(self._uri)
+        page = await self._start_page()
+        namespace = self._given or await AsyncNamespace.open(self._uri, statistics=self._statistics)
         self._ending.push_async_callback(namespace.close)
         settings = self.settings
         service = self._service = ReadProxyService(namespace, settings, location="")
         self._ending.push_async_callback(service.close)
+        if page is not None:
+            self._ending.callback(figures_shown_in(self._statistics, service.figures))
         frames = FramesServer(self._network, service, limits=_frames_limits(settings))
         grace_s = settings.shutdown_grace_ms / 1000
         self._ending.push_async_callback(frames.close, grace_s=grace_s)
@@ -99,17 +131,30 @@ class ReadProxy:
             ProxyEndpoint(host, frames.port),
             settings.shard,
             grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
+            stats=ProxyEndpoint(host, page.port) if page is not None else None,
         )
         service.location = self._member.location
         # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.
         self._ending.push_async_callback(service.close)
-        announcement = Announcement(namespace.store, join(namespace.uri.path, READ_PROXIES), self._member)
+        announcement = self._announcement = Announcement(
+            namespace.store, join(namespace.uri.path, READ_PROXIES), self._member
+        )
         await announcement.begin()
         self._ending.push_async_callback(_withdraw, announcement)
+        self._serving = True
         _LOG.info("the read proxy %s serves %s", self._member.location, namespace.uri)
 
+    async def _start_page(self) -> ProxyPage | None:
+        settings = self.settings
+        if settings.stats_port == NO_PORT:
+            return None
+        page = ProxyPage(self, registry_of(self._statistics))
+        await page.start(settings.host, settings.stats_port)
+        self._ending.push_async_callback(page.close)
+        return page
+
     async def _start_grpc(self, service: ReadProxyService) -> GrpcServer | None:
-        if self.settings.grpc_port == NO_GRPC:
+        if self.settings.grpc_port == NO_PORT:
             return None
         try:
             from dlspark.serving.bindings.grpc_server import GrpcServer
@@ -125,6 +170,7 @@ class ReadProxy:
 
     async def stop(self) -> None:
         """End in order: withdraw, refuse what waits, let answers leave, close. Idempotent."""
+        self._serving = False
         if self._service is not None:
             _LOG.info("stopping; so far: %s", self._service.figures())
         await self._ending.aclose()

@@ -78,11 +78,14 @@ class RingBudget:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        self.entries_added = 0
+        """Entries that came so far."""
         self._order: OrderedDict[tuple[int, int], EntryRing] = OrderedDict()
 
     def added(self, ring: EntryRing, ordinal: int, size: int) -> None:
         """Count an entry; evicts those that came first of all until the rest fits."""
         self._order[ring.number, ordinal] = ring
+        self.entries_added += 1
         self.used_bytes += size
         while self.used_bytes > self.max_bytes and len(self._order) > 1:
             oldest = next(iter(self._order.values()))

@@ -119,6 +119,11 @@ class ServedLog:
         return self._handle
 
     @property
+    def ring_bytes(self) -> int:
+        """What the ring at the end has; 0 before the log is open."""
+        return self._tail.feed.ring.kept_bytes if self._tail is not None else 0
+
+    @property
     def failed(self) -> bool:
         """Whether nothing new comes: it has to be opened anew."""
         return self._tail is not None and self._tail.feed.failure is not None

@@ -25,8 +25,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dlspark.core.namespace import AsyncNamespace
@@ -52,6 +52,7 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.read_proxy.catch_up import CatchUpTurns
 from dlspark.serving.read_proxy.chunks import Chunks
 from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
+from dlspark.serving.read_proxy.figures import ReadProxyFigures
 from dlspark.serving.read_proxy.ring import RingBudget
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
 from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
@@ -66,25 +67,6 @@ SWEEP_S = 1.0
 """How often readers that ask for nothing are looked for."""
 REQUEST_BYTES = 64 * 1024
 """What a read proxy says that it takes: its requests are small."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadProxyFigures:
-    """What a read proxy has and has done."""
-
-    readers: int
-    waiting: int
-    """Readers with a read under way."""
-    logs: int
-    ring_bytes: int
-    catch_up_bytes: int
-    catch_ups: int
-    catch_ups_waiting: int
-    decoded_bytes: int
-    chunks_decoded: int
-    chunks_shared: int
-    deliveries: int
-    delivered_bytes: int
 
 
 class ReadProxyService:
@@ -103,7 +85,7 @@ class ReadProxyService:
         self._openings: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._deliveries = self._delivered_bytes = 0
+        self._deliveries = self._delivered_bytes = self._catch_ups_begun = 0
         self._room = ServingRoom(
             namespace,
             settings,
@@ -150,18 +132,24 @@ class ReadProxyService:
         chunks = self._room.chunks
         return ReadProxyFigures(
             readers=len(self._sessions),
-            waiting=sum(session.pending is not None for session in self._sessions),
+            waiting=self._sessions.busy_count,
             logs=len(self._logs),
             ring_bytes=self._room.rings.used_bytes,
             catch_up_bytes=self._room.catch_up_rings.used_bytes,
             catch_ups=self._turns.taken,
             catch_ups_waiting=self._turns.waiting,
+            catch_ups_begun=self._catch_ups_begun,
+            entries_read=self._room.rings.entries_added + self._room.catch_up_rings.entries_added,
             decoded_bytes=chunks.kept_bytes,
             chunks_decoded=chunks.made,
             chunks_shared=chunks.shared,
             deliveries=self._deliveries,
             delivered_bytes=self._delivered_bytes,
         )
+
+    def logs_shown(self) -> Mapping[str, Mapping[str, object]]:
+        """The logs that are read: how many readers each has, and what is kept for those at its end."""
+        return {name: {"readers": log.users, "ringBytes": log.ring_bytes} for name, log in sorted(self._logs.items())}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -290,6 +278,7 @@ class ReadProxyService:
         if session.closed or session.cursor is None:
             return False
         used = session.log.catch_up(session, session.cursor)
+        self._catch_ups_begun += used
         # Not now: this is called from within a step of another reader.
         self._loop.call_soon(self._advance, session)
         return used

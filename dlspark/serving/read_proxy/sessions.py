@@ -76,6 +76,11 @@ class ReaderSessions:
     def __iter__(self) -> Iterator[ReaderSession]:
         return iter([one for sessions in self._by_caller.values() for one in sessions.values()])
 
+    @property
+    def busy_count(self) -> int:
+        """Readers with a read under way."""
+        return self._count - len(self._idle)
+
     def find(self, caller: Caller, number: int) -> ReaderSession | None:
         """The session of a reader, None if it has none."""
         return self._by_caller.get(caller, {}).get(number)

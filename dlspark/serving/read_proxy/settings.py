@@ -77,6 +77,13 @@ class ReadProxySettings:
     shutdown_grace_ms: int = _own(
         5_000, "shutdownGraceMs", "Milliseconds that a stop waits for answers to leave", minimum=0
     )
+    stats_port: int = _own(
+        -1,
+        "statsPort",
+        "The port of the page with health and metrics; 0 takes a free one, -1 leaves it out",
+        minimum=-1,
+        maximum=65535,
+    )
     shard: int = _own(-1, "shardId", "The number of this proxy among those of the namespace; -1: none", minimum=-1)
     ring_bytes: int = _own(
         16 * MIB,
