@@ -3,7 +3,8 @@
 The position is the client's: each poll names the DLSN to read next, and its delivery says where to go on. So any proxy
 can answer the next poll, and one that dies loses nothing: the same position is asked of another. The next poll is sent
 as soon as a delivery has come, before that one is consumed: while a program works on one delivery, the next one is on
-its way. There are never more than these two.
+its way. There are never more than these two. A reader that knows where it will end asks for nothing behind that
+(`ahead_until`).
 
 Fault model: proxies die, stop, and refuse; deliveries may be ill-formed. What a delivery claims is checked before
 anything of it is handed out: it must not go back, and its records must lie between where it begins and where it ends
@@ -107,6 +108,8 @@ class AsyncProxyReader:
         self._sealed = False
         self._turn = asyncio.Lock()
         self._closed = False
+        self.ahead_until: DLSN | None = None
+        """Behind this nothing is asked for before it is wanted; None: one poll is always ahead."""
 
     @property
     def position(self) -> ProxyStart:
@@ -149,7 +152,8 @@ class AsyncProxyReader:
         return found
 
     async def next_entries(self) -> list[StoredEntry]:
-        """The next entries as they are stored; waits at the tail. In the form ENTRIES only. Raises as `read_next`."""
+        """The next entries as they are stored, those without records of a user too; waits at the tail. In the form
+        ENTRIES only. Raises as `read_next`."""
         self._check_form(ReadForm.ENTRIES)
         while True:
             delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
@@ -234,7 +238,8 @@ class AsyncProxyReader:
             self._ahead = None
             self._request = replace(self._request, start=delivery.next)
             self._sealed = delivery.end_of_stream
-            if not self._sealed and not self._closed:
+            beyond = self.ahead_until is not None and delivery.next >= self.ahead_until
+            if not (self._sealed or self._closed or beyond):
                 self._poll()
             return delivery, decoded
 

@@ -24,14 +24,18 @@ id is the segment's start sequence id + position - 1, in 64 bits.
 
 A *stored entry* (`ReadForm.ENTRIES`) is decoded by the client (`dlspark.core.codec.entries`):
 
-    0       u8     version, always 1
+    0       u8     version, always 2
     1       u8     0
     2       u16    version of the segment's metadata: entries are enveloped from 4 on
     4       u32    slot from which on the records are the reader's; lower ones lie before its start
     8       i64    segment number
     16      i64    entry id
     24      i64    start sequence id of the segment
-    32      bytes  the entry as it is stored, digest checked and left out
+    32      i64    id of the ledger that holds it: a log created again has other ledgers
+    40      bytes  the entry as it is stored, digest checked and left out
+
+Those that hold control records alone come as well: entries of a segment follow each other without a hole, unless the
+proxy was set to pass over damaged ones.
 
 An *Arrow stream* (`ReadForm.ARROW`) is a whole stream in Arrow's IPC format, whose schema is `ROW_SCHEMA`
 (`dlspark.core.codec.vector_decoding`). pyarrow is imported only by what makes or reads one.
@@ -69,13 +73,16 @@ if TYPE_CHECKING:
     from dlspark.core.codec.vector_decoding import DecodedBatch
 
 PART_VERSION = 1
+STORED_VERSION = 2
 _BATCH = Struct(">BBHIqqq")
 _ROW = Struct(">IIQqI")
-_STORED = Struct(">BBHIqqq")
+_STORED = Struct(">BBHIqqqq")
 ROW_BYTES = _ROW.size
 """What a record takes in a batch besides its payload."""
 HEAD_BYTES = _BATCH.size
-"""What a batch, or a stored entry, has in front."""
+"""What a batch has in front."""
+STORED_HEAD_BYTES = _STORED.size
+"""What a stored entry has in front."""
 _FIRST_ENVELOPED = 4
 _MAX_I64 = 2**63 - 1
 
@@ -124,7 +131,7 @@ def decode_records(part: Buffer) -> list[LogRecord]:
     if len(view) < HEAD_BYTES:
         raise ProtocolError(f"a batch of records of {len(view)} bytes is shorter than its head of {HEAD_BYTES}")
     version, _, _, count, lssn, start, first_entry = _BATCH.unpack_from(view)
-    _check_version(version, "batch of records")
+    _check_version(version, PART_VERSION, "batch of records")
     if first_entry < 0 or lssn < 0:
         raise ProtocolError(f"a batch of records claims to begin in segment {lssn}, entry {first_entry}")
     after = HEAD_BYTES + count * ROW_BYTES
@@ -163,6 +170,7 @@ class StoredEntry:
 
     lssn: int
     entry_id: int
+    ledger_id: int
     start_sequence_id: int
     metadata_version: int
     payload: Buffer
@@ -184,13 +192,14 @@ class StoredEntry:
 def encode_stored(entry: StoredEntry) -> bytes:
     """A stored entry."""
     head = _STORED.pack(
-        PART_VERSION,
+        STORED_VERSION,
         0,
         entry.metadata_version,
         entry.first_slot,
         entry.lssn,
         entry.entry_id,
         entry.start_sequence_id,
+        entry.ledger_id,
     )
     return b"".join((head, entry.payload))
 
@@ -198,18 +207,18 @@ def encode_stored(entry: StoredEntry) -> bytes:
 def decode_stored(part: Buffer) -> StoredEntry:
     """The stored entry; its payload is a view of `part`, and its records are not decoded. Raises ProtocolError."""
     view = memoryview(part).cast("B")
-    if len(view) < HEAD_BYTES:
-        raise ProtocolError(f"a stored entry of {len(view)} bytes is shorter than its head of {HEAD_BYTES}")
-    version, _, metadata_version, first_slot, lssn, entry_id, start = _STORED.unpack_from(view)
-    _check_version(version, "stored entry")
+    if len(view) < STORED_HEAD_BYTES:
+        raise ProtocolError(f"a stored entry of {len(view)} bytes is shorter than its head of {STORED_HEAD_BYTES}")
+    version, _, metadata_version, first_slot, lssn, entry_id, start, ledger_id = _STORED.unpack_from(view)
+    _check_version(version, STORED_VERSION, "stored entry")
     if entry_id < 0 or lssn < 0:
         raise ProtocolError(f"a stored entry claims to be entry {entry_id} of segment {lssn}")
-    return StoredEntry(lssn, entry_id, start, metadata_version, view[HEAD_BYTES:], first_slot)
+    return StoredEntry(lssn, entry_id, ledger_id, start, metadata_version, view[STORED_HEAD_BYTES:], first_slot)
 
 
-def _check_version(version: int, what: str) -> None:
-    if version != PART_VERSION:
-        raise ProtocolError(f"a {what} has version {version}; only version {PART_VERSION} is known")
+def _check_version(version: int, known: int, what: str) -> None:
+    if version != known:
+        raise ProtocolError(f"a {what} has version {version}; only version {known} is known")
 
 
 # ------------------------------------------------------------------ Arrow streams

@@ -135,12 +135,13 @@ def test_a_stored_entry_shows_its_reader_what_is_the_readers():
     builder.add(3, encode_record_set([b"b", b"c"]), 2, FLAG_RECORD_SET)
     builder.add(MAX_TXID, b"end", 3, FLAG_END_OF_STREAM)
     payload = b"".join(bytes(buffer) for buffer in builder.finish().buffers)
-    whole = StoredEntry(4, 9, 100, 5, payload)
+    whole = StoredEntry(4, 9, 77, 100, 5, payload)
     found = decode_stored(encode_stored(whole))
-    assert (found.lssn, found.entry_id, found.start_sequence_id, found.metadata_version) == (4, 9, 100, 5)
+    assert (found.lssn, found.entry_id, found.ledger_id) == (4, 9, 77)
+    assert (found.start_sequence_id, found.metadata_version) == (100, 5)
     assert [record.payload for record in found.records()] == [b"a", b"b", b"c"]
     assert [record.sequence_id for record in found.records()] == [100, 101, 102]
-    later = decode_stored(encode_stored(StoredEntry(4, 9, 100, 5, payload, first_slot=3)))
+    later = decode_stored(encode_stored(StoredEntry(4, 9, 77, 100, 5, payload, first_slot=3)))
     assert [record.payload for record in later.records()] == [b"c"]
 
 
@@ -148,9 +149,9 @@ def test_entries_of_old_segments_have_no_envelope():
     builder = EntryBuilder(enveloped=False)
     builder.add(2, b"a", 1)
     payload = b"".join(bytes(buffer) for buffer in builder.finish().buffers)
-    assert [r.payload for r in decode_stored(encode_stored(StoredEntry(1, 0, 0, 3, payload))).records()] == [b"a"]
+    assert [r.payload for r in decode_stored(encode_stored(StoredEntry(1, 0, 9, 0, 3, payload))).records()] == [b"a"]
     with pytest.raises(InvalidEntryError):
-        decode_stored(encode_stored(StoredEntry(1, 0, 0, 4, payload))).records()
+        decode_stored(encode_stored(StoredEntry(1, 0, 9, 0, 4, payload))).records()
 
 
 def test_arrow_streams_come_back_and_others_are_refused():
@@ -169,8 +170,8 @@ def test_arrow_streams_come_back_and_others_are_refused():
 
 def test_a_delivery_has_its_records_in_order_whatever_its_form():
     payload = entry(b"a", b"b")
-    records = StoredEntry(1, 0, 0, 5, payload).records()
-    stored = Delivery(ReadForm.ENTRIES, DLSN(1, 1, 0), (encode_stored(StoredEntry(1, 0, 0, 5, payload)),))
+    records = StoredEntry(1, 0, 9, 0, 5, payload).records()
+    stored = Delivery(ReadForm.ENTRIES, DLSN(1, 1, 0), (encode_stored(StoredEntry(1, 0, 9, 0, 5, payload)),))
     plain = Delivery(ReadForm.RECORDS, DLSN(1, 1, 0), (encode_records(records[:1]), encode_records(records[1:])))
     assert records_of(stored) == records_of(plain) == records
     assert place_behind(records[-1]) == DLSN(1, 0, 2)
