@@ -37,7 +37,7 @@ def check_record_sets(request: WriteRecords) -> None:
     records = declared_records(request)
     if records > MAX_SET_RECORDS:
         raise InvalidRecordError(
-            f"the record sets of a request hold {records} records, at most {MAX_SET_RECORDS} are taken; "
+            f"the record sets of a request hold {records} records, {MAX_SET_RECORDS} are taken; nothing was written",
             advice="Send fewer records in a request",
         )
     expanded = 0
