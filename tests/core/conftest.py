@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from helpers.memory_bookies import MemoryBookie, MemoryNetwork
+from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
@@ -18,7 +18,6 @@ from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
-from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 
@@ -64,9 +63,7 @@ class World:
             Settings(**values),  # type: ignore[arg-type]
             network=self.network,
             rng=random.Random(7),
-            client_settings=ClientSettings(
-                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
-            ),
+            client_settings=PATIENT,
             features=features,
             statistics=statistics,
             own=(store,),

@@ -21,7 +21,12 @@ from storage_node.protocol.encoding import encode_add_response, encode_read_lac_
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddRequest, BatchReadRequest, ReadLacRequest, ReadRequest
+from storage_node.settings.client import ClientSettings
 
+PATIENT = ClientSettings(
+    add_entry_timeout_ms=30_000, read_entry_timeout_ms=10_000, speculative_read_ms=200, long_poll_ms=200
+)
+"""For clients in real time: that the machine stands still for a second does not mean that a storage node has failed."""
 _HEADER = Struct(">qqqq")
 _LENGTH = Struct(">i")
 

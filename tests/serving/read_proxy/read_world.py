@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
-from helpers.memory_bookies import MemoryBookie, MemoryNetwork
+from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
@@ -23,7 +23,6 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
 from storage_node.protocol import v2
-from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 LOCATION = "proxy:8100"
@@ -78,9 +77,7 @@ class ReadWorld:
             Settings(**{**values, **settings}),  # type: ignore[arg-type]
             network=self.network,
             rng=random.Random(7),
-            client_settings=ClientSettings(
-                add_entry_timeout_ms=30_000, read_entry_timeout_ms=10_000, speculative_read_ms=200, long_poll_ms=200
-            ),
+            client_settings=PATIENT,
             own=(store,),
         )
         self.clients.append(namespace)

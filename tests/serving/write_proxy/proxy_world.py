@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 
-from helpers.memory_bookies import MemoryBookie, MemoryNetwork
+from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
 from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
@@ -24,7 +24,6 @@ from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
-from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 SESSION_S = 6
@@ -151,9 +150,7 @@ class ProxyWorld:
             network=self.network,
             rng=random.Random(7),
             clock=self.clock,
-            client_settings=ClientSettings(
-                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
-            ),
+            client_settings=PATIENT,
             features=self.features,
             own=(store,),
         )
