@@ -49,6 +49,7 @@ from dlspark.serving.protocol.operations import (
     Refusal,
     Request,
 )
+from dlspark.serving.protocol.stream_names import check_stream_length
 from dlspark.serving.read_proxy.catch_up import CatchUpTurns
 from dlspark.serving.read_proxy.chunks import Chunks
 from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
@@ -182,6 +183,7 @@ class ReadProxyService:
         pending.timer = self._loop.call_later(wait_ms / 1000, self._supersede, session)
 
     def _open(self, request: ReadBatch, caller: Caller) -> ReaderSession:
+        check_stream_length(request.stream)
         self._sessions.check_room(caller)
         log = self._served(request.stream)
         session = ReaderSession(caller=caller, number=request.reader, log=log, asked=request.start)

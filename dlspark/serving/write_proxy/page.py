@@ -1,4 +1,4 @@
-"""What the page of a write proxy shows (`dlspark.serving.page`): what it is, its streams and what each of them takes."""
+"""What the page of a write proxy shows (`dlspark.serving.page`): what it is, and what each of its streams takes."""
 
 from __future__ import annotations
 
