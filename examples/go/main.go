@@ -14,15 +14,22 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-var proxies []pb.DistributedLogClient
-var asked, failures int // which of them, and how often in a row nothing was done
-var located, success = map[string]int{}, &pb.Status{Code: pb.Status_SUCCESS}
+var proxies []string // those that were named; an owner may be another one
+var asked string     // the one whose turn it is
+var failures int     // how often in a row nothing was done
+var clients, success = map[string]pb.DistributedLogClient{}, &pb.Status{Code: pb.Status_SUCCESS}
 
 // ask tries one proxy after the other, but the owner where one names it.
 func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient) (*pb.Status, error)) {
 	for failures = 0; ; failures++ {
+		if clients[asked] == nil {
+			connection, err := grpc.NewClient(asked, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if clients[asked] = pb.NewDistributedLogClient(connection); err != nil {
+				log.Fatal(err)
+			}
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		said, err := try(ctx, proxies[asked])
+		said, err := try(ctx, clients[asked])
 		if cancel(); err == nil && said.Code == pb.Status_SUCCESS {
 			return
 		}
@@ -31,9 +38,8 @@ func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient)
 			log.Fatalf("%v %v", said, err)
 		}
 		time.Sleep(min(25*time.Duration(failures+1), 100) * time.Millisecond)
-		asked = (asked + 1) % len(proxies)
-		if owner, known := located[said.GetLocation()]; known {
-			asked = owner
+		if asked = said.GetGrpcAddress(); asked == "" {
+			asked = proxies[(failures+1)%len(proxies)]
 		}
 	}
 }
@@ -67,17 +73,10 @@ func write(stream, producer string, input *bufio.Reader) {
 }
 
 func main() {
-	for n, address := range os.Args[3:] {
-		connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if proxies = append(proxies, pb.NewDistributedLogClient(connection)); err != nil {
-			log.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if who, err := proxies[n].Handshake(ctx, &pb.HandshakeRequest{WithoutOwnerships: true}); err == nil {
-			located[who.Location] = n
-		}
-		cancel()
+	if len(os.Args) < 4 {
+		log.Fatal("logs LOG PRODUCER PROXY..., or logs LOG - PROXY...")
 	}
+	proxies, asked = os.Args[3:], os.Args[3]
 	if os.Args[2] != "-" {
 		write(os.Args[1], os.Args[2], bufio.NewReader(os.Stdin))
 		return

@@ -43,6 +43,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.rpc_answers import GrpcAddressOf, no_address
 from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
@@ -85,7 +86,7 @@ Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 class GrpcCalls:
     """All calls of one server."""
 
-    def __init__(self, service: ProxyService, limits: GrpcLimits) -> None:
+    def __init__(self, service: ProxyService, limits: GrpcLimits, address_of: GrpcAddressOf = no_address) -> None:
         self.limits = limits
         self.stopping = asyncio.Event()
         """Nothing new is begun any more."""
@@ -98,6 +99,7 @@ class GrpcCalls:
         self._of_host: dict[str, int] = {}
         """Calls of each client's host."""
         self._service = service
+        self._address_of = address_of
         self._lines = MessageLimit(logger)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -122,7 +124,7 @@ class GrpcCalls:
                 answer = await self._ask(request, caller, len(data), call)
             finally:
                 self._end(caller)
-            return _response(method.name, answer, message)
+            return self.encoded(method.name, answer, getattr(message, "correlation", 0))
 
         return handle
 
@@ -198,10 +200,10 @@ class GrpcCalls:
 
     async def _deliver(self, answer: Answer, call: Call) -> Answer:
         """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
-        data = _response("Read", answer, None)
+        data = self.encoded("Read", answer)
         if isinstance(answer, Delivery) and self.held_bytes + len(data) > self.limits.memory_bytes:
             answer = over_capacity()
-            data = _response("Read", answer, None)
+            data = self.encoded("Read", answer)
         self.held_bytes += len(data)
         try:
             await call.write(data)
@@ -242,6 +244,17 @@ class GrpcCalls:
         if not self.under_way:
             self.idle.set()
         self._service.caller_gone(caller)
+
+    def encoded(self, name: str, answer: Answer, correlation: int = 0) -> bytes:
+        """The message with which a call of this name is answered."""
+        try:
+            message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, address_of=self._address_of)
+        except DistributedLogError as error:
+            logger.error("an answer to %s cannot be sent: %s", name, error)
+            text = f"it was done, and its answer cannot be sent: {error.message}"
+            refusal = Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
+            message = rpc_messages.answer_to_pb(name, refusal, correlation=correlation)
+        return message.SerializeToString()
 
     def cost(self, request: Request, size: int) -> int:
         """What a request of `size` bytes counts while it is under way."""
@@ -292,9 +305,7 @@ class _Append:
         while True:
             while self._answers:
                 correlation, cost, answer = self._answers.popleft()
-                method = rpc_messages.METHODS["Append"]
-                message = rpc_messages.answer_to_pb(method.name, answer, correlation=correlation)
-                await self._call.write(message.SerializeToString())
+                await self._call.write(self._calls.encoded("Append", answer, correlation))
                 self._settle(cost)
             if not self._under_way and (self._reader.done() or self._calls.stopping.is_set()):
                 return
@@ -409,12 +420,3 @@ def _parsed(method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Reque
     return message, rpc_messages.request_from_pb(method.name, message)
 
 
-def _response(name: str, answer: Answer, message: Message | None) -> bytes:
-    correlation = getattr(message, "correlation", 0)
-    try:
-        return rpc_messages.answer_to_pb(name, answer, correlation=correlation).SerializeToString()
-    except DistributedLogError as error:
-        logger.error("an answer to %s cannot be sent: %s", name, error)
-        text = f"it was done, and its answer cannot be sent: {error.message}"
-        refusal = Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
-        return rpc_messages.answer_to_pb(name, refusal, correlation=correlation).SerializeToString()

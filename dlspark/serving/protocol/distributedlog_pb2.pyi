@@ -194,11 +194,12 @@ class Status(google.protobuf.message.Message):
     ACTUAL_NUMBER_FIELD_NUMBER: builtins.int
     ACTUAL_TEXT_FIELD_NUMBER: builtins.int
     ADVICE_FIELD_NUMBER: builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: builtins.int
     code: global___Status.Code.ValueType
     message: builtins.str
     """What happened, for people. Empty where the code is SUCCESS."""
     location: builtins.str
-    """The owner, where the code is FOUND: version;shard;host:port. Ask there."""
+    """The owner, where the code is FOUND: version;shard;host:port, by its port for frames. Ask at `grpc_address`."""
     applied: global___Status.Applied.ValueType
     error: builtins.str
     """The name of the error class in dlspark's Python library."""
@@ -208,6 +209,8 @@ class Status(google.protobuf.message.Message):
     """The last DLSN as segment:entry:slot, or the fencing token in hexadecimal digits."""
     advice: builtins.str
     """What to do about it, for people."""
+    grpc_address: builtins.str
+    """Where the proxy at `location` speaks gRPC: host:port. Empty where it does not, or where that is not known."""
     def __init__(
         self,
         *,
@@ -219,9 +222,10 @@ class Status(google.protobuf.message.Message):
         actual_number: builtins.int = ...,
         actual_text: builtins.str = ...,
         advice: builtins.str = ...,
+        grpc_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text", "advice", b"advice", "applied", b"applied", "code", b"code", "error", b"error", "location", b"location", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text", "advice", b"advice", "applied", b"applied", "code", b"code", "error", b"error", "grpc_address", b"grpc_address", "location", b"location", "message", b"message"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["actual", b"actual"]) -> typing.Literal["actual_number", "actual_text"] | None: ...
 
 global___Status = Status
@@ -652,7 +656,10 @@ class GetOwnerResponse(google.protobuf.message.Message):
 
     STATUS_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: builtins.int
     location: builtins.str
+    grpc_address: builtins.str
+    """Where that proxy speaks gRPC: host:port. Empty where it does not, or where that is not known."""
     @property
     def status(self) -> global___Status:
         """SUCCESS where an owner is known."""
@@ -662,9 +669,10 @@ class GetOwnerResponse(google.protobuf.message.Message):
         *,
         status: global___Status | None = ...,
         location: builtins.str = ...,
+        grpc_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["location", b"location", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grpc_address", b"grpc_address", "location", b"location", "status", b"status"]) -> None: ...
 
 global___GetOwnerResponse = GetOwnerResponse
 
@@ -675,7 +683,7 @@ class HandshakeRequest(google.protobuf.message.Message):
     STREAM_REGEX_FIELD_NUMBER: builtins.int
     WITHOUT_OWNERSHIPS_FIELD_NUMBER: builtins.int
     stream_regex: builtins.str
-    """A regular expression (Python's); ownerships are those whose stream matches it as a whole. Left out: all."""
+    """A regular expression (RE2's); ownerships are those whose stream matches it as a whole. Left out: all."""
     without_ownerships: builtins.bool
     """Do not list ownerships."""
     def __init__(

@@ -1,7 +1,8 @@
 """Answers as messages of distributedlog.proto, and back. No I/O, no grpc.
 
-A refusal is the status of whatever message the call gives; every other answer has the status SUCCESS. Records that are
-read are messages of their own here: a program that reads by gRPC needs none of this project's formats.
+A location names a proxy by its port for frames, which a gRPC client cannot dial: messages have its port for gRPC beside
+it. A refusal is the status of whatever message the call gives; every other answer has the status SUCCESS. Records that
+are read are messages of their own here: a program that reads by gRPC needs none of this project's formats.
 
 Fault model: as for requests, an unknown enum value is a ProtocolError.
 """
@@ -49,12 +50,21 @@ _PROXY_STATUSES_IN_PB: Final = {status: pb.HandshakeResponse.ProxyStatus.Value(s
 _PROXY_STATUSES: Final = {number: status for status, number in _PROXY_STATUSES_IN_PB.items()}
 
 
+GrpcAddressOf: TypeAlias = Callable[[str], str]
+"""Where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not known."""
+
+
+def no_address(_location: str) -> str:
+    """For who knows no proxies."""
+    return ""
+
+
 def _success() -> pb.Status:
     return pb.Status(code=pb.Status.SUCCESS)
 
 
-def status_to_pb(refusal: Refusal) -> pb.Status:
-    """The status that says what a refusal says."""
+def status_to_pb(refusal: Refusal, address_of: GrpcAddressOf = no_address) -> pb.Status:
+    """The status that says what a refusal says, and where its location speaks gRPC."""
     status = pb.Status(
         code=_CODES_IN_PB[refusal.code],
         message=refusal.message,
@@ -62,6 +72,7 @@ def status_to_pb(refusal: Refusal) -> pb.Status:
         applied=_APPLIED_IN_PB[refusal.applied],
         error=refusal.error,
         advice=refusal.advice or "",
+        grpc_address=address_of(refusal.location) if refusal.location is not None else "",
     )
     if isinstance(refusal.actual, int):
         status.actual_number = refusal.actual
@@ -91,32 +102,33 @@ def status_from_pb(message: pb.Status) -> Refusal | None:
 # ---------------------------------------------------------------------- to messages
 
 
-def _write_in_pb(answer: WriteReceipt | BulkReceipt) -> pb.WriteResponse:
+def _write_in_pb(answer: WriteReceipt | BulkReceipt, address_of: GrpcAddressOf) -> pb.WriteResponse:
     if isinstance(answer, BulkReceipt):
-        return pb.WriteResponse(status=_success(), results=[_result_in_pb(result) for result in answer.results])
+        return pb.WriteResponse(status=_success(), results=[_result_in_pb(one, address_of) for one in answer.results])
     dlsn = dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None
     return pb.WriteResponse(status=_success(), dlsn=dlsn, records=answer.records, repetition=answer.repeated)
 
 
-def _result_in_pb(result: DLSN | Refusal) -> pb.RecordResult:
+def _result_in_pb(result: DLSN | Refusal, address_of: GrpcAddressOf) -> pb.RecordResult:
     if isinstance(result, Refusal):
-        return pb.RecordResult(refusal=status_to_pb(result))
+        return pb.RecordResult(refusal=status_to_pb(result, address_of))
     return pb.RecordResult(dlsn=dlsn_to_pb(result))
 
 
-def _epoch_in_pb(answer: EpochBegun) -> pb.BeginEpochResponse:
+def _epoch_in_pb(answer: EpochBegun, _: GrpcAddressOf) -> pb.BeginEpochResponse:
     return pb.BeginEpochResponse(status=_success(), epoch=answer.epoch, next_sequence=answer.next_sequence)
 
 
-def _done_in_pb(answer: Done) -> pb.DoneResponse:
+def _done_in_pb(answer: Done, _: GrpcAddressOf) -> pb.DoneResponse:
     return pb.DoneResponse(status=_success(), dlsn=dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None)
 
 
-def _owner_in_pb(answer: OwnerFound) -> pb.GetOwnerResponse:
-    return pb.GetOwnerResponse(status=_success(), location=answer.location)
+def _owner_in_pb(answer: OwnerFound, address_of: GrpcAddressOf) -> pb.GetOwnerResponse:
+    address = address_of(answer.location)
+    return pb.GetOwnerResponse(status=_success(), location=answer.location, grpc_address=address)
 
 
-def _info_in_pb(answer: ProxyInfo) -> pb.HandshakeResponse:
+def _info_in_pb(answer: ProxyInfo, _: GrpcAddressOf) -> pb.HandshakeResponse:
     return pb.HandshakeResponse(
         status=_success(),
         location=answer.location,
@@ -127,7 +139,7 @@ def _info_in_pb(answer: ProxyInfo) -> pb.HandshakeResponse:
     )
 
 
-def _delivery_in_pb(answer: Delivery) -> pb.ReadResponse:
+def _delivery_in_pb(answer: Delivery, _: GrpcAddressOf) -> pb.ReadResponse:
     if answer.form is ReadForm.RECORDS:
         records = [_record_in_pb(record) for record in records_of(answer)]
         parts: list[bytes] = []
@@ -162,7 +174,7 @@ TO_PB: Final[dict[type, Callable[..., Message]]] = {
     ProxyInfo: _info_in_pb,
     Delivery: _delivery_in_pb,
 }
-"""Answer to message, for each class but Refusal."""
+"""Answer, and what knows where proxies speak gRPC, to message; for each class but Refusal."""
 
 
 # ---------------------------------------------------------------------- from messages

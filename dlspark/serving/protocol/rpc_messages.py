@@ -59,13 +59,20 @@ def request_to_pb(request: Request) -> tuple[str, Message]:
     return rpc_requests.to_pb(request)
 
 
-def answer_to_pb(method: str, answer: Answer, *, correlation: int = 0) -> Message:
-    """The message with which a call is answered; `correlation` is repeated by writes alone."""
+def answer_to_pb(
+    method: str,
+    answer: Answer,
+    *,
+    correlation: int = 0,
+    address_of: rpc_answers.GrpcAddressOf = rpc_answers.no_address,
+) -> Message:
+    """The message with which a call is answered; `correlation` is repeated by writes alone. `address_of` knows where
+    proxies speak gRPC."""
     response = METHODS[method].response
     if isinstance(answer, Refusal):
-        message = response(status=rpc_answers.status_to_pb(answer))
+        message = response(status=rpc_answers.status_to_pb(answer, address_of))
     else:
-        message = rpc_answers.TO_PB[type(answer)](answer)
+        message = rpc_answers.TO_PB[type(answer)](answer, address_of)
         check(isinstance(message, response), f"{method} was answered with {type(answer).__name__}")
     if correlation and isinstance(message, pb.WriteResponse):
         message.correlation = correlation

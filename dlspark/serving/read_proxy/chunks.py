@@ -80,6 +80,7 @@ class ChunkMaker:
         self.gap_detection = gap_detection
         self._counters = counters
         self._max_bytes = max_bytes
+        self._name_bytes = len(log.encode())
 
     def make(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
         """What `run`, entries of one segment, gives a reader at `start`, which may lie in the first of them."""
@@ -171,7 +172,7 @@ class ChunkMaker:
 
     def _row_bytes(self, form: ReadForm) -> int:
         """What a record takes in a part besides its payload, at most."""
-        return ARROW_ROW_BYTES + len(self.log) if form is ReadForm.ARROW else ROW_BYTES
+        return ARROW_ROW_BYTES + self._name_bytes if form is ReadForm.ARROW else ROW_BYTES
 
     def _fitting(self, batch: DecodedBatch, row_bytes: int) -> int:
         """How many records fit in a part; one always does."""

@@ -163,10 +163,15 @@ class ReadProxy:
                 f"gRPC is not installed: {error}",
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone: grpcPort=-1",
             ) from error
-        server = GrpcServer(service)
+        server = GrpcServer(service, address_of=self._grpc_address)
         await server.start(self.settings.host, self.settings.grpc_port)
         self._ending.push_async_callback(server.close)
         return server
+
+    def _grpc_address(self, location: str) -> str:
+        """Where it speaks gRPC itself: it knows of no other proxy."""
+        member = self._member
+        return str(member.grpc) if member is not None and location == member.location else ""
 
     async def stop(self) -> None:
         """End in order: withdraw, refuse what waits, let answers leave, close. Idempotent."""

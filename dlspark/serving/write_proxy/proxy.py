@@ -129,6 +129,8 @@ class WriteProxy:
         self._service: WriteProxyService | None = None
         self._announcement: Announcement | None = None
         self._watch: MemberWatch | None = None
+        self._grpc_addresses: dict[str, str] = {}
+        """Of the members that speak it, by location."""
         self._keeper: PlacementKeeper | None = None
         self._serving = self._stopping = False
 
@@ -318,10 +320,18 @@ class WriteProxy:
                 f"gRPC is not installed: {error}",
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or frames alone: --grpc-port=-1",
             ) from error
-        server = GrpcServer(self._door, limits=_grpc_limits(self._configuration))
+        limits = _grpc_limits(self._configuration)
+        server = GrpcServer(self._door, limits=limits, address_of=self._grpc_address)
         await server.start(self._settings.host, self._settings.grpc_port)
         self._ending.push_async_callback(server.close)
         return server
+
+    def _grpc_address(self, location: str) -> str:
+        """Where the proxy at a location speaks gRPC; empty where that is not known."""
+        own = self._member
+        if own is not None and location == own.location:
+            return str(own.grpc)
+        return self._grpc_addresses.get(location, "")
 
     async def _join_tier(self, namespace: AsyncNamespace, folder: str) -> None:
         if self._role.announce:
@@ -336,6 +346,7 @@ class WriteProxy:
             self._ending.push_async_callback(keeper.close)
 
     def _members_changed(self, members: tuple[ProxyMember, ...]) -> None:
+        self._grpc_addresses = {one.location: str(one.grpc) for one in members if one.grpc is not None}
         if self._keeper is not None:
             self._keeper.use_members(_without(members, self._member) if self._stopping else members)
 

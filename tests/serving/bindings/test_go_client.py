@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ PAGE = DOCS / "serving" / "other-languages.md"
 EXAMPLE = ROOT / "examples" / "go"
 PROTO = Path("dlspark") / "serving" / "protocol" / "distributedlog.proto"
 BUILD, START, USE = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-WRITERS, READER_PORT = "127.0.0.1:8001 127.0.0.1:8002", "8101"
+WRITERS, READER = "127.0.0.1:8001 127.0.0.1:8002", "127.0.0.1:8101"
 LIMIT_S = 400
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
@@ -111,8 +110,6 @@ class Tier:
 @pytest.fixture(scope="module", name="tier")
 def _tier(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
     home = tmp_path_factory.mktemp("home")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     environment = {name: value for name, value in os.environ.items() if name != "DLSPARK_URI"} | {"HOME": str(home)}
     cli = home / "dlspark"
     cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dlspark.cli "$@"\n')
@@ -124,20 +121,14 @@ def _tier(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ti
             command, shell=True, env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
         ).stdout
 
-    begin, read, listing = START.replace(READER_PORT, port).splitlines()
+    begin, listing = START.splitlines()
     uri = run(begin).strip()
-    served = read.removesuffix(" &")
-    assert served != read
     try:
-        with subprocess.Popen(f"exec {served}", shell=True, env=environment, stdout=subprocess.PIPE) as reader:
-            try:
-                assert reader.stdout is not None
-                assert reader.stdout.readline()
-                assert len(run(listing).splitlines()) > 4
-                rows = [row for row in json.loads(run(f"{listing} --output json"))["proxies"] if row["kind"] == "write"]
-                yield Tier(uri, [row["grpc"] for row in rows], {row["address"] for row in rows}, f"127.0.0.1:{port}")
-            finally:
-                reader.terminate()
+        assert len(run(listing).splitlines()) > 4
+        rows = json.loads(run(f"{listing} --output json"))["proxies"]
+        (reader,) = (row["grpc"] for row in rows if row["kind"] == "read")
+        writers = [row for row in rows if row["kind"] == "write"]
+        yield Tier(uri, [row["grpc"] for row in writers], {row["address"] for row in writers}, reader)
     finally:
         Runtime.shared().close()
         run("dlspark sandbox stop")
@@ -160,7 +151,7 @@ def test_the_page_s_commands_write_and_print_what_python_reads_and_writes(build:
     write, tail = USE.replace(WRITERS, " ".join(tier.writers)).splitlines()
     assert build.program.is_file()
     subprocess.run(write, shell=True, cwd=build.checkout, check=True, timeout=60)
-    command = tail.replace(f"127.0.0.1:{READER_PORT}", tier.reader)
+    command = tail.replace(READER, tier.reader)
     assert command != tail
     with (
         Client.connect(tier.uri) as client,
@@ -211,11 +202,11 @@ def kill_proxy(address: str) -> None:
     found.kill()
 
 
-def test_an_owner_that_another_proxy_names_is_asked(build: Build, tier: Tier) -> None:
+def test_an_owner_that_another_proxy_names_is_asked_where_it_speaks_grpc(build: Build, tier: Tier) -> None:
     with Client.connect(tier.uri) as client:
         client.write("owned", b"by one of them")
-        for turn, writers in enumerate((tier.writers, tier.writers[::-1])):
-            with go(build, "owned", f"turn-{turn}", *writers) as writing:
+        for turn, writer in enumerate(tier.writers):
+            with go(build, "owned", f"turn-{turn}", writer) as writing:
                 _, errors = writing.communicate(f"{turn}", timeout=60)
             assert (writing.returncode, errors) == (0, "")
         assert [payload for _, payload in written(client, "owned", 3)] == ["by one of them", "0", "1"]

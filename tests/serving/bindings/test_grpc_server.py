@@ -133,6 +133,24 @@ async def test_a_refusal_is_the_message_s_status_and_no_error_of_grpc():
         )
 
 
+async def test_an_owner_is_named_by_the_address_that_a_grpc_client_dials():
+    service = ScriptedService()
+    service.answer = lambda *_: Refusal(StatusCode.FOUND, "owned elsewhere", location="1;0;host:4181")
+    server = GrpcServer(service, address_of={"1;0;host:4181": "host:9000"}.__getitem__)
+    await server.start("127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=client_options()) as channel:
+        client = Client(channel)
+        single = await client.call("Write", write())
+        call = client.append()
+        await call.write(write(correlation=3))
+        appended = await call.read()
+        await call.done_writing()
+        read = await client.read(pb.ReadRequest(stream="s")).read()
+        for answer in (single, appended, read):
+            assert answer.status.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    await server.close(grace_s=0)
+
+
 async def test_a_service_that_fails_is_answered_as_in_doubt():
     async with world() as it:
         it.service.failing = RuntimeError("a mistake")

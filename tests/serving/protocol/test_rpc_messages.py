@@ -252,3 +252,30 @@ def test_the_codes_and_outcomes_of_the_file_are_those_of_the_vocabulary() -> Non
     assert len(pb.Status.Applied.items()) == len(Applied) + 1
     assert _REFUSED.applied != pb.Status.NOT_SAID
     assert set(ANSWERS) == set(get_args(Answer))
+
+
+# ---------------------------------------------------------------------- where the owner speaks gRPC
+
+ADDRESSES = {"1;0;host:8000": "host:9000"}
+
+
+def address_of(location: str) -> str:
+    return ADDRESSES.get(location, "")
+
+
+def test_who_names_a_proxy_says_where_it_speaks_grpc() -> None:
+    found = Refusal(StatusCode.FOUND, "owned elsewhere", "1;0;host:8000")
+    refused = answer_to_pb("Write", found, address_of=address_of)
+    assert refused.status.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    one = answer_to_pb("Append", BulkReceipt((DLSN(1, 0, 0), found)), address_of=address_of)
+    assert one.results[1].refusal.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    owner = answer_to_pb("GetOwner", OwnerFound("1;0;host:8000"), address_of=address_of)
+    assert owner.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    assert answer_from_pb(refused) == found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("location", [None, "1;0;host:8001", ""])
+def test_a_proxy_that_is_not_known_to_speak_grpc_has_no_address(location: str | None) -> None:
+    found = Refusal(StatusCode.FOUND, "owned elsewhere", location)
+    assert answer_to_pb("Write", found, address_of=address_of).status.grpc_address == ""  # type: ignore[attr-defined]
+    assert answer_to_pb("Write", found).status.grpc_address == ""  # type: ignore[attr-defined]

@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.message import Message
 from helpers.memory_network import Pipes
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
@@ -19,6 +22,8 @@ from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.frames_server import FramesServer
 from dlspark.serving.membership import WRITE_PROXIES, ProxyMember, read_members
 from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.protocol import distributedlog_pb2 as pb
+from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -323,4 +328,35 @@ async def test_a_streams_file_limits_it_from_the_next_look_on(tmp_path: Path) ->
         await until(limited)
         assert isinstance(await tier.write(proxy, "b"), WriteReceipt)
         assert isinstance(await tier.write(proxy, "b"), WriteReceipt)
+        await tier.stop()
+
+
+async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
+    async with proxies() as world:
+        tier = Tier(world)
+        local = {"server_grpc_port": 0, "server_host": "127.0.0.1", "server_advertised_host": "127.0.0.1"}
+        first, second = await tier.add(**local), await tier.add(**local)
+        framed = await tier.add()
+        await tier.know_each_other()
+        await tier.write(first, "a")
+        await tier.write(framed, "b")
+        write, owner = rpc_messages.METHODS["Write"], rpc_messages.METHODS["GetOwner"]
+        async with grpc.aio.insecure_channel(str(second.member.grpc)) as channel:
+
+            async def ask(method: rpc_messages.RpcMethod, message: Message) -> Any:
+                call = channel.unary_unary(
+                    f"/{rpc_messages.SERVICE}/{method.name}",
+                    request_serializer=method.request.SerializeToString,
+                    response_deserializer=method.response.FromString,
+                )
+                return await call(message, timeout=60)
+
+            found = (await ask(write, pb.WriteRequest(stream="a", payloads=[b"x"]))).status
+            assert (found.code, found.location) == (pb.Status.FOUND, first.location)
+            assert found.grpc_address == str(first.member.grpc)
+            assert (await ask(owner, pb.StreamRequest(stream="a"))).grpc_address == str(first.member.grpc)
+            without = (await ask(write, pb.WriteRequest(stream="b", payloads=[b"x"]))).status
+            assert (without.location, without.grpc_address) == (framed.location, "")
+            await ask(write, pb.WriteRequest(stream="c", payloads=[b"x"]))
+            assert (await ask(owner, pb.StreamRequest(stream="c"))).grpc_address == str(second.member.grpc)
         await tier.stop()
