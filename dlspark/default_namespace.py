@@ -77,9 +77,11 @@ class SandboxState:
     pid: int | None = None
     started: str | None = None
     proxy_ports: tuple[int, ...] = ()
-    """Of write proxies."""
+    """Of write proxies, for frames; for gRPC they have `proxy_grpc_ports`."""
     read_proxy_port: int | None = None
     proxies: int = 0
+    proxy_grpc_ports: tuple[int, ...] = ()
+    read_proxy_grpc_port: int | None = None
 
     @property
     def uri(self) -> str:
@@ -102,7 +104,7 @@ class SandboxState:
             raw = json.loads(text)
             ports = tuple(int(port) for port in raw["node_ports"])
             pid, start = raw["pid"], raw.get("started")
-            reader = raw.get("read_proxy_port")
+            reader, reader_grpc = raw.get("read_proxy_port"), raw.get("read_proxy_grpc_port")
             return cls(
                 int(raw["zookeeper_port"]),
                 ports,
@@ -111,6 +113,8 @@ class SandboxState:
                 tuple(int(port) for port in raw.get("proxy_ports", ())),
                 None if reader is None else int(reader),
                 int(raw.get("proxies", 0)),
+                tuple(int(port) for port in raw.get("proxy_grpc_ports", ())),
+                None if reader_grpc is None else int(reader_grpc),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CallerError(

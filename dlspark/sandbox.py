@@ -258,27 +258,29 @@ class Sandbox:
         kept = SandboxState.load(self.directory)
         if kept is not None and kept.running():
             raise _already_running(self.directory, kept)
-        ports = list(kept.node_ports) if kept is not None else []
-        zookeeper_port = kept.zookeeper_port if kept is not None else self._port_wanted
         if kept is not None and self._port_wanted not in (0, kept.zookeeper_port):
             raise CallerError(
                 f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
                 advice="Leave the port out, or name another directory",
             )
-        proxy_ports = list(kept.proxy_ports) if kept is not None else []
-        reader = kept.read_proxy_port if kept is not None else None
-        more_proxies = max(0, self._proxies_wanted - len(proxy_ports))
-        more_nodes = max(0, self._nodes_wanted - len(ports))
-        missing = more_nodes + more_proxies + 2
-        free = _free_ports(missing, avoid={*ports, *proxy_ports, zookeeper_port, reader or 0})
+        has = kept or SandboxState(self._port_wanted, ())
+        wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
+        known = {*has.node_ports, *has.proxy_ports, *has.proxy_grpc_ports, has.zookeeper_port}
+        free = _free_ports(self._nodes_wanted + 2 * wanted + 3, avoid={*known, reader or 0, reader_grpc or 0})
+
+        def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
+            return (*ports, *(free.pop() for _ in range(to - len(ports))))
+
         return SandboxState(
-            zookeeper_port or free.pop(),
-            (*ports, *free[:more_nodes]),
+            has.zookeeper_port or free.pop(),
+            filled_up(has.node_ports, self._nodes_wanted),
             os.getpid(),
             processes.started(os.getpid()),
-            (*proxy_ports, *free[more_nodes : more_nodes + more_proxies]),
-            reader or (free.pop() if self._proxies_wanted else None),
-            self._proxies_wanted,
+            filled_up(has.proxy_ports, wanted),
+            reader or (free.pop() if wanted else None),
+            wanted,
+            filled_up(has.proxy_grpc_ports, wanted),
+            reader_grpc or (free.pop() if wanted else None),
         )
 
     def _initialise_metadata(self) -> None:

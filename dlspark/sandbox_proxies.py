@@ -51,8 +51,18 @@ class SandboxProxies:
 
     @property
     def read_address(self) -> str:
-        """Where the read proxy listens."""
+        """Where the read proxy listens for frames."""
         return f"127.0.0.1:{self._state.read_proxy_port}"
+
+    @property
+    def write_grpc_addresses(self) -> list[str]:
+        """Where the write proxies listen for gRPC, by index."""
+        return [f"127.0.0.1:{port}" for port in self._state.proxy_grpc_ports[: self._state.proxies]]
+
+    @property
+    def read_grpc_address(self) -> str:
+        """Where the read proxy listens for gRPC."""
+        return f"127.0.0.1:{self._state.read_proxy_grpc_port}"
 
     def pid(self, index: int) -> int | None:
         """The process of a write proxy, or of the read proxy (`READER`); None where it does not run."""
@@ -101,13 +111,20 @@ class SandboxProxies:
     def _arguments(self, index: int) -> list[str]:
         uri = f"--uri={self._state.uri}"
         if index == READER:
-            values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": self._state.read_proxy_port}
+            values = {
+                "listenHost": "127.0.0.1",
+                "advertisedHost": "127.0.0.1",
+                "port": self._state.read_proxy_port,
+                "grpcPort": self._state.read_proxy_grpc_port,
+                "statsPort": 0,
+            }
             module = "dlspark.serving.read_proxy"
         else:
             values = {
                 "server_host": "127.0.0.1",
                 "server_advertised_host": "127.0.0.1",
                 "server_port": self._state.proxy_ports[index],
+                "server_grpc_port": self._state.proxy_grpc_ports[index],
                 "server_shard": index,
                 "zkSessionTimeoutSeconds": SESSION_S,
             }

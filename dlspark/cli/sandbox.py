@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -92,9 +93,16 @@ def status(directory: DirectoryOption = None) -> None:
     ports = ", ".join(map(str, state.node_ports))
     typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
     if state.proxies:
-        ports = ", ".join(map(str, state.proxy_ports[: state.proxies]))
-        typer.echo(f"write {'proxy on port' if state.proxies == 1 else 'proxies on ports'} {ports}", err=True)
-        typer.echo(f"read proxy on port {state.read_proxy_port}", err=True)
+        for what, frames, grpc in (
+            ("write", state.proxy_ports[: state.proxies], state.proxy_grpc_ports[: state.proxies]),
+            ("read", (state.read_proxy_port,), (state.read_proxy_grpc_port,)),
+        ):
+            kind = f"{what} {'proxy' if len(frames) == 1 else 'proxies'}"
+            typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
+
+
+def _addresses(ports: Sequence[int | None]) -> str:
+    return ", ".join(f"127.0.0.1:{port}" for port in ports)
 
 
 def _known_state(directory: Path) -> SandboxState:

@@ -170,10 +170,14 @@ def test_a_stopped_proxy_hands_over_and_a_second_signal_does_not_wait(tier: Sand
 
 def test_the_state_says_which_proxies_there_are(tier: Sandbox) -> None:
     shown = CliRunner().invoke(app, ["sandbox", "status", "--dir", str(tier.directory)])
-    first, second = (address.split(":")[1] for address in tier.proxies.write_addresses)
-    assert f"write proxies on ports {first}, {second}" in shown.stderr
-    assert f"read proxy on port {tier.proxies.read_address.split(':')[1]}" in shown.stderr
-    assert tier.proxies.pid(READER) is not None
+    proxies = tier.proxies
+    frames, grpc = ", ".join(proxies.write_addresses), ", ".join(proxies.write_grpc_addresses)
+    assert f"write proxies: {frames} for frames, {grpc} for gRPC\n" in shown.stderr
+    assert f"read proxy: {proxies.read_address} for frames, {proxies.read_grpc_address} for gRPC\n" in shown.stderr
+    listed = result(tier, "list")["proxies"]
+    assert [one["grpc"] for one in listed] == [*proxies.write_grpc_addresses, proxies.read_grpc_address]
+    assert all(one["stats"] for one in listed)
+    assert proxies.pid(READER) is not None
     assert os.path.isdir(tier.directory / "read-proxy")
 
 
@@ -184,6 +188,7 @@ def test_a_sandbox_without_the_option_has_no_proxies(tmp_path: Any) -> None:
         state = SandboxState.load(plain.directory)
         assert state is not None
         assert (state.proxy_ports, state.read_proxy_port, state.proxies) == ((), None, 0)
+        assert (state.proxy_grpc_ports, state.read_proxy_grpc_port) == ((), None)
         assert not (plain.directory / "read-proxy").exists()
     with pytest.raises(CallerError):
         Sandbox(tmp_path / "less", proxies=-1)
