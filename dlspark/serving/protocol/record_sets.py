@@ -12,7 +12,7 @@ from typing import Final
 
 from dlspark.core.codec.entries import MAX_EXPANDED_BYTES, expanded_bytes, record_set_count
 from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
-from dlspark.errors import InvalidEntryError, InvalidRecordError
+from dlspark.errors import InvalidEntryError, RecordTooLongError
 from dlspark.serving.protocol.operations import WriteRecords
 
 MAX_SET_RECORDS: Final = 256 * 1024
@@ -33,10 +33,10 @@ def declared_records(request: WriteRecords) -> int:
 
 
 def check_record_sets(request: WriteRecords) -> None:
-    """Raise InvalidRecordError where the record sets of the request hold more than one request may."""
+    """Raise RecordTooLongError where the record sets of the request hold more than one request may."""
     records = declared_records(request)
     if records > MAX_SET_RECORDS:
-        raise InvalidRecordError(
+        raise RecordTooLongError(
             f"the record sets of a request hold {records} records, {MAX_SET_RECORDS} are taken; nothing was written",
             advice="Send fewer records in a request",
         )
@@ -48,7 +48,7 @@ def check_record_sets(request: WriteRecords) -> None:
             continue
     most = MAX_LOGRECORDSET_SIZE if request.is_whole else MAX_EXPANDED_BYTES
     if expanded > most:
-        raise InvalidRecordError(
+        raise RecordTooLongError(
             f"the record sets of a request expand to {expanded} bytes, at most {most} are taken; nothing was written",
             advice="Send fewer records in a request; what is written whole has to fit in one entry",
         )

@@ -12,7 +12,7 @@ from dlspark.core.codec.entries import (
     encode_record_set,
 )
 from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
-from dlspark.errors import InvalidRecordError
+from dlspark.errors import RecordTooLongError
 from dlspark.serving.protocol.operations import ProducerStamp, RequestContext, WriteRecords
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS, check_record_sets, declared_records
 
@@ -56,5 +56,5 @@ def test_what_does_not_is_refused_before_anything_is_opened(
 ) -> None:
     stamp = ProducerStamp("p", 0, 0) if stamped else None
     payloads = tuple(declared(count, length) for count, length in sets)
-    with pytest.raises(InvalidRecordError, match=f"{says}.*nothing was written"):
+    with pytest.raises(RecordTooLongError, match=f"{says}.*nothing was written"):
         check_record_sets(WriteRecords("s", payloads, SETS, stamp))

@@ -23,7 +23,7 @@ from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.service import Caller
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
-FOUR_BYTE_NAME = "\U0001f600" * 250
+THREE_BYTE_NAME = "€" * 300
 
 
 async def still_serves(service: ReadProxyService) -> None:
@@ -37,12 +37,12 @@ async def still_serves(service: ReadProxyService) -> None:
 async def test_a_long_name_does_not_make_deliveries_that_no_frame_takes(world: ReadWorld, form: ReadForm) -> None:
     namespace = await world.namespace()
     payloads = [b""] * 30_000
-    log = await namespace.open_log(FOUR_BYTE_NAME, {"writerOutputBufferSize": 1_000_000})
+    log = await namespace.open_log(THREE_BYTE_NAME, {"writerOutputBufferSize": 1_000_000})
     async with await log.open_writer() as writer:
         for number, payload in enumerate(payloads):
             writer.write(number, payload)
     service = await world.proxy()
-    reader = Puller(service, FOUR_BYTE_NAME, form=form, max_bytes=2**32 - 1)
+    reader = Puller(service, THREE_BYTE_NAME, form=form, max_bytes=2**32 - 1)
     while len(reader.payloads) < len(payloads):
         answer = await reader.pull()
         assert isinstance(answer, Delivery), answer
