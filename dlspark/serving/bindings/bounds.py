@@ -10,18 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dlspark.serving.protocol.operations import WriteRecords
+from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS, declared_records
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 STEP_BYTES: Final = 64 * 1024
 """What a connection may hold without being counted in what all hold together; changes below it are not counted."""
 REQUEST_BYTES: Final = 512
 """What a request counts besides its frame: its number, its values, the call that answers it."""
-PAYLOAD_BYTES: Final = 200
-"""What each payload of a write counts besides its bytes, of which it may have none."""
+_RECORD_BYTES: Final = 200
+"""What each record of a write counts besides its bytes, of which it may have none."""
 LEAST_ANSWER_BYTES: Final = 2 * STEP_BYTES
 """Below it a connection that was paused could not be seen to have room again: links say so at STEP_BYTES."""
 KEPT_VIEW_BYTES: Final = 256 * 1024
 """A longer frame stays where it was received; a shorter one is copied, lest it keeps a chunk of 2 MiB in use."""
+
+
+def write_bytes(request: WriteRecords) -> int:
+    """What a write counts for its records, besides its frame; more records than one may have are refused later."""
+    return _RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
 
 
 @dataclass(frozen=True, slots=True)

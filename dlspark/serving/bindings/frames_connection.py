@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, PAYLOAD_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits
+from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits, write_bytes
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
 from dlspark.serving.protocol.frames import decode_request, encode_answer
@@ -233,7 +233,7 @@ class FramesConnection:
             return
         cost = size + REQUEST_BYTES
         if type(request) is WriteRecords:
-            cost += PAYLOAD_BYTES * len(request.payloads)
+            cost += write_bytes(request)
         elif type(request) is ReadBatch:
             if request.max_bytes > limits.read_bytes:
                 request = replace(request, max_bytes=limits.read_bytes)

@@ -29,7 +29,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import PAYLOAD_BYTES, REQUEST_BYTES, GrpcLimits
+from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -259,7 +259,7 @@ class GrpcCalls:
     def cost(self, request: Request, size: int) -> int:
         """What a request of `size` bytes counts while it is under way."""
         if isinstance(request, WriteRecords):
-            return size + REQUEST_BYTES + PAYLOAD_BYTES * len(request.payloads)
+            return size + REQUEST_BYTES + write_bytes(request)
         return size + REQUEST_BYTES
 
     def objection(self, cost: int) -> Refusal | None:
