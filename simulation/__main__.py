@@ -7,6 +7,7 @@ python -m simulation --names --seeds 500        many runs with logs that are ren
 python -m simulation --proxies --seeds 10000    fleets of write proxies and thin clients
 python -m simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m simulation --mutations                take the safety rules out, one after the other
+python -m simulation --proxies --mutations      those of proxies and their clients
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 
 from simulation import mutations
-from simulation.faults.coverage import COVERAGE_POINTS
+from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS
 from simulation.runs.failover import run_failovers, table
 from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
-from simulation.runs.seeds import RunReport, print_failure, print_progress, print_summary, run_many, run_seed
+from simulation.runs.seeds import (
+    RunReport,
+    RunsSummary,
+    print_failure,
+    print_progress,
+    print_summary,
+    run_many,
+    run_seed,
+)
 
 ENOUGH_FOR_ALL_POINTS = 300
 CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
@@ -53,7 +63,7 @@ def main() -> int:
     if arguments.seed is not None:
         return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
-        return _mutations(arguments.mutation, arguments.seeds, logs)
+        return _mutations(arguments.mutation, arguments.seeds, logs, arguments.proxies, arguments.first)
     return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
 
 
@@ -69,8 +79,10 @@ def _fleets(arguments: argparse.Namespace) -> int:
         print(f"{runs} runs so far, {failed} failed", flush=True)
 
     reports = run_fleets(seeds, processes=arguments.processes, progress=progress)
-    print_fleets(reports, began=began)
-    return int(any(report.failure is not None for report in reports))
+    summary = print_fleets(reports, began=began)
+    if summary.failures:
+        return 1
+    return _never_reached(summary, FLEET_POINTS if len(seeds) >= ENOUGH_FOR_ALL_POINTS else ())
 
 
 def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
@@ -106,17 +118,22 @@ def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
     if summary.failures:
         return 1
     points = [] if names else [point for point in COVERAGE_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
-    missing = summary.missing(points) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
+    return _never_reached(summary, points if len(seeds) >= ENOUGH_FOR_ALL_POINTS else ())
+
+
+def _never_reached(summary: RunsSummary, points: Iterable[str]) -> int:
+    missing = summary.missing(points)
     if missing:
         print(f"never reached: {', '.join(missing)}")
     return 2 if missing else 0
 
 
-def _mutations(only: str | None, limit: int, logs: bool) -> int:
+def _mutations(only: str | None, limit: int, logs: bool, proxies: bool, first: int) -> int:
     unnoticed = 0
     for name, mutation in mutations.MUTATIONS.items():
-        if only is None or only == name:
-            found = mutations.seeds_needed(name, limit, logs=logs)
+        wanted = only == name if only is not None else not proxies or name in mutations.FLEET_MUTATIONS
+        if wanted:
+            found = mutations.seeds_needed(name, limit, first, logs=logs)
             unnoticed += found is None
             text = f"not noticed in {limit} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
             print(f"{name:28} {mutation.rule:28} {text}", flush=True)

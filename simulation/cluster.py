@@ -21,7 +21,7 @@ from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryTree, _Session
-from metadata.store import Op, OpResult
+from metadata.store import Op, OpResult, SessionState
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers
@@ -128,6 +128,13 @@ class Machine:
             raise RuntimeError(f"{self.name} was not started")
         return self.store
 
+    def open_session(self) -> SimulatedStore:
+        """The metadata session of the process that runs now; another one where that was closed."""
+        store = self.session
+        if store.state is SessionState.CLOSED:
+            store = self.store = SimulatedStore(self.world.service, store.process)
+        return store
+
     def kill(self, *, power: bool = False) -> None:
         """End the process: SIGKILL, or with `power` the whole host."""
         process = self.process
@@ -149,6 +156,17 @@ class Machine:
             self.world.loop.pause(self.process)
             if self.store is not None:
                 self.world.service.lost(self.store)
+
+    def disown(self) -> Process | None:
+        """Stop the process, as `pause` does, and take it for dead: another one may be started beside it. None where
+        none runs. What was disowned goes on, or is killed, by the loop and the fabric."""
+        process = self.process
+        if process is None or process.halted:
+            return None
+        self.pause()
+        self.process = None
+        self.ended.set_result(None)
+        return process
 
     def resume(self) -> None:
         """SIGCONT."""

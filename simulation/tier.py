@@ -66,45 +66,24 @@ class QuietNode(NodeMachine):
         )
 
 
-class WatchedDoor(ServiceDoor):
-    """A proxy's door, at which each answer is seen as it is given."""
+class ServingMachine(Machine):
+    """A host that runs a proxy. It ends by itself where the proxy does, and a supervisor starts it again."""
 
-    def __init__(self, checkers: ProxyCheckers, process: Process) -> None:
-        super().__init__()
-        self._checkers = checkers
-        self._process = process
+    port = PROXY_PORT
 
-    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
-        """See `ProxyService`."""
-
-        def answered(answer: Answer) -> None:
-            self._checkers.answered(self._process, request, answer)
-            reply(answer)
-
-        super().submit(request, caller, answered)
-
-
-class ProxyMachine(Machine):
-    """A host that runs a write proxy."""
-
-    def __init__(self, tier: ProxyTier, name: str, shard: int) -> None:
-        super().__init__(tier.world, name)
-        self.proxy: WriteProxy | None = None
-        self.away = False
-        """It is not to run now."""
-        self._tier = tier
-        self._shard = shard
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
         self._leaving = asyncio.Event()
 
     @property
     def address(self) -> str:
         """What clients dial."""
-        return f"{self.name}:{PROXY_PORT}"
+        return f"{self.name}:{self.port}"
 
     @property
     def serving(self) -> bool:
         """Whether it has started, and does not end."""
-        return self.running and self.proxy is not None and self.proxy.serving
+        raise NotImplementedError
 
     def start(self) -> None:
         """Run the proxy in a process of its own; nothing happens if it runs already."""
@@ -112,28 +91,22 @@ class ProxyMachine(Machine):
             return
         process, store = self.begin()
         self.world.trace.note(f"start {process.name}")
-        self.proxy, self._leaving = None, asyncio.Event()
+        self._leaving = asyncio.Event()
         self.world.loop.start(process, self._run(process, store))
 
     def leave(self) -> None:
-        """Have it end in order: it hands its streams over to the others."""
+        """Have it end in order: it hands what it does over to the others."""
         if self.running:
             self.world.trace.note(f"leave {self.name}")
             self._leaving.set()
 
+    async def serve(self, process: Process, store: SimulatedStore, leaving: asyncio.Event) -> bool:
+        """Run the proxy until it is to leave, and end it then; True where it ends because it cannot go on."""
+        raise NotImplementedError
+
     async def _run(self, process: Process, store: SimulatedStore) -> None:
-        failed = False
         try:
-            proxy = self.proxy = await self._tier.make_proxy(self, process, store, self._shard)
-            await proxy.start()
-            waits = [asyncio.ensure_future(event.wait()) for event in (proxy.failed, self._leaving)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-            failed = proxy.failure is not None
-            if not failed:
-                await proxy.stop()
-                await store.close()
+            failed = await self.serve(process, store, self._leaving)
         except DistributedLogError as error:
             failed = True
             self.world.trace.note(f"{process.name} ends: {type(error).__name__}")
@@ -146,33 +119,133 @@ class ProxyMachine(Machine):
             self.kill()
 
 
+class Supervisor:
+    """Starts proxies again that have ended, until `over`."""
+
+    def __init__(self, world: World) -> None:
+        self.over = False
+        self._world = world
+
+    def keep(self, machine: ServingMachine) -> None:
+        """Begin with this one."""
+        self._world.start(self._keep(machine))
+
+    async def _keep(self, machine: ServingMachine) -> None:
+        rng = self._world.rng(f"supervisor/{machine.name}")
+        while not self.over:
+            machine.start()
+            await machine.ended
+            await asyncio.sleep(rng.uniform(*START_AGAIN_S))
+
+    async def end(self, machine: ServingMachine) -> None:
+        """End one in order, once it is `over`."""
+        if machine.running:
+            machine.leave()
+            await asyncio.wait([machine.ended], timeout=ALL_SERVE_S)
+        if machine.running:
+            self._world.ledger_checkers.fail(f"{machine.name} does not end within {ALL_SERVE_S} s")
+
+
+async def open_namespace(machine: Machine, process: Process, store: SimulatedStore, logs: Settings) -> AsyncNamespace:
+    """The namespace, in this process of the machine."""
+    return await AsyncNamespace.over(
+        store,
+        URI,
+        logs,
+        client_settings=CLIENT_SETTINGS,
+        network=SimulatedNetwork(machine.world.fabric),
+        rng=machine.world.rng(f"namespace/{process.name}"),
+        clock=machine.clock,
+        statistics=NO_STATISTICS,
+    )
+
+
+class WatchedDoor(ServiceDoor):
+    """A proxy's door, at which each request is seen as it comes, and each answer as it is given."""
+
+    def __init__(self, checkers: ProxyCheckers, process: Process) -> None:
+        super().__init__()
+        self._checkers = checkers
+        self._process = process
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """See `ProxyService`."""
+
+        def answered(answer: Answer) -> None:
+            self._checkers.answered(self._process, caller, request, answer)
+            reply(answer)
+
+        self._checkers.asked(self._process, caller, request)
+        super().submit(request, caller, answered)
+
+
+class ProxyMachine(ServingMachine):
+    """A host that runs a write proxy."""
+
+    def __init__(self, tier: ProxyTier, name: str, shard: int) -> None:
+        super().__init__(tier.world, name)
+        self.proxy: WriteProxy | None = None
+        self._tier = tier
+        self._shard = shard
+
+    @property
+    def serving(self) -> bool:
+        """See `ServingMachine`."""
+        return self.running and self.proxy is not None and self.proxy.serving
+
+    def start(self) -> None:
+        """See `ServingMachine`."""
+        if not self.running:
+            self.proxy = None
+        super().start()
+
+    async def serve(self, process: Process, store: SimulatedStore, leaving: asyncio.Event) -> bool:
+        """See `ServingMachine`."""
+        proxy = self.proxy = await self._tier.make_proxy(self, process, store, self._shard)
+        await proxy.start()
+        waits = [asyncio.ensure_future(event.wait()) for event in (proxy.failed, leaving)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if proxy.failure is not None:
+            return True
+        await proxy.stop()
+        await store.close()
+        return False
+
+    def limit(self, requests_per_second: int) -> None:
+        """Have the proxy take so many writes a second from now on; 0: any number. Nothing where it does not run."""
+        proxy = self.proxy
+        if self.running and proxy is not None and proxy._service is not None:
+            proxy._service.use_settings(replace(proxy._settings, rps_hard_service=requests_per_second))
+
+
 class ProxyTier:
-    """All proxies of a world."""
+    """All write proxies of a world."""
 
     def __init__(self, world: World, logs: Settings, *, take_timeout_ms: int = 2_000) -> None:
         self.world = world
         self.logs = logs
         self.checkers = ProxyCheckers(world, world.ledger_checkers)
         self.proxies: list[ProxyMachine] = []
-        self.over = False
-        """Proxies that end are not started again."""
+        self._supervisor = Supervisor(world)
         self._take_timeout_ms = take_timeout_ms
+        self._clients = 0
+        self._node_names: frozenset[str] = frozenset()
         world.fabric.on_frame = self._frame_sent
 
     def add(self, count: int) -> None:
         """Hosts for so many proxies, and a supervisor for each."""
+        self._node_names = frozenset(node.name for node in self.world.nodes)
         for _ in range(count):
             machine = ProxyMachine(self, f"p{len(self.proxies)}", len(self.proxies))
             self.proxies.append(machine)
-            self.world.start(self._keep(machine))
+            self._supervisor.keep(machine)
 
-    async def _keep(self, machine: ProxyMachine) -> None:
-        rng = self.world.rng(f"supervisor/{machine.name}")
-        while not self.over:
-            if not machine.away:
-                machine.start()
-                await machine.ended
-            await asyncio.sleep(rng.uniform(*START_AGAIN_S))
+    def next_client(self) -> int:
+        """A number that no other client of the tier has."""
+        self._clients += 1
+        return self._clients
 
     @property
     def addresses(self) -> list[str]:
@@ -193,13 +266,9 @@ class ProxyTier:
 
     async def end(self) -> None:
         """End all proxies in order, one after the other. They are not started again."""
-        self.over = True
+        self._supervisor.over = True
         for machine in self.proxies:
-            if machine.running:
-                machine.leave()
-                await asyncio.wait([machine.ended], timeout=ALL_SERVE_S)
-            if machine.running:
-                self.world.ledger_checkers.fail(f"{machine.name} does not end within {ALL_SERVE_S} s")
+            await self._supervisor.end(machine)
 
     # ------------------------------------------------------------------------------------ one proxy
 
@@ -207,23 +276,13 @@ class ProxyTier:
         self, machine: ProxyMachine, process: Process, store: SimulatedStore, shard: int
     ) -> WriteProxy:
         """A proxy in this process, which is not started."""
-        world, network = self.world, SimulatedNetwork(self.world.fabric)
-        namespace = await AsyncNamespace.over(
-            store,
-            URI,
-            self.logs,
-            client_settings=CLIENT_SETTINGS,
-            network=network,
-            rng=world.rng(f"namespace/{process.name}"),
-            clock=machine.clock,
-            statistics=NO_STATISTICS,
-        )
+        namespace = await open_namespace(machine, process, store, self.logs)
         session = WriterSession("", machine.name, process, machine.runs)
         create = _watched(namespace.ledgers.create, partial(self._ledger_created, session))
         namespace.ledgers.create = create  # type: ignore[method-assign]
         settings = WriteProxySettings(
             advertised_host=machine.name,
-            port=PROXY_PORT,
+            port=machine.port,
             grpc_port=-1,
             shard=shard,
             take_timeout_ms=self._take_timeout_ms,
@@ -231,7 +290,7 @@ class ProxyTier:
         proxy = WriteProxy(
             None,
             ProxyConfiguration(settings, self.logs),
-            network=network,
+            network=SimulatedNetwork(self.world.fabric),
             clock=machine.clock,
             statistics=NO_STATISTICS,
             namespace=namespace,
@@ -264,8 +323,7 @@ class ProxyTier:
 
     def _frame_sent(self, link: SimulatedLink, frame: bytes) -> None:
         """Frames of storage nodes are for the ledgers' checkers; those of proxies go into the trace alone."""
-        ends = (link.process.host, link.other.process.host)
-        if any(node.name in ends for node in self.world.nodes):
+        if link.process.host in self._node_names or link.other.process.host in self._node_names:
             self.world.ledger_checkers.frame_sent(link, frame)
         else:
             self.world.trace.note(f"{link.process.name}>{link.other.process.name} {len(frame)} {crc32(frame)}")

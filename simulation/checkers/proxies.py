@@ -9,9 +9,13 @@ proxies and clients add:
                                   that has lost its session and has not heard of it. What counts is when the process
                                   heard that the entry is stored: stopped between that and its next callback, it
                                   answers when it wakes, and no check of its own can be later than that one
+    at every refusal of a proxy   requests of one caller on one stream are begun in the order in which they came: none
+                                  is refused for one before it that the proxy has and has not begun
     at every error of a client    a producer is fenced by none but another of its name (I19)
     in a calm run                 nothing is wrong but what operators plan: no client sees an error
-    at the end                    a producer's records are in the log in the order in which they were sent
+    at the end                    a producer's records are in the log in the order in which they were sent; those of one
+                                  name go by epoch and number (I19): once a later epoch has begun, nothing of an
+                                  earlier one is written, whoever sent it
 
 `Turnover` is an owner's change as clients see it: when the last one had its last acknowledgement, when the next one had
 its first, and how long the record waited that came soonest behind the last one.
@@ -20,19 +24,28 @@ its first, and how long the record waited that came soonest behind the last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import ProducerFencedError
-from dlspark.serving.protocol.operations import Answer, BulkReceipt, Request, WriteReceipt, WriteRecords
+from dlspark.errors import ConditionError, ProducerFencedError
+from dlspark.serving.protocol.operations import (
+    Answer,
+    BulkReceipt,
+    ProducerStamp,
+    Refusal,
+    Request,
+    WriteReceipt,
+    WriteRecords,
+)
 from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.ledgers import LedgerCheckers
-from simulation.checkers.logs import LogCheckers, SeenRecord, WriterSession, WrittenRecord
+from simulation.checkers.logs import LogCheckers, ReadSpan, SeenRecord, WriterSession, WrittenRecord
 from simulation.checkers.watched import WatchedWorld
 from simulation.environment.loop import Process
 
+_GAP = "SequenceGapError"
 _FIRST = "#1"
 """How the name of a host's first process ends: no earlier one's requests can be on their way."""
 
@@ -95,6 +108,13 @@ class ProxyCheckers:
         """By ledger and entry, when its writer heard that it is stored."""
         self._succeeded: dict[tuple[str, Process], float] = {}
         """When a log had its first acknowledgement from another process than this owner."""
+        self._numbers = count()
+        self._open: dict[tuple[Process, object, str, ProducerStamp], int] = {}
+        """Producers' requests that proxies have not answered, by process and caller: in which order they came."""
+        self._stamps: dict[bytes, set[ProducerStamp]] = {}
+        """By payload, the numbers under which proxies were asked to write it."""
+        self.replaced: set[Process] = set()
+        """Clients' processes that were taken for dead, and may go on beside their successors."""
         self.turnovers: list[Turnover] = []
         self.calm = False
         """Nothing is wrong: clients see no error."""
@@ -114,11 +134,27 @@ class ProxyCheckers:
         key = (segment.ledger_id, place.entry_id) if segment is not None else (-1, -1)
         return self._heard.get(key, self._world.loop.time())
 
-    def answered(self, process: Process, request: Request, answer: Answer) -> None:
+    def asked(self, process: Process, caller: object, request: Request) -> None:
+        """A request comes to a proxy's service, which has answered others of this caller or not."""
+        if isinstance(request, WriteRecords) and request.stamp is not None:
+            self._open.setdefault((process, caller, request.stream, request.stamp), next(self._numbers))
+            for payload in request.payloads:
+                self._stamps.setdefault(bytes(payload), set()).add(request.stamp)
+
+    def answered(self, process: Process, caller: object, request: Request, answer: Answer) -> None:
         """A proxy's service answers."""
         if not isinstance(request, WriteRecords):
             return
-        if isinstance(answer, WriteReceipt) and not answer.repeated:
+        if request.stamp is not None:
+            came = self._open.pop((process, caller, request.stream, request.stamp), 0)
+            if isinstance(answer, Refusal) and answer.error == _GAP and isinstance(answer.actual, int):
+                missing = replace(request.stamp, sequence=answer.actual)
+                if self._open.get((process, caller, request.stream, missing), came) < came:
+                    self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")
+        if isinstance(answer, WriteReceipt):
+            if answer.repeated:
+                self._world.reached("producer.repeated")
+                return
             place = answer.dlsn
         elif isinstance(answer, BulkReceipt):
             place = next((one for one in answer.results if isinstance(one, DLSN)), None)
@@ -176,18 +212,28 @@ class ProxyCheckers:
 
     def refused(self, record: WrittenRecord, error: BaseException) -> None:
         """A record's future ended with an error."""
-        if self.calm:
+        if self.calm and not isinstance(error, ConditionError):
             self._ledgers.fail(
                 f"log {record.session.log}: {record.session.client} saw an error, though nothing was wrong: {error!r}"
             )
-        if isinstance(error, ProducerFencedError) and record.session.process.name.endswith(_FIRST):
+        process = record.session.process
+        only = process.name.endswith(_FIRST) and process not in self.replaced
+        if isinstance(error, ProducerFencedError) and only:
             self._ledgers.fail(f"{record.session.client} is the only one of its name, and was fenced: {error!r} (I19)")
         self._logs.judged(record, outcome_of(error), error)
+
+    def read(self, span: ReadSpan, seen: SeenRecord) -> None:
+        """A reader delivered a record. Its transaction id is the proxy's choice: the first one that is read counts."""
+        written = self._logs.truth(span.log).records.get(seen.payload)
+        if written is not None and not written.read:
+            written.txids = {seen.txid}
+        self._logs.read(span, seen)
 
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
         """The whole log: what `LogCheckers.final` does not look at."""
+        self._check_numbers(log, seen)
         places = {one.payload: one.dlsn for one in seen}
         for sender in self._senders.get(log, ()):
             for one in sender.records:
@@ -196,3 +242,16 @@ class ProxyCheckers:
             there = [places[record.payload] for record in sender.records if record.payload in places]
             if sender.ordered and any(one >= other for one, other in pairwise(there)):
                 self._ledgers.fail(f"log {log}: the records of {sender.session.client} are not in its order (I4)")
+
+    def _check_numbers(self, log: str, seen: Sequence[SeenRecord]) -> None:
+        """Records that were sent under one number only show the order of the numbers."""
+        last: dict[str, ProducerStamp] = {}
+        for one in seen:
+            stamps = self._stamps.get(one.payload, set())
+            if len(stamps) != 1:
+                continue
+            (stamp,) = stamps
+            before = last.setdefault(stamp.name, stamp)
+            if (stamp.epoch, stamp.sequence) < (before.epoch, before.sequence):
+                self._ledgers.fail(f"log {log}: {one.dlsn} was written as {stamp}, behind {before} (I19)")
+            last[stamp.name] = stamp

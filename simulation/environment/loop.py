@@ -19,6 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from random import Random
 from typing import TypeVar
 
@@ -51,7 +52,7 @@ class Process:
         self.paused = False
         self.halted = False
         """Dead or paused: no callback runs."""
-        self.held: deque[asyncio.Handle] = deque()
+        self.held: deque[_Call] = deque()
         self.tasks: list[asyncio.Task[object]] = []
         self.steps = 0
         self.trap_at = -1
@@ -74,11 +75,42 @@ class Process:
             self.tasks = [task for task in self.tasks if not task.done()]
 
 
+class _Call(asyncio.TimerHandle):
+    """A callback and when it is due. There are tens of thousands in a run: it has nothing of asyncio's debugging."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._context = contextvars.copy_context() if context is None else context
+
+    def __repr__(self) -> str:
+        return f"_Call({self._callback!r})"
+
+    def cancel(self) -> None:
+        """Never run it. It leaves the heap when its time comes."""
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
+
+
+def _nothing() -> None:
+    """What a cancelled call does."""
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module's docstring. Made by a `World`; `finish` must be called at last."""
 
-    _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[_Call]
+    _scheduled: list[tuple[float, int, _Call]]
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -86,6 +118,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now = START_S
         self._rng = rng
         self._finished = False
+        self._timers = count()
+        """Of timers that are due at the same time, the one that was set first goes first."""
         self.steps = 0
         self.graveyard: list[object] = []
         self.processes: list[Process] = []
@@ -155,10 +189,25 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Run the callback in the next turn, whose order is shuffled at times; after the run's end nothing is
         scheduled."""
-        handle = asyncio.Handle(callback, args, self, context)
+        call = _Call(self._now, callback, args, context)
         if not self._finished:
-            self._ready.append(handle)
-        return handle
+            self._ready.append(call)
+        return call
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run the callback in so many virtual seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run the callback at this virtual time; after the run's end nothing is scheduled."""
+        call = _Call(when, callback, args, context)
+        if not self._finished:
+            heapq.heappush(self._scheduled, (when, next(self._timers), call))
+        return call
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Raises SimulationStuckError: a simulation has no threads."""
@@ -169,59 +218,60 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ready = self._ready
         if not ready:
             self._jump()
-        count = len(ready)
-        if count > 1 and self._rng.random() < SHUFFLE_SHARE:
+        turn = len(ready)
+        if turn > 1 and self._rng.random() < SHUFFLE_SHARE:
             self._shuffle()
-        self.steps += count
+        self.steps += turn
         if self.steps > MAX_STEPS:
             raise SimulationStuckError(f"more than {MAX_STEPS} callbacks: a livelock")
-        for _ in range(count):  # what these callbacks schedule belongs to the next turn, as in asyncio
-            handle = ready.popleft()
-            if handle._cancelled:
+        for _ in range(turn):  # what these callbacks schedule belongs to the next turn, as in asyncio
+            call = ready.popleft()
+            if call._cancelled:
                 continue
-            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            context = call._context
+            process = context.get(PROCESS)
             if process is not None:
                 if process.halted:
-                    self._hold(process, handle)
+                    self._hold(process, call)
                     continue
                 process.steps += 1
                 if process.steps == process.trap_at and process.trap is not None:
                     trap, process.trap = process.trap, None
                     trap()
-                    if process.halted:
-                        self._hold(process, handle)
+                    if process.halted:  # by the trap
+                        self._hold(process, call)  # type: ignore[unreachable]
                         continue
-            handle._run()
+            try:
+                context.run(call._callback, *call._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"Exception in {call!r}", "exception": error})
 
-    def _hold(self, process: Process, handle: asyncio.Handle) -> None:
+    def _hold(self, process: Process, call: _Call) -> None:
         if process.dead:
-            self.graveyard.append(handle)
+            self.graveyard.append(call)
         else:
-            process.held.append(handle)
+            process.held.append(call)
 
     def _jump(self) -> None:
         """Move the clock on to the next timer and make ready all that are due."""
         timers = self._scheduled
-        while timers and timers[0]._cancelled:
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise SimulationStuckError("nothing is scheduled and nothing is ready: the run would wait for ever")
-        self._now = max(self._now + TICK_S, timers[0].when())
-        while timers and timers[0].when() <= self._now:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle._cancelled:
-                self._ready.append(handle)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers leave the heap when their time comes."""
+        self._now = max(self._now + TICK_S, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            call = heapq.heappop(timers)[2]
+            if not call._cancelled:
+                self._ready.append(call)
 
     def _shuffle(self) -> None:
         """Draw which process goes first; the order within each stays."""
-        groups: dict[Process | None, list[asyncio.Handle]] = {}
-        for handle in self._ready:
-            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-            groups.setdefault(process, []).append(handle)
+        groups: dict[Process | None, list[_Call]] = {}
+        for call in self._ready:
+            groups.setdefault(call._context.get(PROCESS), []).append(call)
         if len(groups) > 1:
             order = list(groups.values())
             self._rng.shuffle(order)

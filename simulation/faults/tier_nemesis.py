@@ -7,7 +7,9 @@
     split        a proxy and a client, another proxy or a storage node cannot reach each other, in one direction or both
     lose_node    a storage node is killed, loses its power, stops or is slow; one at a time, so that quorums are left
     disturb      connections break or are slow, the store loses requests, answers and changes, or stands still
-    clients      clients are killed and stopped, too
+    clients      clients are killed and stopped, too; or taken for dead and replaced, and go on beside their successors
+    limits       a proxy takes few requests a second, for a while
+    reading      read proxies, where there are any, are killed, stopped, cut off, or leave
 
 A run of failovers has crash, freeze and cut_off alone, one at a time: what they take is measured there.
 """
@@ -22,8 +24,10 @@ from random import Random
 
 from simulation.cluster import Machine, NodeMachine
 from simulation.environment.loop import Process
+from simulation.environment.metadata import SimulatedStore
 from simulation.faults.nemesis import MAX_STEP, Nemesis
-from simulation.tier import ProxyMachine, ProxyTier
+from simulation.reading_tier import ReadTier
+from simulation.tier import ProxyMachine, ProxyTier, ServingMachine
 
 STOPS = (0.02, 0.5, 1.3, 2.5)
 """How long a process stands still, in sessions' timeouts."""
@@ -44,9 +48,11 @@ class Disablement:
 class TierNemesis(Nemesis):
     """Runs as a task of the world until `heal`."""
 
-    def __init__(self, tier: ProxyTier, rng: Random) -> None:
+    def __init__(self, tier: ProxyTier, rng: Random, reading: ReadTier | None = None) -> None:
         super().__init__(tier.world, rng, may_damage=False)
         self._tier = tier
+        self._reading = reading
+        self._disowned: list[tuple[Process, SimulatedStore]] = []
         self._node_away: NodeMachine | None = None
         self.disablements: list[Disablement] = []
         every: list[Callable[[], None]] = [
@@ -62,8 +68,12 @@ class TierNemesis(Nemesis):
             self.doubt_changes,
             self.stall_metadata,
             self.disturb_client,
+            self.replace_client,
+            self.limit,
         ]
         self.kinds = rng.sample(every, rng.randint(3, 7))
+        if reading is not None:
+            self.kinds.append(self.disturb_reading)
         self.mean_pause_s = rng.choice((0.1, 0.2, 0.4))
 
     def _machine(self) -> Machine:
@@ -71,6 +81,9 @@ class TierNemesis(Nemesis):
         if number < 0.6:
             return self._proxy()
         return self._node() if number < 0.75 else self.rng.choice(list(self.world.clients.values()))
+
+    def _proxies(self) -> list[ServingMachine]:
+        return [*self._tier.proxies, *(self._reading.proxies if self._reading is not None else ())]
 
     def _proxy(self) -> ProxyMachine:
         return self.rng.choice(self._tier.proxies)
@@ -84,7 +97,11 @@ class TierNemesis(Nemesis):
     def heal(self) -> None:
         """End every fault that ends."""
         super().heal()
-        for machine in self._tier.proxies:
+        while self._disowned:
+            self._end_replaced()
+        for proxy in self._tier.proxies:
+            proxy.limit(0)
+        for machine in self._proxies():
             machine.resume()
             if machine.process is not None:
                 machine.process.trap = None
@@ -226,10 +243,71 @@ class TierNemesis(Nemesis):
 
     def disturb_client(self) -> None:
         """A client is killed, or stopped for a while."""
-        machine = self.rng.choice([one for name, one in self.world.clients.items() if name.startswith("c")])
+        machine = self.rng.choice([one for name, one in self.world.clients.items() if name[-1].isdigit()])
         if machine.running and self.rng.random() < 0.5:
             self.world.reached("client.killed-here")
             machine.kill()
         elif machine.running:
+            self.world.reached("client.paused-here")
             machine.pause()
             self._later(0.05, 2.0, machine.resume)
+
+    def replace_client(self) -> None:
+        """A client stands still, is taken for dead and started again; then its first process goes on for a while."""
+        machine = self.rng.choice([one for name, one in self.world.clients.items() if name.startswith("c")])
+        store = machine.store
+        process = machine.disown()
+        if process is None or store is None:
+            return
+        self.world.reached("client.replaced")
+        self._tier.checkers.replaced.add(process)
+        self._disowned.append((process, store))
+        self._later(0.1, 1.5, self._wake, process)
+        self._later(1.6, 3.0, self._end_replaced)
+
+    def _wake(self, process: Process) -> None:
+        if not process.dead:
+            self.world.reached("client.replaced-wakes")
+            self.world.loop.resume(process)
+
+    def _end_replaced(self) -> None:
+        """The oldest of those that were taken for dead dies."""
+        if self._disowned:
+            process, store = self._disowned.pop(0)
+            self.world.loop.kill(process)
+            self.world.fabric.forget(process, power=False)
+            self.world.service.lost(store)
+
+    def limit(self) -> None:
+        """A proxy takes few requests a second, for a while."""
+        machine = self._proxy()
+        machine.limit(self.rng.choice((3, 15)))
+        self.world.reached("proxy.limited")
+        self._later(0.2, 1.5, machine.limit, 0)
+
+    def disturb_reading(self) -> None:
+        """A read proxy is killed, stopped, cut off from another host, or leaves."""
+        if self._reading is None:
+            return
+        machine = self.rng.choice(self._reading.proxies)
+        kind = self.rng.choice(("kill", "pause", "leave", "split", "expire"))
+        if not machine.running:
+            return
+        self.world.reached(f"reading.{kind}")
+        if kind == "kill":
+            self._now_or_later(machine, partial(self._kill, machine))
+        elif kind == "pause":
+            machine.pause()
+            self._later(0.05, 2.5, machine.resume)
+        elif kind == "leave":
+            machine.leave()
+        elif kind == "expire":
+            self.world.service.expire(machine.session)
+        else:
+            peer = self._peer(machine)
+            self._block(machine.name, peer)
+            self._block(peer, machine.name)
+
+    def _kill(self, machine: Machine) -> None:
+        if not self._stopped:
+            machine.kill()

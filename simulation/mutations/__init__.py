@@ -29,11 +29,10 @@ MUTATIONS: dict[str, Mutation] = {
     **logs.PRODUCERS,
     **logs.READERS,
     **logs.LIVES,
-    **proxies.PROXIES,
-    **proxies.CLIENTS,
+    **proxies.FLEETS,
 }
 """By name, in the order of docs/simulation.md."""
-FLEET_MUTATIONS = (*proxies.PROXIES, *proxies.CLIENTS)
+FLEET_MUTATIONS = tuple(proxies.FLEETS)
 """Those that only runs of proxies and thin clients can notice."""
 
 

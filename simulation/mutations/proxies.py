@@ -1,4 +1,4 @@
-"""Rules of write proxies and thin clients: runs of fleets notice what is missing (`runs.fleets`)."""
+"""Rules of write proxies, thin clients and read proxies: runs of fleets notice what is missing (`runs.fleets`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
+from dlspark.core.writing.append_requests import RequestLog
+from dlspark.core.writing.producer_recovery import _SegmentEnd
+from dlspark.core.writing.producers import Producers
 from dlspark.serving.client import requests
 from dlspark.serving.client.producers import ProducerSession
+from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
+from dlspark.serving.read_proxy.ring import EntryRing
+from dlspark.serving.read_proxy.sessions import ReaderSession
+from dlspark.serving.write_proxy.requests import TakenRequest
 from dlspark.serving.write_proxy.streams import ProxyStream
 from simulation.mutations.mutation import Method, Mutation, edited
 
@@ -28,6 +35,30 @@ def _send_again_whatever_it_is(_is_repeatable: Method) -> Method:
     return lambda request, *, resend_writes=False: True
 
 
+def _answer_what_was_begun(begin: Method) -> Method:
+    def mutated(self: ProxyStream, taken: TakenRequest) -> None:
+        begin(self, taken)
+        if isinstance(taken.request, WriteRecords):
+            taken.answer(WriteReceipt(None, len(taken.request.payloads)))
+
+    return mutated
+
+
+def _read_nothing(_restore: Method) -> Method:
+    async def mutated(*_: object) -> bool:
+        return True
+
+    return mutated
+
+
+def _meet_any_condition(_check: Method) -> Method:
+    return lambda *_: None
+
+
+def _yes(_method: Method) -> Method:
+    return lambda *_: True
+
+
 PROXIES = {
     "late-answers": Mutation(
         "a proxy that was stopped believes no answer from before (I5)",
@@ -35,11 +66,50 @@ PROXIES = {
         "watch",
         _believe_what_waited,
     ),
+    "stored-first": Mutation(
+        "a write is answered once the log has stored it", ProxyStream, "_begin", _answer_what_was_begun
+    ),
     "move-finishes": Mutation(
         "a stream that moves finishes what it has begun",
         ProxyStream,
         "_do",
         edited(("self._end_writer(abort=False)", "self._end_writer(abort=True)")),
+    ),
+    "begun-waits": Mutation(
+        "what was begun is answered by its writer, not by where the stream goes",
+        ProxyStream,
+        "_do",
+        edited(
+            (
+                "self._host.run(self._end_writer(abort=False))",
+                "[*map(lambda one: one.answer(self._refusal), [*self.under_way])], "
+                "self._host.run(self._end_writer(abort=False))",
+            )
+        ),
+    ),
+    "waiting-order": Mutation(
+        "what waits for a log is begun in its order", ProxyStream, "_run_waiting", edited(("popleft()", "pop()"))
+    ),
+}
+
+OWNED_LOGS = {
+    "take-over-reads": Mutation(
+        "a new owner reads what the log says of producers (I19)", _SegmentEnd, "restore", _read_nothing
+    ),
+    "known-requests": Mutation(
+        "a request that was written is not written again (I19)",
+        Producers,
+        "judge",
+        edited(("return self._repetition(request, known.kept if known is not None else ())", "return None")),
+    ),
+    "ended-epochs": Mutation(
+        "nothing of an epoch is written once a later one has begun (I19)",
+        Producers,
+        "judge",
+        edited(("request.epoch < known.epoch", "request.epoch < 0")),
+    ),
+    "conditions": Mutation(
+        "what a write requires holds when it is written", RequestLog, "_check_condition", _meet_any_condition
     ),
 }
 
@@ -59,6 +129,12 @@ CLIENTS = {
         "_written",
         edited(("elif not pending.doubtful:", "elif finished.answer is answer:")),
     ),
+    "doubt-renumbered": Mutation(
+        "a request in doubt gets no other number in its epoch (I19)",
+        ProducerSession,
+        "_decide",
+        edited(("if any(pending.doubtful for pending in self._window):", "if False:")),
+    ),
     "named-epoch": Mutation(
         "an epoch is begun by its number (I19)",
         ProducerSession,
@@ -66,3 +142,10 @@ CLIENTS = {
         edited(("self.name, self._wanted_epoch)", "self.name, None)")),
     ),
 }
+
+READING = {
+    "ring-begins": Mutation("a ring has nothing for readers before it", EntryRing, "covers", _yes),
+    "session-place": Mutation("a reader is where it says that it is", ReaderSession, "continues", _yes),
+}
+
+FLEETS = {**PROXIES, **OWNED_LOGS, **CLIENTS, **READING}

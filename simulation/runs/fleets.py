@@ -5,6 +5,9 @@
     failover     one proxy at a time crashes, stands still, or is cut off     from then to its successor's first one
     rough        anything, several things at a time                           -
 
+In two fifths of them readers follow the logs through read proxies, and in a third clients contend for one more log by
+conditions.
+
 In each of them every log must take writes again soon after the last fault, every client's records get their outcome,
 the proxies end in order, and the logs hold what they must (`checkers.proxies`, `checkers.logs`, `checkers.ledgers`).
 """
@@ -22,21 +25,29 @@ from math import ceil
 from simulation.cluster import World
 from simulation.environment.loop import unheard
 from simulation.faults.tier_nemesis import TierNemesis
+from simulation.reading_tier import ReadTier
 from simulation.runs.seeds import (
-    COLLECT_EVERY,
     PROGRESS_EVERY,
     RunReport,
     RunsSummary,
     all_serve,
+    collect_at_times,
     print_summary,
     trouble,
     undisturbed,
 )
 from simulation.tier import QuietNode
+from simulation.workloads.conditional_writers import ConditionalWriters
+from simulation.workloads.operators import Operator
 from simulation.workloads.programs import HEALTHY_S
-from simulation.workloads.thin_clients import Operator, ProxyWorkload
+from simulation.workloads.proxy_readers import ProxyReaders
+from simulation.workloads.thin_clients import ProxyWorkload
 
 KINDS = ("calm", "failover", "failover", "rough", "rough", "rough", "rough", "rough")
+READ_SHARE = 0.4
+"""Of the runs, those with read proxies and readers."""
+CONDITIONS_SHARE = 0.35
+"""Of the runs, those with clients that write on conditions."""
 NODES = 4
 FAILOVERS = 2
 QUIET_S = (0.1, 0.5)
@@ -84,7 +95,9 @@ async def _scenario(world: World, report: FleetReport) -> None:
     rng = world.rng("plan")
     report.kind = rng.choice(KINDS)
     world.reached(f"fleet.{report.kind}")
-    workload = ProxyWorkload(world, rng, report.kind)
+    read = rng.random() < READ_SHARE
+    workload = ProxyWorkload(world, rng, report.kind, read=read)
+    readers = ProxyReaders(workload, ReadTier(world, workload.settings, world.rng("reading"))) if read else None
     for number in range(NODES):
         world.nodes.append(QuietNode(world, f"b{number}"))
     world.fabric.latency_s = world.service.latency_s = rng.choice((0.0005, 0.002, 0.01))
@@ -94,8 +107,15 @@ async def _scenario(world: World, report: FleetReport) -> None:
     await all_serve(world, "at the start")
     await workload.prepare()
     workload.start_programs(rng)
+    if rng.random() < CONDITIONS_SHARE:
+        world.reached("fleet.conditions")
+        ConditionalWriters(workload).start_programs()
+    if readers is not None:
+        world.reached("fleet.readers")
+        await readers.prepare()
+        readers.start_programs(world.rng("readers"))
     operator = Operator(workload, world.rng("operator"))
-    nemesis = TierNemesis(workload.tier, world.rng("nemesis"))
+    nemesis = TierNemesis(workload.tier, world.rng("nemesis"), readers.tier if readers is not None else None)
     await asyncio.sleep(rng.uniform(*QUIET_S))
     if report.kind == "calm":
         await _plan(operator, workload)
@@ -105,10 +125,14 @@ async def _scenario(world: World, report: FleetReport) -> None:
         await _trouble(operator, workload, nemesis)
     nemesis.heal()
     await all_serve(world, "after healing")
+    await operator.end()
     await workload.served_again(world.loop.time())
     workload.over = True
     await workload.finished(2 * HEALTHY_S)
     await workload.tier.end()
+    if readers is not None:
+        await readers.to_the_end()
+        await readers.tier.end()
     await _verify(world, workload)
     _measure(report, workload, nemesis)
 
@@ -116,14 +140,11 @@ async def _scenario(world: World, report: FleetReport) -> None:
 async def _plan(operator: Operator, workload: ProxyWorkload) -> None:
     """What operators do, one thing after the other."""
     rng = workload.world.rng("planned")
+    plans = (operator.move, operator.move, operator.move, operator.restart, operator.balance, operator.drain)
     await operator.begin()
     for _ in range(rng.randint(4, 8)):
         await asyncio.sleep(rng.uniform(0, 0.2))
-        if rng.random() < 0.7:
-            await operator.move()
-        else:
-            await operator.restart()
-    await operator.end()
+        await rng.choice(plans)()
 
 
 async def _trouble(operator: Operator, workload: ProxyWorkload, nemesis: TierNemesis) -> None:
@@ -143,10 +164,14 @@ async def _move_on(operator: Operator, workload: ProxyWorkload) -> None:
     rng = workload.world.rng("moves")
     while True:
         await asyncio.sleep(rng.uniform(0.05, 0.5))
-        if rng.random() < 0.85:
-            await operator.move()
-        else:
+        number = rng.random()
+        if number < 0.15:
+            workload.world.reached("proxy.leaves")
             rng.choice(workload.tier.proxies).leave()
+        elif number < 0.3:
+            await rng.choice((operator.balance, operator.drain))()
+        else:
+            await operator.move()
 
 
 async def _verify(world: World, workload: ProxyWorkload) -> None:
@@ -203,9 +228,7 @@ def _reports(seeds: Iterable[int], processes: int) -> Iterator[FleetReport]:
 
 def _run_and_collect(seed: int) -> FleetReport:
     report = run_fleet(seed)
-    if seed % COLLECT_EVERY == 0:
-        with unheard():
-            gc.collect()
+    collect_at_times()
     return report
 
 
@@ -214,13 +237,14 @@ def fleet_command(seed: int) -> str:
     return f"python -m simulation --proxies --seed {seed} --trace"
 
 
-def print_fleets(reports: Sequence[FleetReport], *, began: float) -> None:
-    """Counts, times, and the points that were reached."""
+def print_fleets(reports: Sequence[FleetReport], *, began: float) -> RunsSummary:
+    """Counts, times, and the points that were reached; returns what they come to."""
     summary = RunsSummary()
     for report in reports:
         summary.add(report)
     print_summary(summary, began=began, verbose=True)
     print(fleet_table(reports))
+    return summary
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -201,6 +201,9 @@ class RunsSummary:
 
     runs: int = 0
     points: Counter[str] = field(default_factory=Counter)
+    """How often each was reached."""
+    runs_with: Counter[str] = field(default_factory=Counter)
+    """How many runs reached it."""
     operations: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     real_s: float = 0.0
@@ -210,6 +213,7 @@ class RunsSummary:
         """Count a run's report in."""
         self.runs += 1
         self.points += report.points
+        self.runs_with.update(report.points.keys())
         self.operations += report.operations
         self.virtual_s += report.virtual_s
         self.real_s += report.real_s
@@ -241,12 +245,16 @@ def reports(
 
 
 def _run_and_collect(seed: int, *, logs: bool, names: bool) -> RunReport:
-    """One run; what it and those before it left behind goes after every `COLLECT_EVERY` of them."""
     report = run_seed(seed, logs=logs, names=names)
+    collect_at_times()
+    return report
+
+
+def collect_at_times() -> None:
+    """To be called after each run: what runs left behind goes after every `COLLECT_EVERY` of them."""
     if next(_RUNS) % COLLECT_EVERY == 0:
         with unheard():
             gc.collect()
-    return report
 
 
 def run_many(
@@ -296,8 +304,10 @@ def print_summary(summary: RunsSummary, *, began: float, verbose: bool) -> None:
         f"{summary.real_s:.0f} s of processors, {wall_s:.0f} s on the clock"
     )
     if verbose:
-        for name, counter in (("points", summary.points), ("operations", summary.operations)):
-            print(f"{name}:")
-            for key in sorted(counter):
-                print(f"    {key:34}{counter[key]:>10}")
+        print("points: how often, and in how many runs")
+        for point, times in sorted(summary.points.items()):
+            print(f"    {point:34}{times:>10}{summary.runs_with[point]:>10}")
+        print("operations:")
+        for kind, times in sorted(summary.operations.items()):
+            print(f"    {kind:34}{times:>10}")
     sys.stdout.flush()

@@ -14,6 +14,7 @@ from random import Random
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from simulation.cluster import PORT, ClientMachine, World
+from simulation.environment.loop import PROCESS
 from simulation.environment.network import SimulatedNetwork
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -92,7 +93,7 @@ class Workload:
     async def _guarded(self, client: ClientMachine, program: Program) -> None:
         """A program that meets an error of the product tries again; a broken invariant ends the run."""
         rng = self.world.rng(f"program/{client.name}/{client.runs}")
-        while not self.over:
+        while self.goes_on(client):
             try:
                 await program(client)
                 return
@@ -100,6 +101,10 @@ class Workload:
                 self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
             except DistributedLogError:
                 await asyncio.sleep(rng.uniform(0.02, 0.3))
+
+    def goes_on(self, client: ClientMachine) -> bool:
+        """Whether the process that asks is to begin anything else: it is the client's, and programs are not over."""
+        return not self.over and client.process is PROCESS.get()
 
     async def finished(self, limit_s: float) -> None:
         """Wait for all programs."""

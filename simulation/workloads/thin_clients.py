@@ -1,13 +1,14 @@
 """Thin clients in simulation: `dlspark.serving.client` over the simulated network, writing through a `ProxyTier`.
 
 Each client writes to all logs or some, all the time: as an idempotent producer, of its own name or of one that its next
-process takes up again, or plainly, as upstream's clients do. Some know a list of proxies, some look them up. What they
-are answered goes to `checkers.proxies`. Operators are clients as well: they move logs and have proxies leave in order.
+process takes up again, or plainly, as upstream's clients do. Some know a list of proxies, some look them up; some stay,
+some are closed after a while and opened again. What they are answered goes to `checkers.proxies`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -23,8 +24,8 @@ from dlspark.serving.client.fleet import AnnouncedFleet, Fleet, StaticFleet
 from dlspark.serving.client.producing import AsyncProducer
 from dlspark.serving.client.settings import ThinClientSettings
 from metadata.bindings import Binding
-from metadata.foundation.errors import DistributedLogError
 from metadata.namespaces import NamespaceStore
+from simulation.checkers.conditions import ConditionCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, SeenRecord, WriterSession, WrittenRecord
 from simulation.checkers.proxies import ClientWrites
 from simulation.cluster import ClientMachine, World
@@ -32,7 +33,7 @@ from simulation.environment.network import SimulatedNetwork
 from simulation.tier import SERVERS, URI, ProxyTier
 from simulation.workloads.programs import HEALTHY_S, Workload
 
-SIZES = ((3, 3, 2), (3, 2, 2), (3, 3, 2))
+SIZES = ((3, 3, 2), (3, 2, 2), (3, 2, 2))
 PAYLOADS = (0, 10, 100, 1_000)
 PACES_S = (0.01, 0.03, 0.06)
 SLOW_PACE_S = 0.12
@@ -40,10 +41,15 @@ SLOW_PACE_S = 0.12
 REQUEST_TIMEOUTS_MS = {"calm": (60_000,), "failover": (60_000,), "rough": (60_000, 60_000, 8_000, 2_000)}
 ATTEMPT_TIMEOUTS_MS = {"calm": (10_000,), "failover": (300, 600), "rough": (10_000, 2_000, 500)}
 """By kind of run."""
+STAYS_S = (0.3, 1.0)
+"""How long a client is open that comes and goes."""
 MOST_OPEN = 30
 """Records of a client on one log that have no outcome; it waits with more."""
 SERVED_BOUND_S = 10.0
 """Once nothing is wrong any more, every log takes writes within the session's timeout and this."""
+
+Values = Mapping[str, str | int | bool]
+"""Settings of a thin client, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +57,14 @@ class ClientHabits:
     """How one client writes, in all its processes."""
 
     logs: tuple[str, ...]
-    values: tuple[tuple[str, str | int | bool], ...]
-    """Settings of the thin client, by key."""
+    values: Values
     idempotent: bool
     named: bool
     """Whether the producers have the client's name, which its next process takes up."""
     announced: bool
     """Whether it looks the proxies up in the metadata store."""
+    stays: bool
+    """Whether it is open as long as its process lives."""
     pace_s: float
 
 
@@ -76,19 +83,46 @@ def draw_habits(rng: Random, logs: list[str], kind: str) -> ClientHabits:
         "maxInFlightRequests": rng.choice((1, 3, 5, 5)),
     }
     return ClientHabits(
-        tuple(rng.sample(logs, rng.randint(1, min(2, len(logs))))),
-        tuple(values.items()),
-        idempotent,
-        rng.random() < 0.4,
-        rng.random() < 0.3,
-        rng.choice(PACES_S),
+        logs=tuple(rng.sample(logs, rng.randint(1, min(2, len(logs))))),
+        values=values,
+        idempotent=idempotent,
+        named=idempotent and rng.random() < 0.4,
+        announced=rng.random() < 0.3,
+        stays=rng.random() < 0.75,
+        pace_s=rng.choice(PACES_S),
     )
+
+
+async def open_thin_client(
+    tier: ProxyTier,
+    client: ClientMachine,
+    values: Values,
+    *,
+    announced: bool = False,
+    read_from: Sequence[str] = (),
+) -> AsyncClient:
+    """A thin client in the process that runs on this machine now."""
+    network = SimulatedNetwork(tier.world.fabric)
+
+    async def connect(address: str, on_closed: object) -> ProxyChannel:
+        return await FramesClient.connect(network, address, on_closed=on_closed)  # type: ignore[arg-type]
+
+    fleet: Fleet = StaticFleet(tier.addresses, read_from)
+    if announced:
+        fleet = AnnouncedFleet(URI, lambda servers: client.open_session())
+    rng = tier.world.rng(f"thin/{client.name}/{client.runs}/{tier.next_client()}")
+    made = AsyncClient(
+        [fleet], ThinClientSettings.from_mapping(values), connect, clock=client.clock, random_bits=rng.getrandbits
+    )
+    await made.open()
+    return made
 
 
 class ProxyWorkload(Workload):
     """Logs, their proxies and their clients."""
 
-    def __init__(self, world: World, rng: Random, kind: str) -> None:
+    def __init__(self, world: World, rng: Random, kind: str, *, read: bool) -> None:
+        """`read`: whether readers follow the logs; else few writers spend an entry on telling them what is stored."""
         super().__init__(world)
         self.kind = kind
         self.session_timeout_s = rng.choice((1, 1, 2))
@@ -100,7 +134,7 @@ class ProxyWorkload(Workload):
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             periodic_flush_ms=0,
-            immediate_flush=True,
+            immediate_flush=read or rng.random() < 0.3,
             rolling_minutes=0,
             max_segment_bytes=rng.choice((1_500, 8_000, 200_000)),
             retention_hours=0,
@@ -111,8 +145,10 @@ class ProxyWorkload(Workload):
             read_ahead_wait_ms=50,
         )
         self.logs = [f"log{number}" for number in range(rng.randint(2, 4))]
+        """All that are written."""
         self.tier = ProxyTier(world, self.settings)
         self.tier.checkers.calm = kind == "calm"
+        self.conditions = ConditionCheckers(world, world.ledger_checkers)
         self.records_left = rng.randint(100, 200)
         """That are written fast."""
         self.served_s: list[float] = []
@@ -136,7 +172,7 @@ class ProxyWorkload(Workload):
         await self.tier.all_serve()
 
     def start_programs(self, rng: Random) -> None:
-        """Start the clients."""
+        """Start the clients that write without conditions."""
         names = list(self.logs)
         for number in range(rng.randint(3, 6)):
             habits = draw_habits(rng, names, self.kind)
@@ -144,54 +180,47 @@ class ProxyWorkload(Workload):
 
     # ------------------------------------------------------------------------------------ clients
 
-    async def open_client(self, client: ClientMachine, habits: ClientHabits) -> AsyncClient:
-        """A thin client in this process."""
-        network = SimulatedNetwork(self.world.fabric)
-
-        async def connect(address: str, on_closed: object) -> ProxyChannel:
-            return await FramesClient.connect(network, address, on_closed=on_closed)  # type: ignore[arg-type]
-
-        fleet: Fleet = StaticFleet(self.tier.addresses)
-        if habits.announced:
-            fleet = AnnouncedFleet(URI, lambda servers: client.session)
-        rng = self.world.rng(f"thin/{client.name}/{client.runs}")
-        made = AsyncClient(
-            [fleet],
-            ThinClientSettings.from_mapping(dict(habits.values)),
-            connect,
-            clock=client.clock,
-            random_bits=rng.getrandbits,
-        )
-        await made.open()
-        return made
-
     async def _write(self, habits: ClientHabits, client: ClientMachine) -> None:
         rng = self.world.rng(f"writes/{client.name}/{client.runs}")
-        thin = await self.open_client(client, habits)
-        name = client.name if habits.named and habits.idempotent else None
-        senders = [
-            (thin.producer(log, name), self._sender(client, log, ordered=habits.idempotent)) for log in habits.logs
-        ]
-        while not self.over:
-            producer, sender = rng.choice(senders)
-            fast = self.records_left > 0
-            if producer.pending < MOST_OPEN:
-                for _ in range(rng.choice((1, 1, 2, 4)) if fast else 1):
-                    self._send(producer, sender, rng)
-            await asyncio.sleep(rng.uniform(0, 2 * habits.pace_s) if fast else rng.uniform(0, 2 * SLOW_PACE_S))
+        while self.goes_on(client):
+            thin = await open_thin_client(self.tier, client, habits.values, announced=habits.announced)
+            until_s = self.world.loop.time() + (1e9 if habits.stays else rng.uniform(*STAYS_S))
+            senders = self._senders(thin, habits, client)
+            while not self.over and self.world.loop.time() < until_s:
+                producer, sender = rng.choice(senders)
+                fast = self.records_left > 0
+                if producer.pending < MOST_OPEN:
+                    for _ in range(rng.choice((1, 1, 2, 4)) if fast else 1):
+                        self.send(producer, sender, rng)
+                await asyncio.sleep(rng.uniform(0, 2 * habits.pace_s) if fast else rng.uniform(0, 2 * SLOW_PACE_S))
+            await self.close(thin, [sender for _, sender in senders])
+            if not habits.stays:
+                self.world.reached("client.came-and-went")
+
+    def _senders(
+        self, thin: AsyncClient, habits: ClientHabits, client: ClientMachine
+    ) -> list[tuple[AsyncProducer, ClientWrites]]:
+        name = client.name if habits.named else None
+        return [(thin.producer(log, name), self.sender(client, log, ordered=habits.idempotent)) for log in habits.logs]
+
+    async def close(self, thin: AsyncClient, senders: Sequence[ClientWrites]) -> None:
+        """Close a client: all its records have their outcome then."""
         await thin.close()
         await asyncio.sleep(0)  # callbacks of what was just decided
-        for _, sender in senders:
+        for sender in senders:
             left = [record for record in sender.records if record.ended < 0]
             if left:
-                self.world.ledger_checkers.fail(f"{client.name} is closed, and {len(left)} records have no outcome")
+                self.world.ledger_checkers.fail(
+                    f"{sender.session.client} is closed, and {len(left)} records have no outcome"
+                )
 
-    def _sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
+    def sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
+        """What the process that runs on this machine now begins to write to a log."""
         session = self.world.log_checkers.session(log, client)
         return self.tier.checkers.sender(session, ordered=ordered)
 
-    def _send(self, producer: AsyncProducer, sender: ClientWrites, rng: Random) -> asyncio.Future[DLSN]:
-        self.records_left -= 1
+    def payload(self, sender: ClientWrites, rng: Random) -> bytes:
+        """Another one than that of all other records."""
         session = sender.session
         name = b"%s:%d:%s:%d:" % (
             session.log.encode(),
@@ -199,10 +228,15 @@ class ProxyWorkload(Workload):
             session.client.encode(),
             len(sender.records),
         )
-        payload = name + rng.randbytes(rng.choice(PAYLOADS))
+        return name + rng.randbytes(rng.choice(PAYLOADS))
+
+    def send(self, producer: AsyncProducer, sender: ClientWrites, rng: Random) -> asyncio.Future[DLSN]:
+        """Give one more record to the producer."""
+        self.records_left -= 1
+        payload = self.payload(sender, rng)
         record = self.tier.checkers.sent(sender, payload)
         future = producer.send(payload)
-        future.add_done_callback(partial(self._answered, record, session))
+        future.add_done_callback(partial(self._answered, record, sender.session))
         return future
 
     def _answered(self, record: WrittenRecord, session: WriterSession, done: asyncio.Future[DLSN]) -> None:
@@ -220,23 +254,21 @@ class ProxyWorkload(Workload):
         """Every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
         client = self.world.add_client("prober")
         client.start()
+        thin = await client.spawn(open_thin_client(self.tier, client, {"requestTimeoutMs": 60_000}))
         bound_s = self.session_timeout_s + SERVED_BOUND_S
-        probes = [client.spawn(self._probe(client, log, since_s)) for log in self.logs]
+        probes = [client.spawn(self._probe(thin, client, log, since_s)) for log in self.logs]
         _, late = await asyncio.wait(probes, timeout=bound_s)
         if late:
             waiting = [log for log, probe in zip(self.logs, probes, strict=True) if probe in late]
             self.world.ledger_checkers.fail(f"{waiting} take no writes {bound_s} s after the last fault")
         for probe in probes:
             probe.result()
+        await client.spawn(thin.close())
 
-    async def _probe(self, client: ClientMachine, log: str, since_s: float) -> None:
-        habits = ClientHabits((log,), (("requestTimeoutMs", 60_000),), True, False, False, 0.0)
-        thin = await self.open_client(client, habits)
-        sender = self._sender(client, log, ordered=True)
-        rng = self.world.rng(f"probe/{log}")
-        await self._send(thin.producer(log), sender, rng)
+    async def _probe(self, thin: AsyncClient, client: ClientMachine, log: str, since_s: float) -> None:
+        sender = self.sender(client, log, ordered=True)
+        await self.send(thin.producer(log), sender, self.world.rng(f"probe/{log}"))
         self.served_s.append(self.world.loop.time() - since_s)
-        await thin.close()
 
     async def verify(self, client: ClientMachine) -> None:
         """All proxies have ended in order: every log is read to its end, and holds what it must."""
@@ -265,56 +297,9 @@ class ProxyWorkload(Workload):
                     self.world.ledger_checkers.fail(f"{log} ends at {last}, but the reader is at {span.read[-1:]}")
                 for one in await reader.read_available(200, wait=True):
                     seen = SeenRecord(one.dlsn, one.txid, bytes(one.payload), one.sequence_id)
-                    written = logs.truth(log).records.get(seen.payload)
-                    if written is not None:
-                        written.txids.add(seen.txid)  # the proxies choose them
-                    logs.read(span, seen)
+                    self.tier.checkers.read(span, seen)
         finally:
             await namespace.close()
         logs.final(log, span.read)
         self.tier.checkers.final(log, span.read)
-
-
-class Operator:
-    """Plans what nobody must notice: moves of logs, and proxies that leave in order and come back."""
-
-    def __init__(self, workload: ProxyWorkload, rng: Random) -> None:
-        self._workload = workload
-        self._rng = rng
-        self._client: AsyncClient | None = None
-        self._machine = workload.world.add_client("operator")
-
-    async def begin(self) -> None:
-        """Open a client of its own."""
-        self._machine.start()
-        habits = ClientHabits((), (("requestTimeoutMs", 5_000),), True, False, False, 0.0)
-        self._client = await self._machine.spawn(self._workload.open_client(self._machine, habits))
-
-    async def end(self) -> None:
-        """Close it."""
-        if self._client is not None:
-            await self._machine.spawn(self._client.close())
-            await self._machine.spawn(self._machine.session.close())
-            self._machine.kill()
-
-    async def move(self) -> None:
-        """Have a log moved to a proxy that is drawn; what comes of it is the proxies' to say."""
-        tier = self._workload.tier
-        log, target = self._rng.choice(self._workload.logs), self._rng.choice(tier.proxies)
-        if self._client is None:
-            return
-        try:
-            await self._machine.spawn(self._client.move(log, target.address))
-            self._workload.world.reached("proxy.moved")
-        except DistributedLogError as error:
-            self._workload.world.reached(f"proxy.move-refused.{type(error).__name__}")
-
-    async def restart(self) -> None:
-        """Have one proxy leave in order, and wait until it is back and all know each other again."""
-        tier = self._workload.tier
-        machine = self._rng.choice(tier.proxies)
-        if machine.serving:
-            machine.leave()
-            await asyncio.wait([machine.ended], timeout=HEALTHY_S)
-            self._workload.world.reached("proxy.restarted")
-            await tier.all_serve()
+        self.conditions.final(log, span.read)

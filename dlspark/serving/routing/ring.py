@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
 from dlspark.serving.routing.hashing import hash_long
@@ -25,6 +26,8 @@ from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost
 from metadata.foundation.errors import check
 
 POINTS_PER_HOST: Final = 997
+HOSTS_KEPT: Final = 64
+"""Hosts whose points are not hashed again by the next ring of the process: each of its clients has one."""
 _INDEX_BITS: Final = 20
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 MAX_HOSTS: Final = 1 << _INDEX_BITS
@@ -36,6 +39,11 @@ def host_points(host: ProxyHost, points: int = POINTS_PER_HOST) -> list[int]:
     """The hashes of a host's points, in the order of their numbers."""
     text = host.java_text
     return [hash_long(f"shard-{host.shard}-{number}-{text}") for number in range(points)]
+
+
+@lru_cache(maxsize=HOSTS_KEPT)
+def _points_of(host: ProxyHost, points: int) -> tuple[int, ...]:
+    return tuple(host_points(host, points))
 
 
 class HostRing:
@@ -112,7 +120,7 @@ class HostRing:
                 self._addresses.append(host.address)
             self._indices[host.address] = index
             self._hosts[host.address] = host
-            points = host_points(host, self._points_per_host)
+            points = _points_of(host, self._points_per_host)
             self._points += [((point + _LOWEST) << _INDEX_BITS) | index for point in points]
         if hosts:
             self._points.sort()  # merges runs that are sorted already
