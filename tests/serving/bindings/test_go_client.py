@@ -170,38 +170,6 @@ def test_the_page_s_commands_write_and_print_what_python_reads_and_writes(build:
             printing.kill()
 
 
-def test_what_it_writes_is_there_once_when_the_log_is_moved_and_its_owner_killed(build: Build, tier: Tier) -> None:
-    def say(*numbers: int) -> None:
-        assert writing.stdin is not None
-        writing.stdin.write("".join(f"{number}\n" for number in numbers))
-        writing.stdin.flush()
-
-    with Client.connect(tier.uri) as client:
-        client.create("moved")
-        with go(build, "moved", "mover", *tier.writers) as writing:
-            say(*range(20))
-            assert [payload for _, payload in written(client, "moved", 20)] == [str(number) for number in range(20)]
-            (target,) = tier.frames - {client.owner("moved")}
-            client.move("moved", target)
-            say(*range(20, 40))
-            written(client, "moved", 40)
-            assert client.owner("moved") == target
-            kill_proxy(target)
-            say(*range(40, 60))
-            _, errors = writing.communicate(timeout=100)
-        assert (writing.returncode, errors) == (0, "")
-        client.write("moved", b"last")
-        found = [payload for _, payload in written(client, "moved", 61)]
-    assert found == [*(str(number) for number in range(60)), "last"]
-
-
-def kill_proxy(address: str) -> None:
-    """SIGKILL the write proxy of the tier at this address."""
-    argument = f"server_port={address.rpartition(':')[2]}"
-    (found,) = (one for one in psutil.process_iter(["cmdline"]) if f"--set={argument}" in (one.info["cmdline"] or ()))
-    found.kill()
-
-
 def test_an_owner_that_another_proxy_names_is_asked_where_it_speaks_grpc(build: Build, tier: Tier) -> None:
     with Client.connect(tier.uri) as client:
         client.write("owned", b"by one of them")
@@ -233,6 +201,40 @@ def test_what_no_proxy_will_do_ends_the_program_at_once(build: Build, tier: Tier
         out, errors = printing.communicate(timeout=30)
     assert (printing.returncode, out) == (1, "")
     assert code in errors
+
+
+def test_what_it_writes_is_there_once_when_the_log_is_moved_and_its_owner_killed(build: Build, tier: Tier) -> None:
+    """The last one: the tier has one write proxy less then."""
+
+    def say(*numbers: int) -> None:
+        assert writing.stdin is not None
+        writing.stdin.write("".join(f"{number}\n" for number in numbers))
+        writing.stdin.flush()
+
+    with Client.connect(tier.uri) as client:
+        client.create("moved")
+        with go(build, "moved", "mover", *tier.writers) as writing:
+            say(*range(20))
+            assert [payload for _, payload in written(client, "moved", 20)] == [str(number) for number in range(20)]
+            (target,) = tier.frames - {client.owner("moved")}
+            client.move("moved", target)
+            say(*range(20, 40))
+            written(client, "moved", 40)
+            assert client.owner("moved") == target
+            kill_proxy(target)
+            say(*range(40, 60))
+            _, errors = writing.communicate(timeout=100)
+        assert (writing.returncode, errors) == (0, "")
+        client.write("moved", b"last")
+        found = [payload for _, payload in written(client, "moved", 61)]
+    assert found == [*(str(number) for number in range(60)), "last"]
+
+
+def kill_proxy(address: str) -> None:
+    """SIGKILL the write proxy of the tier at this address."""
+    argument = f"server_port={address.rpartition(':')[2]}"
+    (found,) = (one for one in psutil.process_iter(["cmdline"]) if f"--set={argument}" in (one.info["cmdline"] or ()))
+    found.kill()
 
 
 def test_the_program_is_short_and_the_page_leads_to_it() -> None:
