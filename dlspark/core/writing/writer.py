@@ -77,6 +77,8 @@ class AsyncLogWriter(Appending):
         self._shutdown: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._sealed = False
+        self.on_failed: Callable[[BaseException], None] | None = None
+        """Called once with the reason when the writer fails, also while nothing is written: it takes nothing more."""
         self._ownership = OwnershipWatch(services, lock, self._fail)
         self._requests: RequestLog | None = None
         self._gaps_allowed = False
@@ -454,6 +456,8 @@ class AsyncLogWriter(Appending):
         if self._error is None:
             self._error = cause
             self._ownership.end()
+            if self.on_failed is not None:  # Not now: records that fail with it are answered first.
+                self._loop.call_soon(self.on_failed, cause)
             _log.warning(
                 "log %s: the writer failed: %s", self.name, cause, extra=about(log=self.name, segment=self.segment)
             )

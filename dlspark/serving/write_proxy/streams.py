@@ -290,6 +290,14 @@ class ProxyStream:
             self._remember(error, verdict)
             self._happened(StreamEvent.FAILED)
 
+    def _writer_failed(self, error: BaseException) -> None:
+        """The writer takes nothing more: another owner has the log, or it cannot go on."""
+        if self.state is StreamState.INITIALIZED:
+            owner = error.__cause__ if isinstance(error.__cause__, OwnershipAcquireFailedError) else None
+            self._log_end("its writer has failed", error)
+            self._remember(owner or error, Verdict.ELSEWHERE if owner is not None else Verdict.STREAM)
+            self._happened(StreamEvent.FAILED)
+
     def _remember(self, error: BaseException, verdict: Verdict) -> None:
         """Refuse with `error` from now on, and for as long as that is worth knowing."""
         self._keep_s = 0.0
@@ -369,6 +377,7 @@ class ProxyStream:
             await log.close()
             raise
         self._log, self._writer = log, writer
+        writer.on_failed = self._writer_failed
         ids = TransactionIds(writer.last_txid, host.namespace.services.clock)
         self._execution = Execution(writer, ids, self, host.settings.entries_under_way)
 

@@ -169,6 +169,21 @@ async def test_an_owner_whose_session_has_expired_acknowledges_nothing_after_the
 
 
 @virtual_time
+async def test_an_idle_owner_that_was_deposed_says_who_owns_the_log_before_its_next_request() -> None:
+    async with proxies() as world:
+        first, second = await world.proxy(1), await world.proxy(2)
+        await first.write("events", b"a")
+        await first.write("kept", b"a")
+        world.tree.expire(first.namespace.store.session_id)
+        await second.write("events", b"b")
+        await until(lambda: first.service.streams_owned == ["kept"])
+        assert await owner_of(world, "events") == [second]
+        assert await owner_of(world, "kept") == [first], "a lock that was taken again is as good as ever"
+        assert await first.ask(FindOwner("events")) == OwnerFound(second.location)
+        assert isinstance(await first.write("kept", b"b"), WriteReceipt)
+
+
+@virtual_time
 async def test_a_bulk_that_meets_a_deposed_writer_is_told_so_as_a_whole() -> None:
     async with proxies() as world:
         first, second = await world.proxy(1), await world.proxy(2)
