@@ -96,6 +96,9 @@ RULE_OF_CODE: Final[Mapping[StatusCode, AnswerRule]] = MappingProxyType(
 FINAL_ERRORS: Final = frozenset(
     (
         "ConditionError",
+        "CorruptDataError",
+        "DigestError",
+        "InvalidEntryError",
         "InvalidRecordError",
         "PositionGapError",
         "ProducerError",

@@ -154,12 +154,17 @@ class AsyncProxyReader:
     async def next_entries(self) -> list[StoredEntry]:
         """The next entries as they are stored, those without records of a user too; waits at the tail. In the form
         ENTRIES only. Raises as `read_next`."""
-        self._check_form(ReadForm.ENTRIES)
         while True:
-            delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
-            self._place = delivery.next
+            entries = await self.poll_entries()
             if entries:
                 return entries
+
+    async def poll_entries(self) -> list[StoredEntry]:
+        """What one poll brings: as `next_entries`, but perhaps nothing."""
+        self._check_form(ReadForm.ENTRIES)
+        delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
+        self._place = delivery.next
+        return entries
 
     async def next_batches(self) -> list[pa.RecordBatch]:
         """The next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as `read_next`."""

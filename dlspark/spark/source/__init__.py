@@ -13,9 +13,9 @@ The way of a batch, file by file:
    more (I8), and `query_cursor` publishes how far the query has come.
 5. `planning` cuts the ranges of segments into partitions; `live_replicas` refuses a plan that storage nodes cannot
    serve.
-6. In a task `partition_reader` fetches the entries of its partition from storage nodes, decodes them and yields record
-   batches.
+6. In a task `partition_reader` fetches the entries of its partition, decodes them and yields record batches. Entries
+   come from storage nodes (`span_entries`), or through read proxies (`proxy_entries`, option `proxy`).
 
-A task has no ZooKeeper session: what it imports (`readers`, `partition_reader`, `planning`, `selection`, `filters`,
-`offsets`, `schema`) must not import the driver's side.
+A task has no ZooKeeper session: what it imports (`readers`, `partition_reader`, `span_entries`, `proxy_entries`,
+`planning`, `selection`, `filters`, `offsets`, `schema`) must not import the driver's side.
 """

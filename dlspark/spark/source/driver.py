@@ -21,6 +21,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.membership import READ_PROXIES
+from dlspark.spark.announced_proxies import announced_proxies
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
@@ -116,9 +118,16 @@ class SourceDriver:
         """What `latest` last found."""
 
     async def open(self) -> None:
-        """Connect. Raises MetadataUnavailableError, or CallerError for a namespace that does not exist."""
+        """Connect. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or NoProxiesError
+        where the query is to go through proxies and none is announced."""
         self._namespace = await open_namespace(self.query.uri, self._connect)
         self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
+        if self.query.proxies is not None and self.query.proxies.discover:
+            try:
+                await announced_proxies(self._namespace, READ_PROXIES)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """End the watches and the ZooKeeper session; it can be called again."""
@@ -136,6 +145,16 @@ class SourceDriver:
     def client_settings(self) -> ClientSettings:
         """The ledger client's settings (`bkc.`), for the tasks."""
         return self._opened().ledgers.settings
+
+    async def read_proxies(self) -> tuple[str, ...]:
+        """Where tasks find read proxies, as they are announced now; none: they read storage nodes.
+
+        Where they are looked up and there is none, waits `outageTimeout` for one. Raises as `announced_proxies`.
+        """
+        choice = self.query.proxies
+        if choice is None or not choice.discover:
+            return choice.addresses if choice is not None else ()
+        return await announced_proxies(self._opened(), READ_PROXIES, self.client_settings.outage_wait_ms)
 
     # ------------------------------------------------------------------ logs
 

@@ -1,13 +1,14 @@
-"""The task's side of the source: it fetches the entries of its spans from storage nodes and yields record batches.
+"""The task's side of the source: it fetches the entries of its spans and yields record batches.
 
-A task needs no ZooKeeper session: its partition carries ledger metadata and the nodes' addresses. One chunk of entries
-is fetched in the background while the one before it is decoded and handed to Spark, so two at most are in memory.
+A task needs no ZooKeeper session: its partition carries ledger metadata and the addresses of the nodes, or those of
+read proxies where the query goes through them (`proxy_entries`). One chunk of entries is fetched in the background
+while the one before it is decoded and handed to Spark, so two at most are in memory.
 
-Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica.
-An entry that no replica can give fails the task with the entry's place; Spark may run the task again. What the task
-yields depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the
-plan was made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can
-distinguish a deleted segment from one that nodes have lost, and does so when the batch is planned again.
+Fault model: what entries come from may be slow, down or damaged (`span_entries`). An entry that cannot be had fails the
+task with the entry's place; Spark may run the task again. What the task yields depends on its partition alone, so a
+second attempt yields the same rows. Entries that were deleted after the plan was made are data
+loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can distinguish a deleted segment
+from one that nodes have lost, and does so when the batch is planned again.
 
 The record batches have the columns of the core, nullable, a few megabytes each. `timestamp` is the transaction id read
 as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are free numbers) has no timestamp: null,
@@ -17,7 +18,6 @@ not an overflow.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,13 +29,9 @@ from pyspark.sql.datasource import InputPartition
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA, DecodedBatch, decode_entries, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
-from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.planning import Partition, SegmentSpan
+from dlspark.spark.source.span_entries import SHARED_READERS, ReplicaEntries, SpanEntries
 from metadata.foundation.tasks import end_tasks
-from storage_node.client.reader import ReplicaReader
-from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
-from storage_node.protocol.digests import Entry
-from storage_node.protocol.reading import MISSING
 from storage_node.settings.client import ClientSettings
 
 CHUNK_BYTES = 4 << 20
@@ -49,16 +45,18 @@ _FIXED_BYTES_PER_ROW = 7 * 8 + 8
 
 
 class LogPartition(InputPartition):
-    """What one task reads: some spans, in order, with the ledger client's settings of the driver.
+    """What one task reads: some spans, in order, with the ledger client's settings of the driver, and the addresses of
+    the read proxies that it asks in place of storage nodes, if any.
 
     Its value is the hosts that have the data, in a form that the SQL catalog finds in the pickled partition
     (LocatedBatch.java): Spark asks Python sources for no preferred hosts.
     """
 
-    def __init__(self, spans: Partition, client_settings: ClientSettings) -> None:
-        super().__init__(f"dlspark-hosts[{','.join(hosts_of(spans))}]")
+    def __init__(self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str] = ()) -> None:
+        super().__init__(f"dlspark-hosts[{','.join(() if proxies else hosts_of(spans))}]")
         self.spans = spans
         self.client_settings = client_settings
+        self.proxies = tuple(proxies)
 
     def __repr__(self) -> str:
         ranges = ", ".join(
@@ -84,7 +82,7 @@ def hosts_of(spans: Partition) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     span: SegmentSpan
-    entries: list[Entry]
+    entries: list[tuple[int, memoryview]]
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -92,8 +90,7 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     if not isinstance(partition, LogPartition) or not partition.spans:
         return
     runtime = Runtime.shared()
-    reader = shared_reader(runtime, partition.client_settings)
-    fetcher = runtime.run(_Fetcher.start(reader, partition.spans))
+    fetcher = runtime.run(_Fetcher.start(runtime, partition))
     try:
         while (chunk := runtime.run(fetcher.take())) is not None:
             yield from record_batches(_decode(chunk), chunk.span.log, names)
@@ -102,34 +99,28 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
         runtime.run(fetcher.stop())
 
 
-_readers: dict[int, tuple[Runtime, dict[ClientSettings, ReplicaReader]]] = {}
+def _entries_for(partition: LogPartition, runtime: Runtime) -> SpanEntries:
+    """Where a partition is read from. Called on the runtime's loop."""
+    if not partition.proxies:
+        return ReplicaEntries(SHARED_READERS.get(runtime, partition.client_settings))
+    # Imported late: most tasks read storage nodes.
+    from dlspark.spark.source.proxy_entries import SHARED_PROXIES, ProxyEntries
 
-
-def shared_reader(runtime: Runtime, settings: ClientSettings) -> ReplicaReader:
-    """This process's reader with these settings: Spark uses its workers again, and connecting costs more than a small
-    batch. Queries of one driver share their settings, so there is hardly ever more than one reader."""
-    found = _readers.get(os.getpid())
-    if found is None or found[0] is not runtime:  # after a fork, or once it was closed, those of the old one are void
-        _readers.clear()
-        found = _readers[os.getpid()] = runtime, {}
-    readers = found[1]
-    reader = readers.get(settings)
-    if reader is None:
-        reader = readers[settings] = ReplicaReader(settings=settings)
-        runtime.on_close(reader.close)
-    return reader
+    proxies = SHARED_PROXIES.get(runtime, (partition.proxies, partition.client_settings.outage_wait_ms))
+    return ProxyEntries(proxies, partition.spans)
 
 
 class _Fetcher:
     """Fetches one chunk ahead of what was taken. Lives on the event loop."""
 
-    def __init__(self, reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> None:
-        self._chunks = _fetch(reader, spans)
+    def __init__(self, source: SpanEntries, spans: Sequence[SegmentSpan]) -> None:
+        self._source = source
+        self._chunks = _fetch(source, spans)
         self._next = asyncio.ensure_future(anext(self._chunks, None))
 
     @classmethod
-    async def start(cls, reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> _Fetcher:
-        return cls(reader, spans)
+    async def start(cls, runtime: Runtime, partition: LogPartition) -> _Fetcher:
+        return cls(_entries_for(partition, runtime), partition.spans)
 
     async def take(self) -> _Chunk | None:
         """The next chunk, or None at the end. Raises what fetching raised."""
@@ -141,41 +132,28 @@ class _Fetcher:
     async def stop(self) -> None:
         await end_tasks([self._next], drop_errors=True)
         await self._chunks.aclose()
+        await self._source.close()
 
 
-async def _fetch(reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> AsyncGenerator[_Chunk, None]:
+async def _fetch(source: SpanEntries, spans: Sequence[SegmentSpan]) -> AsyncGenerator[_Chunk, None]:
     for span in spans:
-        entries: list[Entry] = []
+        entries: list[tuple[int, memoryview]] = []
         size = 0
-        try:
-            async for entry in reader.entries(span.ledger, span.first_entry, span.last_entry):
-                entries.append(entry)
-                size += len(entry.payload)
-                if size >= CHUNK_BYTES:
-                    yield _Chunk(span, entries)
-                    entries, size = [], 0
-        except MISSING as error:  # each replica said so: if one were down, the error would name that node instead
-            raise _gone(span, error) from error
+        async for entry_id, payload in source.entries(span):
+            entries.append((entry_id, payload))
+            size += len(payload)
+            if size >= CHUNK_BYTES:
+                yield _Chunk(span, entries)
+                entries, size = [], 0
         if entries:
             yield _Chunk(span, entries)
-
-
-def _gone(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
-    return TruncatedDataLossError(
-        f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
-        advice="Run the query again: it is planned anew, and failOnDataLoss=false then goes on at what is still there",
-        log=span.log,
-        dlsn=f"{span.lssn}:{error.entry_id if error.entry_id is not None else span.first_entry}:0",
-        ledger_id=span.ledger.ledger_id,
-        entry_id=error.entry_id,
-    )
 
 
 def _decode(chunk: _Chunk) -> DecodedBatch:
     """The user records of a chunk that belong to the span: cut to its first and end slot, checked for gaps."""
     span = chunk.span
     rows = decode_entries(
-        [(entry.entry_id, entry.payload) for entry in chunk.entries],
+        chunk.entries,
         lssn=span.lssn,
         start_sequence_id=span.start_sequence_id,
         enveloped=span.enveloped,
@@ -183,10 +161,10 @@ def _decode(chunk: _Chunk) -> DecodedBatch:
     _check_no_gap(rows, span)
     # Only whole entries are fetched. What lies in them outside of the span belongs to another batch or partition.
     first, end = 0, len(rows)
-    if span.first_slot and chunk.entries[0].entry_id == span.first_entry:
+    if span.first_slot and chunk.entries[0][0] == span.first_entry:
         below = (rows.entry_id == span.first_entry) & (rows.slot_id < span.first_slot)
         first = int(np.count_nonzero(below))
-    if span.end_slot is not None and chunk.entries[-1].entry_id == span.last_entry:
+    if span.end_slot is not None and chunk.entries[-1][0] == span.last_entry:
         above = (rows.entry_id == span.last_entry) & (rows.slot_id >= span.end_slot)
         end -= int(np.count_nonzero(above))
     return select(rows, first, end) if (first, end) != (0, len(rows)) else rows

@@ -117,7 +117,8 @@ class BatchReader(DataSourceReader):
             start = await driver.resolve(self._query.start)
             end = await driver.resolve(self._query.end, ending=True)
             planned = await driver.plan(start, end, self._bounds, self._take)
-            return [LogPartition(spans, driver.client_settings) for spans in planned]
+            proxies = await driver.read_proxies()
+            return [LogPartition(spans, driver.client_settings, proxies) for spans in planned]
         finally:
             await driver.close()
 
@@ -246,7 +247,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not begin.moved(until):
             return []
         driver = self._opened()
-        return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
+        planned, proxies = self._run(driver.plan(begin, until)), self._run(driver.read_proxies())
+        return [LogPartition(spans, driver.client_settings, proxies) for spans in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the partition's records."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
+from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options, read_as
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.offsets import (
@@ -143,6 +144,8 @@ class SourceQuery:
     cursor: str | None
     client_settings: tuple[tuple[str, str], ...]
     """What goes on to the namespace's clients, by keys in lower case."""
+    proxies: ProxyChoice | None
+    """Through which proxies tasks read; None: from storage nodes."""
 
     @classmethod
     def of(cls, options: Options) -> SourceQuery:
@@ -160,6 +163,7 @@ class SourceQuery:
             late_start_fails=_late_start_fails(options),
             cursor=_cursor(options),
             client_settings=tuple(sorted({_OUTAGE: str(options.outage_ms), **options.passed_on()}.items())),
+            proxies=options.proxies,
         )
         _check_names(query.selection, query.start)
         if options.scope is Scope.SOURCE_BATCH:

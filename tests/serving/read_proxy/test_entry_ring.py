@@ -13,7 +13,7 @@ from dlspark.core.codec.entries import Compression, EntryBuilder, encode_record_
 from dlspark.core.codec.records import FLAG_CONTROL, FLAG_END_OF_STREAM, FLAG_RECORD_SET, MAX_TXID
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.errors import InvalidEntryError, PositionGapError
-from dlspark.serving.protocol.deliveries import batches_of, records_of
+from dlspark.serving.protocol.deliveries import batches_of, decode_stored, records_of
 from dlspark.serving.protocol.operations import Delivery, ReadForm
 from dlspark.serving.read_proxy.chunks import CHUNK_OVERHEAD_BYTES, ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
@@ -187,6 +187,27 @@ def test_an_entry_that_cannot_be_decoded_ends_a_reader_behind_what_came_before_i
     assert cursor.failure.log == "log"
     assert cursor.position == DLSN(1, 1, 0)
     assert cursor.collect(form, MANY).parts == ()
+
+
+def test_stored_entries_come_without_a_hole_those_of_control_records_too_with_their_ledger():
+    entries = [
+        fetched(1, 0, [(b"", 0, FLAG_CONTROL)]),
+        plain(1, 1, 1, b"a", b"b"),
+        fetched(1, 2, [(b"", 2, FLAG_CONTROL)]),
+        plain(1, 3, 3, b"c"),
+        fetched(1, 4, [(b"", 3, FLAG_CONTROL)]),
+        plain(2, 0, 1, b"d"),
+        fetched(2, 1, [(b"end", 2, FLAG_END_OF_STREAM)]),
+    ]
+    cursor = cursor_at(DLSN(1, 1, 1))
+    cursor.attach(ring_of(entries))
+    parts: list[bytes | bytearray | memoryview] = []
+    while not cursor.end_of_stream:
+        parts += cursor.collect(ReadForm.ENTRIES, 200).parts
+    found = [decode_stored(part) for part in parts]
+    assert [(one.lssn, one.entry_id) for one in found] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]
+    assert [one.ledger_id for one in found] == [101] * 4 + [102] * 2
+    assert [record.payload for one in found for record in one.records()] == [b"b", b"c", b"d"]
 
 
 @pytest.mark.parametrize("form", [ReadForm.RECORDS, ReadForm.ARROW])

@@ -21,10 +21,11 @@ from dlspark.spark.source import driver_log_view
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.live_replicas import entries_without_replica
 from dlspark.spark.source.offsets import Offsets
-from dlspark.spark.source.partition_reader import LogPartition, read_partition, shared_reader
+from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
+from dlspark.spark.source.span_entries import SHARED_READERS
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.log_names import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
@@ -482,10 +483,10 @@ async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(wor
     partition = pickle.loads(pickle.dumps(LogPartition(spans, driver.client_settings)))
     assert partition.client_settings == driver.client_settings != ClientSettings()
     runtime = Runtime.shared()
-    reader = shared_reader(runtime, partition.client_settings)
+    reader = SHARED_READERS.get(runtime, partition.client_settings)
     assert reader.settings.speculative_read_ms == 500
-    assert shared_reader(runtime, driver.client_settings) is reader
-    assert shared_reader(runtime, ClientSettings()) is not reader
+    assert SHARED_READERS.get(runtime, driver.client_settings) is reader
+    assert SHARED_READERS.get(runtime, ClientSettings()) is not reader
     assert await read([spans]) == list(range(10))
 
 

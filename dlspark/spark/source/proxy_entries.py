@@ -1,0 +1,311 @@
+"""`ProxyEntries`: the entries of a task's spans through read proxies, which read each log once for all who want it.
+
+The driver plans from metadata as ever; the task needs to reach neither ZooKeeper nor storage nodes. It asks a read
+proxy for the entries as they are stored, over frames, and decodes them as those of storage nodes. One poll is always
+ahead of what is decoded, but not behind the last span.
+
+Theory of operation. The plan says which entries of which ledger a span has. A proxy knows logs by name and positions
+alone, so each entry that comes is compared with the plan: its ledger, and its id, which is one more than that before.
+So nothing is passed over, repeated, or taken from a log that was created again under the name (I4, I12). A proxy that
+is set to pass over damaged entries is found out by the hole. No entry is taken on trust but for its bytes, whose digest
+the proxy has checked.
+
+Fault model: proxies die, stop, refuse, or never were there. Any proxy can answer for the position at which the task is:
+the next one is asked, or the same again, for `outageTimeout`; then the task fails, with the addresses that were asked.
+What says that the records are gone, or damaged, is not asked again. Nothing that came before an error is yielded twice.
+
+Nothing here may import gRPC, or what talks to ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    EndOfStreamError,
+    LogNotFoundError,
+    OperationNotServedError,
+    PositionGapError,
+    ProxyUnreachableError,
+    ReadError,
+    SegmentNotFoundError,
+    ServiceUnavailableError,
+    UnsupportedMetadataVersionError,
+)
+from dlspark.serving.bindings.frames_client import FramesClient
+from dlspark.serving.client.channels import Channels, Connect, ProxyChannel
+from dlspark.serving.client.dispatch import Dispatcher
+from dlspark.serving.client.read_routes import ReadRoutes
+from dlspark.serving.client.reading import AsyncProxyReader
+from dlspark.serving.client.settings import ThinClientSettings
+from dlspark.serving.protocol.deliveries import StoredEntry
+from dlspark.serving.protocol.operations import ReadForm
+from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
+from dlspark.spark.options.proxies import PROXY
+from dlspark.spark.source.planning import SegmentSpan
+from dlspark.spark.source.span_entries import PLAN_AGAIN, SharedByTasks
+from metadata.foundation.errors import (
+    CallerError,
+    CorruptDataError,
+    DistributedLogError,
+    InvariantViolation,
+    OutcomeUnknownError,
+)
+from storage_node.protocol.reading import MISSING
+from storage_node.transport.tcp import TcpNetwork
+
+READ_BYTES: Final = 1 << 20
+"""About what one poll brings."""
+LEAST_READ_BYTES: Final = 64 << 10
+"""The same for spans that are expected to be shorter."""
+POLL_MS: Final = 2_000
+"""How long a proxy may keep a poll: what is asked for is there, but the proxy may not have read as far yet."""
+STALL_S: Final = 60.0
+"""How long proxies that answer may deliver nothing, where `outageTimeout` is shorter: a busy one lets readers of the
+past wait for their turn."""
+PASSED_ENTRIES: Final = 16
+"""Entries behind one span and before the next that are passed over: a segment often ends in control records. Where
+there are more, the next span is asked for anew."""
+RETRY_S: Final = 0.2
+"""Pause before a position is asked for again."""
+ADVICE: Final = (
+    "Start read proxies (`dlspark proxy read`; `dlspark proxy list` shows them), or leave out option proxy: tasks then "
+    "read storage nodes"
+)
+
+_GONE: Final = (AlreadyTruncatedError, SegmentNotFoundError, *MISSING)
+_FINAL: Final = (
+    CallerError,
+    CorruptDataError,
+    PositionGapError,
+    UnsupportedMetadataVersionError,
+    InvariantViolation,
+)
+"""Another proxy would say the same. All else may pass."""
+ProxyKey: TypeAlias = "tuple[tuple[str, ...], int]"
+"""Addresses, and `outageTimeout` in milliseconds."""
+
+
+class TaskProxies:
+    """The read proxies of a list, with this process's connections to them. For one event loop, on which it is made."""
+
+    def __init__(self, addresses: Sequence[str], outage_ms: int, connect: Connect | None = None) -> None:
+        """`connect` makes the connections; None: over frames. `outage_ms` of 0: each proxy is asked once."""
+        self.addresses = tuple(addresses)
+        self.outage_s = outage_ms / 1000
+        settings = ThinClientSettings(
+            name="dlspark-spark",
+            request_timeout_ms=outage_ms or -1,
+            max_redirects=-1 if outage_ms else len(self.addresses) - 1,
+        )
+        route = settings.read_route()
+        self._dispatcher = Dispatcher(
+            lambda connected, closed: Channels(connect or _over_frames(), on_connected=connected, on_closed=closed),
+            route,
+            settings.ownerships(),
+            settings.limits(),
+            settings.handshakes(),
+        )
+        self._routes = ReadRoutes(self._dispatcher, route, settings)
+        self._routes.update([ProxyHost(address) for address in self.addresses], self._dispatcher.now())
+
+    def reader(self, log: str, start: DLSN, until: DLSN, expected_bytes: int) -> AsyncProxyReader:
+        """A reader of the entries of `log` from `start` on, which does not read ahead behind `until`."""
+        size = min(max(expected_bytes, LEAST_READ_BYTES), READ_BYTES)
+        reader = self._routes.reader(log, start, form=ReadForm.ENTRIES, max_bytes=size, poll_ms=POLL_MS)
+        reader.ahead_until = until
+        return reader
+
+    async def close(self) -> None:
+        """End all readers and connections. Idempotent."""
+        await self._routes.close()
+        await self._dispatcher.close()
+
+
+def _over_frames() -> Connect:
+    network = TcpNetwork()
+
+    async def connect(address: str, on_closed: Callable[[], None]) -> ProxyChannel:
+        return await FramesClient.connect(network, address, on_closed=on_closed)
+
+    return connect
+
+
+def _proxies(key: ProxyKey) -> TaskProxies:
+    return TaskProxies(*key)
+
+
+SHARED_PROXIES: Final = SharedByTasks(_proxies)
+"""Those of this process's tasks."""
+
+
+class ProxyEntries:
+    """The entries of one task's spans; see `SpanEntries`."""
+
+    def __init__(self, proxies: TaskProxies, spans: Sequence[SegmentSpan]) -> None:
+        self._proxies = proxies
+        self._ends = {span.log: span.stop for span in spans}
+        """Where reading of each log ends in this task."""
+        self._bytes = {log: sum(span.bytes for span in spans if span.log == log) for log in self._ends}
+        self._reader: AsyncProxyReader | None = None
+        self._behind = DLSN.INITIAL
+        """What comes behind the entry that was yielded last."""
+        self._came: deque[StoredEntry] = deque()
+        """Entries that have come and were not wanted yet."""
+
+    async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
+        """See `SpanEntries`. Raises also ProxyUnreachableError or ReadError where proxies did not deliver in time."""
+        reader = await self._turn_to(span)
+        for entry_id in range(span.first_entry, span.last_entry + 1):
+            if not self._came:
+                try:
+                    self._came.extend(await self._delivered(reader, span, entry_id))
+                except EndOfStreamError as error:
+                    if entry_id == span.first_entry:
+                        raise _gone(span, entry_id, error) from error
+                    return  # The log was sealed in this segment: what lies behind the mark is nobody's record.
+            stored = self._came.popleft()
+            _check(span, entry_id, stored)
+            self._behind = DLSN(span.lssn, entry_id + 1, 0)
+            yield entry_id, memoryview(stored.payload)
+
+    async def close(self) -> None:
+        """Ask no further."""
+        reader, self._reader = self._reader, None
+        self._came.clear()
+        if reader is not None:
+            await reader.close()
+
+    async def _turn_to(self, span: SegmentSpan) -> AsyncProxyReader:
+        """Have the span's first entry be the next to come: it comes by itself where it follows the span before."""
+        reader = self._reader
+        if reader is None or reader.name != span.log:
+            await self.close()
+            reader = self._proxies.reader(span.log, span.start, self._ends[span.log], self._bytes[span.log])
+            self._reader = reader
+            return reader
+        place = (span.lssn, span.first_entry)
+        if place in (self._behind[:2], (self._behind.lssn + 1, 0)):
+            for _ in range(PASSED_ENTRIES):
+                if not self._came:
+                    with suppress(EndOfStreamError):
+                        self._came.extend(await self._delivered(reader, span, span.first_entry))
+                if not self._came or (self._came[0].lssn, self._came[0].entry_id) != self._behind[:2]:
+                    break
+                if place == self._behind[:2]:
+                    return reader
+                self._came.popleft()
+                self._behind = self._behind.next_entry
+        if not self._came or (self._came[0].lssn, self._came[0].entry_id) != place:
+            self._came.clear()
+            await reader.skip_to(span.start)
+        return reader
+
+    async def _delivered(self, reader: AsyncProxyReader, span: SegmentSpan, entry_id: int) -> list[StoredEntry]:
+        """The next entries, from whichever proxy gives them in time."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        outage_s = self._proxies.outage_s
+        while True:
+            try:
+                entries = await reader.poll_entries()
+            except (*_GONE, LogNotFoundError, *_FINAL) as error:
+                failure = _final(span, entry_id, error)
+                if failure is error:
+                    raise
+                raise failure from error
+            except DistributedLogError as error:
+                waited_s = loop.time() - since
+                if waited_s >= outage_s:
+                    raise self._late(span, entry_id, waited_s, error) from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            if entries:
+                return entries
+            position = reader.position
+            if isinstance(position, DLSN) and position[:2] > (span.lssn, entry_id):
+                raise _missing(span, entry_id, f"a read proxy went on to {position} without it")
+            waited_s = loop.time() - since
+            if waited_s >= max(outage_s, STALL_S):
+                raise self._late(span, entry_id, waited_s, None)
+
+    def _late(
+        self, span: SegmentSpan, entry_id: int, waited_s: float, error: DistributedLogError | None
+    ) -> DistributedLogError:
+        unreachable = isinstance(error, ServiceUnavailableError | OutcomeUnknownError)
+        asked = ", ".join(self._proxies.addresses)
+        said = "they delivered nothing" if error is None else error.message
+        kind = ProxyUnreachableError if unreachable else ReadError
+        return kind(
+            f"No read proxy gave the entry in {waited_s:.1f} s; asked were: {asked} ({said})",
+            advice=ADVICE,
+            log=span.log,
+            dlsn=DLSN(span.lssn, entry_id, 0),
+        )
+
+
+def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
+    """Raise unless this is the entry that the plan means."""
+    if stored.ledger_id != span.ledger.ledger_id and stored.lssn == span.lssn:
+        raise RecreatedDataLossError(
+            f"Segment {span.lssn} is ledger {stored.ledger_id} at the proxy and {span.ledger.ledger_id} in the plan: "
+            "the log was deleted and created again, or the proxy serves another namespace",
+            advice=f"{PLAN_AGAIN}; see that option {PROXY} names proxies of this namespace",
+            log=span.log,
+            dlsn=DLSN(span.lssn, entry_id, 0),
+        )
+    if (stored.lssn, stored.entry_id) == (span.lssn, entry_id):
+        return
+    raise _missing(span, entry_id, f"a read proxy gave {stored.lssn}:{stored.entry_id} for it")
+
+
+def _missing(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
+    """The error for an entry that is passed over."""
+    place = DLSN(span.lssn, entry_id, 0)
+    said = f"Entry {span.lssn}:{entry_id} is missing: {how}"
+    if place == span.start == DLSN.INITIAL:
+        # A proxy takes the very first position for "from the beginning", wherever that is now.
+        return TruncatedDataLossError(
+            f"{said}; the log was truncated since the batch was planned", advice=PLAN_AGAIN, log=span.log, dlsn=place
+        )
+    return PositionGapError(
+        said,
+        advice="The proxy may be set to pass over what is damaged or truncated (readAheadSkipBrokenEntries, "
+        "alertPositionOnTruncated): see its settings, or leave out option proxy",
+        log=span.log,
+        dlsn=place,
+    )
+
+
+def _gone(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> TruncatedDataLossError:
+    return TruncatedDataLossError(
+        f"Segment {span.lssn} was truncated or deleted since the batch was planned: {error.message}",
+        advice=PLAN_AGAIN,
+        log=span.log,
+        dlsn=DLSN(span.lssn, entry_id, 0),
+    )
+
+
+def _final(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
+    """What the task raises for an error after which it asks no further."""
+    dlsn = DLSN(span.lssn, entry_id, 0)
+    if isinstance(error, LogNotFoundError):
+        return DeletedDataLossError(
+            f"The read proxies know no log of this name any more: {error.message}",
+            advice=f"{PLAN_AGAIN}; see that option {PROXY} names proxies of this namespace",
+            log=span.log,
+            dlsn=dlsn,
+        )
+    if isinstance(error, _GONE):
+        return _gone(span, entry_id, error)
+    if isinstance(error, OperationNotServedError):
+        error.advice = f"Option {PROXY} of a source names read proxies (`dlspark proxy list`), or says discover"
+    error.log, error.dlsn = error.log or span.log, error.dlsn or dlsn
+    return error
