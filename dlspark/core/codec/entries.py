@@ -151,6 +151,8 @@ _LENGTH = Struct(">I")
 _LENGTH_BYTES = 4
 MAX_EXPANDED_BYTES = 64 * 1024 * 1024
 """Most bytes that the record sets of one entry may expand to, together."""
+RECORD_COST_BYTES = 256
+"""What a record takes of a reader besides its payload, which may be empty."""
 
 
 def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Compression.NONE) -> bytes:
@@ -184,6 +186,13 @@ def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Com
 def expanded_bytes(payload: Buffer) -> int:
     """What the set expands to, by its header alone. Raises InvalidEntryError."""
     return _header(payload, None)[2]
+
+
+def reading_bytes(payload: Buffer) -> int:
+    """About what readers need for the set, by its header alone: its bytes, and a record for each payload. Raises
+    InvalidEntryError."""
+    _, count, length, _ = _header(payload, None)
+    return length + count * RECORD_COST_BYTES
 
 
 def record_set_count(payload: Buffer, place: DLSN | None = None) -> int:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import MAX_EXPANDED_BYTES, Compression, EncodedEntry, EntryBuilder, expanded_bytes
+from dlspark.core.codec.entries import MAX_EXPANDED_BYTES, Compression, EncodedEntry, EntryBuilder, reading_bytes
 from dlspark.core.codec.records import (
     CONTROL_PAYLOAD,
     END_OF_STREAM_PAYLOAD,
@@ -179,7 +179,7 @@ class SegmentWriter:
 
     def write_set(self, txid: int, payload: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
         """Append a record set of `len(futures)` payloads; each future gets the DLSN of its own member."""
-        expanded = expanded_bytes(payload)
+        expanded = reading_bytes(payload)
         if self._expanded_bytes + expanded > MAX_EXPANDED_BYTES:
             self._transmit()  # Readers bound what the sets of one entry expand to.
         self._write(txid, payload, FLAG_RECORD_SET, futures, True, expanded)

@@ -38,6 +38,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.record_sets import check_record_sets
 from dlspark.serving.write_proxy.requests import TakenRequest
 from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 from storage_node.protocol.frames import Buffer
@@ -109,6 +110,8 @@ class Execution:
                 f"{len(given)} transaction ids came with {len(payloads)} payloads; nothing was written",
                 advice="Give one for each, or none",
             )
+        if request.context.is_record_set:
+            check_record_sets(request)
         ids = given if given is not None else (self._ids.next(),) * len(payloads)
         if request.is_whole:
             self._append(taken, request, ids)

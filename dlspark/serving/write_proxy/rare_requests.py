@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from dlspark.errors import (
@@ -33,6 +33,7 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     TakeStream,
 )
+from dlspark.serving.protocol.stream_names import check_stream_length
 from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
 from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of
 from dlspark.serving.write_proxy.ownership_filter import matching
@@ -65,7 +66,7 @@ class RareRequests:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._at_once: Mapping[type, Callable[[TakenRequest], Answer]] = {
+        self._at_once: Mapping[type, Callable[[TakenRequest], Answer | None]] = {
             Handshake: self._handshake,
             AcceptStreams: self._accept_streams,
             FindOwner: self._find_owner,
@@ -82,7 +83,9 @@ class RareRequests:
         at_once, in_task = self._at_once.get(type(taken.request)), self._in_tasks.get(type(taken.request))
         try:
             if at_once is not None:
-                taken.answer(at_once(taken))
+                answer = at_once(taken)
+                if answer is not None:
+                    taken.answer(answer)
             elif in_task is not None:
                 self._run(taken, in_task(taken))
             else:
@@ -121,10 +124,25 @@ class RareRequests:
 
     # ------------------------------------------------------------------ who is here
 
-    def _handshake(self, taken: TakenRequest) -> Answer:
-        request, host = taken.request, self._table.host
+    def _handshake(self, taken: TakenRequest) -> Answer | None:
+        """The answer, or None where a task finds out first what matches the client's expression."""
+        request = taken.request
         assert isinstance(request, Handshake)
-        owned = matching(self._table.owned, request.stream_regex) if request.ownerships else []
+        wanted = matching(self._table.owned, request.stream_regex) if request.ownerships else iter(())
+        owned, more = next(wanted, []), next(wanted, None)
+        if more is None:
+            return self._introduction(owned)
+        self._run(taken, self._filtered([*owned, *more], wanted))
+        return None
+
+    async def _filtered(self, owned: list[str], wanted: Iterator[list[str]]) -> Answer:
+        for more in wanted:
+            owned += more
+            await asyncio.sleep(0)
+        return self._introduction(owned)
+
+    def _introduction(self, owned: Iterable[str]) -> ProxyInfo:
+        host = self._table.host
         return ProxyInfo(
             location=host.location,
             status=self._table.status,
@@ -149,6 +167,7 @@ class RareRequests:
             return OwnerFound(self._table.host.location)
         if stream is not None and stream.refusal is not None and stream.refusal.location is not None:
             return OwnerFound(stream.refusal.location)
+        check_stream_length(request.stream)
         self._table.host.namespace.logs_store.validate_name(request.stream)
         place = self._placement.place(request.stream) if self._placement is not None else None
         if place is None:
@@ -160,6 +179,7 @@ class RareRequests:
     async def _create(self, taken: TakenRequest) -> Answer:
         request = taken.request
         assert isinstance(request, CreateStream)
+        check_stream_length(request.stream)
         await create_stream(self._table.host.namespace, request)
         return Done()
 
@@ -167,6 +187,7 @@ class RareRequests:
         """Of a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
         request = taken.request
         assert isinstance(request, ReleaseStream)
+        check_stream_length(request.stream)
         check_permitted(await permissions_of(self._table.host.namespace, request.stream), request, request.stream)
         return Done()
 
@@ -193,6 +214,7 @@ class RareRequests:
     async def _take(self, taken: TakenRequest) -> Answer:
         request, table = taken.request, self._table
         assert isinstance(request, TakeStream)
+        check_stream_length(request.stream)
         check_permitted(await permissions_of(table.host.namespace, request.stream), request, request.stream)
         stream = table.get(request.stream)
         if stream is not None and stream.state in (StreamState.INITIALIZING, StreamState.INITIALIZED):

@@ -1,0 +1,202 @@
+"""Requests that mean harm to a write proxy: each is refused with its reason before it costs much; others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+from helpers.virtual_time import virtual_time
+from proxy_world import Proxy, proxies
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import Compression, encode_record_set
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    BeginEpoch,
+    BulkReceipt,
+    CreateStream,
+    FindOwner,
+    Handshake,
+    Heartbeat,
+    MoveStream,
+    ProducerStamp,
+    ProxyInfo,
+    Refusal,
+    ReleaseStream,
+    Request,
+    RequestContext,
+    SetFencingToken,
+    StatusCode,
+    TakeStream,
+    TruncateStream,
+    WriteReceipt,
+    WriteRecords,
+)
+from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+
+SETS = RequestContext(is_record_set=True)
+LONG_NAME = "a/" * 16_000 + "a"
+MIB = 1024 * 1024
+
+
+def is_wrong(answer: Answer, code: StatusCode) -> Refusal:
+    """The refusal of a request that is refused again if it is repeated."""
+    assert isinstance(answer, Refusal), answer
+    assert (answer.code, answer.applied) == (code, Applied.WRONG), answer
+    return answer
+
+
+async def still_serves(proxy: Proxy) -> None:
+    assert isinstance(await proxy.write("honest", b"x"), WriteReceipt)
+    assert proxy.fatal == []
+
+
+# ---------------------------------------------------------------------- record sets
+
+
+@virtual_time
+async def test_a_record_set_of_millions_of_records_is_refused_before_it_is_opened() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        bomb = encode_record_set([b""] * (2 * MAX_SET_RECORDS), Compression.LZ4)
+        assert len(bomb) < 10_000
+        tracemalloc.start()
+        try:
+            for fields in ({}, {"stamp": ProducerStamp("p", 0, 0)}, {"atomic": True}):
+                refused = await proxy.write("honest", bomb, context=SETS, **fields)
+                assert "records" in is_wrong(refused, StatusCode.TOO_LARGE_RECORD).message
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 4 * MIB, peak
+        await still_serves(proxy)
+
+
+@virtual_time
+async def test_record_sets_that_expand_to_more_than_an_entry_are_not_written_whole() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        zeros = encode_record_set([bytes(500_000)], Compression.LZ4)
+        refused = await proxy.write("sets", zeros, zeros, zeros, context=SETS, atomic=True)
+        assert "expand" in is_wrong(refused, StatusCode.TOO_LARGE_RECORD).message
+        assert isinstance(await proxy.write("sets", zeros, zeros, context=SETS, atomic=True), WriteReceipt)
+        single = await proxy.write("sets", zeros, zeros, zeros, context=SETS)
+        assert isinstance(single, BulkReceipt)
+        assert all(isinstance(one, DLSN) for one in single.results)
+        assert await world.payloads("sets") == [bytes(500_000)] * 5
+
+
+@virtual_time
+async def test_many_sets_of_empty_records_take_entries_of_their_own_that_readers_can_hold() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        half = encode_record_set([b""] * (MAX_SET_RECORDS // 2 + 1), Compression.LZ4)
+        receipts = await asyncio.gather(*(proxy.written("empty", half, context=SETS) for _ in range(2)))
+        entries = [receipt.dlsn.entry_id for receipt in receipts if receipt.dlsn is not None]
+        assert len(set(entries)) == 2, "one entry holds no more than readers can"
+        assert len(await world.payloads("empty")) == 2 * (MAX_SET_RECORDS // 2 + 1)
+
+
+# ---------------------------------------------------------------------- names and numbers
+
+
+@virtual_time
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", "..", "a/../b", ".hidden", "a b", "<a>", "\x00", "a\x07", "\ud800", LONG_NAME]
+)
+async def test_a_name_that_no_log_can_have_reaches_neither_zookeeper_nor_a_log(name: str) -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        before = world.requests.total()
+        for request in (WriteRecords(name, (b"x",)), Heartbeat(name), FindOwner(name), BeginEpoch(name, "p")):
+            is_wrong(await proxy.ask(request), StatusCode.INVALID_STREAM_NAME)
+        for request in (CreateStream(name), TakeStream(name, proxy.location)):
+            is_wrong(await proxy.ask(request), StatusCode.INVALID_STREAM_NAME)
+        if len(name) > 1000:
+            is_wrong(await proxy.ask(ReleaseStream(name)), StatusCode.INVALID_STREAM_NAME)
+        assert world.requests.total() - before <= 4
+        assert proxy.service.streams_cached == 1
+        await still_serves(proxy)
+
+
+@virtual_time
+@pytest.mark.parametrize(
+    "request_",
+    [
+        WriteRecords("honest", (b"x",), stamp=ProducerStamp("p", -1, 0)),
+        WriteRecords("honest", (b"x",), stamp=ProducerStamp("p", 0, -1)),
+        WriteRecords("honest", (b"x",), stamp=ProducerStamp("", 0, 0)),
+        WriteRecords("honest", (b"x",), stamp=ProducerStamp("p" * 10_000, 0, 0)),
+        WriteRecords("honest", (b"x",), transaction_ids=(-1,)),
+        WriteRecords("honest", (b"x",), transaction_ids=(2**63 - 1,)),
+        WriteRecords("honest", ()),
+        BeginEpoch("honest", "p", -1),
+        BeginEpoch("honest", "p" * 10_000),
+        SetFencingToken("honest", b"t" * 1000),
+    ],
+)
+async def test_numbers_and_names_that_make_no_sense_are_refused_and_the_stream_stays(request_: Request) -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        answer = await proxy.ask(request_)
+        assert isinstance(answer, Refusal), answer
+        assert answer.applied is Applied.WRONG, answer
+        assert proxy.service.streams_owned == ["honest"]
+        await still_serves(proxy)
+
+
+@virtual_time
+@pytest.mark.parametrize("dlsn", [DLSN(-1, -1, -1), DLSN(-(2**63), 0, 0), DLSN(2**63 - 1, 2**63 - 1, 2**63 - 1)])
+async def test_a_truncation_to_nowhere_takes_nothing(dlsn: DLSN) -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        answer = await proxy.ask(TruncateStream("honest", dlsn))
+        del answer  # either it is refused, or there was nothing below it
+        await still_serves(proxy)
+        assert await world.payloads("honest") == [b"x", b"x"]
+
+
+@virtual_time
+async def test_a_move_to_what_is_no_proxy_leaves_the_stream() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        for target in ("", ";;", "1;0;", "1;0;host:-1", "1;0;host:99999", "\x00", "x" * 60_000):
+            assert isinstance(await proxy.ask(MoveStream("honest", target)), Refusal), target
+        await still_serves(proxy)
+
+
+# ---------------------------------------------------------------------- regular expressions
+
+
+@virtual_time
+async def test_a_costly_expression_is_matched_a_slice_at_a_time_and_others_are_answered_meanwhile() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        names = [f"{'ab' * 80}-{number}" for number in range(60)]
+        for name in names:
+            await proxy.written(name, b"x")
+        costly = proxy.asked(Handshake(r"(?:[ab]*\pL?){0,20}-\d+"))
+        quick = proxy.asked(Handshake(ownerships=False))
+        assert (quick.done(), costly.done()) == (True, False), "who asks for little does not wait for it"
+        answer = await costly
+        assert isinstance(answer, ProxyInfo)
+        assert list(answer.ownerships) == names
+        await still_serves(proxy)
+
+
+@virtual_time
+async def test_an_expression_that_would_take_minutes_is_refused() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        refused = await proxy.ask(Handshake("(?:.?){1000}(?:.?){1000}(?:.?){1000}x"))
+        assert isinstance(refused, Refusal)
+        assert refused.applied is Applied.WRONG
+        await still_serves(proxy)
