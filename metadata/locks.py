@@ -37,7 +37,7 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import Delete, MetadataStore, SessionState, Stat, WatchEvent, check_path, join
+from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchEvent, check_path, join
 
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
@@ -209,7 +209,7 @@ class DistributedLock:
         """
         return Delete(self.member_path)
 
-    def deleted(self, op: Delete) -> None:
+    def deleted(self, op: Op) -> None:
         """A transaction with this `release_op` was applied: unless we own another member since, none is left."""
         if self._member is not None and self._member.path == op.path:
             self._forget()

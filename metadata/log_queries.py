@@ -48,6 +48,8 @@ class LogSnapshot(NamedTuple):
 
     state: LogState
     segments: Segments
+    producers: ProducerSegments | None = None
+    """Which segments say something of producers; None also where that was not asked for."""
 
 
 class LogQueries:
@@ -236,21 +238,24 @@ class LogQueries:
             _LOG.warning("log %s: %s holds %r; taken as -999", name, paths.max_txid, max_txid.value[:40])
         return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
-    async def snapshot(self, name: str) -> LogSnapshot:
+    async def snapshot(self, name: str, *, producers: bool = False) -> LogSnapshot:
         """State and segments of one moment, for a caller that is going to change them.
 
         Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
         that begins or ends a segment sets `ledgers`, and the listing has that znode's version beside the names.
+        `maxtxid` may be younger, where another owner is at work: the caller's transactions fail then, for they depend
+        on `ledgers` too (I7). With `producers`, what is known of producers is read behind the state.
         """
-        state = await self.open(name)
+        state, listing = await asyncio.gather(self.open(name), self.listing(name))
         for _ in range(RELISTS):
-            listing = await self.listing(name)
             if listing.version != state.max_lssn.version:
                 break
             try:
-                return LogSnapshot(state, await listing.read_all())
+                if not producers:
+                    return LogSnapshot(state, await listing.read_all())
+                return LogSnapshot(state, *await asyncio.gather(listing.read_all(), self.producer_segments(name)))
             except SegmentVanishedError:
-                continue
+                listing = await self.listing(name)
         raise BadVersionError("the log was changed while it was read", log=name, path=self.paths(name).ledgers)
 
     async def producer_segments(self, name: str) -> ProducerSegments | None:

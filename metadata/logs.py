@@ -191,13 +191,17 @@ class LogStore(LogQueries):
         # The values stay, the versions move: a deposed owner's transaction fails from here on, however late (I7).
         ops: Ops = []
         if ledgers:
-            ops.append(SetData(paths.ledgers, _decimal(lssn.value), lssn.version))
+            ops.append(self.claim_op(name, state))
             lssn = Versioned(lssn.value, lssn.version + 1)
         if allocation:
             ops.append(SetData(paths.allocation, allocated.value, allocated.version))
             allocated = Versioned(allocated.value, allocated.version + 1)
         await self._store.multi([*ops, *extra])
         return replace(state, max_lssn=lssn, allocation=allocated)
+
+    def claim_op(self, name: str, state: LogState) -> SetData:
+        """The part of `claim` that moves the version of `ledgers`, for a transaction that does more."""
+        return SetData(self.paths(name).ledgers, _decimal(state.max_lssn.value), state.max_lssn.version)
 
     async def start_segment(
         self,

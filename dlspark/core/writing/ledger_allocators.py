@@ -28,9 +28,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar
 
 from dlspark.core.metrics.structured_logging import about
@@ -45,7 +46,7 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.retry import repeat
-from metadata.store import SessionState, SetData, parent_of
+from metadata.store import Op, SessionState, SetData, parent_of
 from storage_node.client.writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
@@ -129,8 +130,11 @@ class LedgerAllocator:
 
     # ------------------------------------------------------------------ allocating
 
-    async def allocate(self, kind: LedgerKind) -> None:
+    async def allocate(self, kind: LedgerKind, besides: Sequence[Op] = ()) -> bool:
         """Have a ledger ready, ALLOCATED. A ledger that is ready already is kept if it suits.
+
+        `besides` is to be done in the transaction that makes the ledger; returns whether it was: not where a ledger is
+        ready already, nor where ledgers are in another ZooKeeper.
 
         Raises AllocatorLostError where another process uses the znode, NotEnoughBookiesError, and the metadata store's
         errors; but for the first, it may be called again. A cancellation takes effect when the ledger is made.
@@ -139,12 +143,13 @@ class LedgerAllocator:
             raise self._lost_error()  # A ledger was to be made in the background, where no caller got the error.
         if self.phase is AllocatorPhase.ALLOCATED:
             if self._kind == kind and self._ledger is not None and self._ledger.error is None:
-                return
+                return False
             self._step(AllocatorEvent.DISCARD)
             await self._let_go()
-        await undisturbed(self._allocate(kind))
+        await undisturbed(self._allocate(kind, besides))
+        return bool(besides) and self._one_zookeeper
 
-    async def _allocate(self, kind: LedgerKind) -> None:
+    async def _allocate(self, kind: LedgerKind, besides: Sequence[Op]) -> None:
         self._step(AllocatorEvent.ALLOCATE)
         try:
             # In this order: `_settle` may find that a failed creation left a ledger, which is then the leftover; and
@@ -156,7 +161,7 @@ class LedgerAllocator:
                 write_quorum=kind.write_quorum,
                 ack_quorum=kind.ack_quorum,
                 password=kind.password,
-                before_create=self._name,
+                before_create=partial(self._name, besides),
             )
         except (BadVersionError, NoNodeError) as error:
             if error.path != self.allocation.path:
@@ -181,12 +186,12 @@ class LedgerAllocator:
             advice="A log has one writer, and each process a pool of its own: see ledgerAllocatorPoolName",
         )
 
-    async def _name(self, ledger_id: int) -> None:
+    async def _name(self, besides: Sequence[Op], ledger_id: int) -> None:
         """Have the znode name a ledger that is about to be created: with it, or where that cannot be, before it."""
         self._named = ledger_id
         if self._one_zookeeper:
             naming = SetData(self.allocation.path, str(ledger_id).encode("ascii"), self.allocation.version)
-            self._services.ledger_store.join_creation(ledger_id, [naming])
+            self._services.ledger_store.join_creation(ledger_id, [naming, *besides])
         else:
             self.allocation = await self._store.record(self.allocation, ledger_id)
 

@@ -55,7 +55,7 @@ async def read_producers(
     """
     name = transitions.name
     producers = Producers(gaps_allowed=gaps_allowed)
-    found = await transitions.producer_segments()
+    found = transitions.producer_segments
     whole = found.whole if found is not None else None
     last: DLSN | None = None
     restored = found is None

@@ -165,7 +165,7 @@ class SegmentSequence:
         learning = self._loop.create_task(learn(highest))
         try:
             if highest != MAX_TXID and self._in_use():
-                await self._prepare()
+                await self._prepare(claims=True)
             await self._transitions.claim()
             await learning
         finally:
@@ -201,10 +201,11 @@ class SegmentSequence:
         known = [segment.last_txid for segment in self._transitions.segments]
         return max([self._transitions.state.max_txid.value, -1, *known])
 
-    async def _prepare(self) -> None:
-        """Make the next segment's ledger. A failure is only counted: the start, if one follows, tries again."""
+    async def _prepare(self, *, claims: bool = False) -> None:
+        """Make the next segment's ledger. A failure is only counted: the start, if one follows, tries again; and so
+        does `claim`."""
         try:
-            await self._transitions.prepare()
+            await self._transitions.prepare(claims=claims)
         except DistributedLogError as error:
             self._services.counters["ledger-not-made-in-advance"] += 1
             name = self._transitions.name
@@ -310,13 +311,14 @@ class SegmentSequence:
 
     # ------------------------------------------------------------------ ending
 
-    async def _complete(self, segment: SegmentWriter) -> None:
-        """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
+    async def _complete(self, segment: SegmentWriter, *, releases: bool = False) -> None:
+        """Close the segment's ledger and record its end; where it `releases`, give the lock up with that. After an
+        error it stays in progress, for recovery."""
         meter, name = self._services.meter, self._transitions.name
         with meter.step(meter.of(name).segments_close, "segment complete", log=name, segment=segment.metadata.lssn):
-            await self._finish(segment)
+            await self._finish(segment, releases)
 
-    async def _finish(self, segment: SegmentWriter) -> None:
+    async def _finish(self, segment: SegmentWriter, releases: bool) -> None:
         # In this order: the ledger's end is fixed once nothing is under way any more, and the log's metadata only
         # repeat an end that is fixed (I2).
         await segment.finish()
@@ -324,6 +326,7 @@ class SegmentSequence:
         await self._lock.ensure_held()
         await self._transitions.complete(
             segment.metadata,
+            releases=releases,
             last_txid=segment.last_txid,
             record_count=segment.position,
             last_entry=segment.last_entry,
@@ -334,6 +337,13 @@ class SegmentSequence:
         """Complete the current segment, if there is one. After an error it stays in progress, for recovery."""
         if self.current is not None:
             await self._complete(self.current)
+            self.current = None
+
+    async def complete_last(self) -> None:
+        """`complete_current` for an owner that does nothing more with the log: the lock goes with the segment's end."""
+        if self.current is not None:
+            await self._transitions.close()
+            await self._complete(self.current, releases=True)
             self.current = None
 
     async def close(self) -> None:

@@ -36,7 +36,7 @@ from metadata.foundation.errors import (
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.log_names import LogNotFoundError, LogState
 from metadata.segments import SegmentMetadata
-from metadata.store import ANY_VERSION, Check, Op
+from metadata.store import ANY_VERSION, Check, Delete, Op
 
 _T = TypeVar("_T")
 
@@ -83,10 +83,12 @@ class OwnersTransactions:
         after: LogState,
         *,
         shared: str | None = None,
+        releases: bool = False,
     ) -> LogState:
         """Run a transaction from the state `before` to the state `after`, until its outcome is known; returns `after`.
 
-        `attempt` is called with operations that fail the transaction unless the lock is held.
+        `attempt` is called with operations that fail the transaction unless the lock is held. With `releases` they also
+        give it up: it is the owner's last transaction.
 
         `shared` is the path of a pool's allocator that is part of it. Where another process has set that allocator,
         AllocatorLostError is raised; that says nothing about the log.
@@ -103,8 +105,10 @@ class OwnersTransactions:
             refusal: DistributedLogError | None = None
             owned: list[Op] = []
             try:
-                owned = await self.owned()
-                return await attempt(owned)
+                owned = await self.owned(releases=releases)
+                state = await attempt(owned)
+                self._applied(owned)
+                return state
             except OutcomeUnknownError as error:
                 failure = doubt = error
             except (LockingError, OwnershipAcquireFailedError) as error:
@@ -126,6 +130,7 @@ class OwnersTransactions:
                 found = await self._look(doubt)
                 if applied(found):
                     # Versions one above ours: the transaction was the last one. Any further: another owner goes on.
+                    self._applied(owned)
                     if versions(found.state) != versions(after):
                         raise DeposedAfterwardsError(
                             "this transaction was applied, but another owner has gone on from it meanwhile",
@@ -146,17 +151,24 @@ class OwnersTransactions:
                     raise self._refused(refusal, shared) from refusal
             await self._pause(pauses, failure)
 
-    async def owned(self) -> list[Op]:
+    async def owned(self, *, releases: bool = False) -> list[Op]:
         """Operations to be part of a transaction, which then fails unless the lock is held.
 
-        Raises MetadataUnavailableError while a lost one is being taken again, and what `ensure_held` raises.
+        With `releases` they give it up. Raises MetadataUnavailableError while a lost one is being taken again, and what
+        `ensure_held` raises.
         """
         if self._lock is None:
             return []
         await self._lock.ensure_held()
         if not self._lock.held:
             raise MetadataUnavailableError("the log's lock is being taken again; nothing was changed", log=self._name)
-        return [Check(self._lock.member_path, ANY_VERSION)]
+        return [self._lock.release_op() if releases else Check(self._lock.member_path, ANY_VERSION)]
+
+    def _applied(self, owned: list[Op]) -> None:
+        """A transaction with these operations was applied."""
+        for op in owned:
+            if isinstance(op, Delete) and self._lock is not None:
+                self._lock.deleted(op)
 
     async def _look(self, doubt: OutcomeUnknownError) -> Found:
         """State and segments as they are now; raises `doubt` if they cannot be read."""

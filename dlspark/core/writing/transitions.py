@@ -99,12 +99,14 @@ class SegmentTransitions:
         state: LogState | None = None,
         *,
         lock: WriteLock | None = None,
+        producers: bool = False,
     ) -> None:
         """`state`: the versions that `load` is to find, where they have been read before. `lock`: what transactions
-        depend on, besides."""
+        depend on, besides. With `producers`, `load` reads which segments say something of producers."""
         self.name = name
         self._state = state
         self._version_found = -1
+        self._reads_producers = producers
         self._transactions = OwnersTransactions(services, name, lock, settings.zk_session_timeout_s)
         self.segments: list[SegmentMetadata] = []
         """In ascending order of sequence number; kept up to date by this owner's own transactions."""
@@ -113,6 +115,8 @@ class SegmentTransitions:
         self._allocator: LedgerAllocator | None = None
         self._producers: _NotedProducers | None = None
         """What the start of a segment says of producers; None for an owner without them."""
+        self.producer_segments: ProducerSegments | None = None
+        """Which segments said something of the log's producers when it was read; None where none ever did."""
 
     def use_settings(self, settings: Settings) -> None:
         """Use `settings` from the next transaction on."""
@@ -138,31 +142,25 @@ class SegmentTransitions:
         """Read the segments, and the state that belongs to them. The caller believes that it holds the lock.
 
         Raises WriterDeposedError if the log was changed while it was read, or since this owner knew it: a process that
-        was paused finds the next owner's segment beside versions that are older.
+        was paused finds the next owner's segment beside versions that are older. And CorruptDataError.
         """
         fresh = self._state is None
         try:
-            state, segments = await self._services.logs.snapshot(self.name)
+            found = await self._services.logs.snapshot(self.name, producers=self._reads_producers)
         except BadVersionError as error:
             raise self._transactions.deposed() from error
+        state, noted = found.state, found.producers
         if self._state is not None and versions(state) != versions(self._state):
             # To go on from the newer versions would be to take the log from the owner who moved them (I7).
             raise self._transactions.deposed()
-        self._state, self.segments, self._version_found = state, segments, state.max_lssn.version
+        if noted is not None and noted.newest > state.max_lssn.value:
+            # It was read last: another owner has gone on, and it is not of the segments that are known here (I19).
+            raise self._transactions.deposed()
+        self._state, self.segments, self.producer_segments = state, found.segments, noted
+        self._version_found = state.max_lssn.version
         phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
         if phase is AllocatorPhase.ERROR or (fresh and phase is not AllocatorPhase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
-
-    async def producer_segments(self) -> ProducerSegments | None:
-        """Which segments say something of the log's producers; None where it never had one.
-
-        Raises WriterDeposedError where another owner has gone on since the log was read: what it says is not of the
-        segments that are known here (I19). And CorruptDataError.
-        """
-        found = await self._transactions.retried(lambda: self._services.logs.producer_segments(self.name))
-        if found is not None and found.newest > self.state.max_lssn.value:
-            raise self._transactions.deposed()
-        return found
 
     def note_producers(self, whole: int | None) -> None:
         """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
@@ -208,10 +206,21 @@ class SegmentTransitions:
 
     # ------------------------------------------------------------------ start
 
-    async def prepare(self) -> None:
-        """Have the next segment's ledger made, so that `start` need not wait for it. Raises as `start`."""
-        if self._pool() is None:
-            await self._own_allocator().allocate(self._kind())
+    async def prepare(self, *, claims: bool = False) -> None:
+        """Have the next segment's ledger made, so that `start` need not wait for it. Raises as `start`.
+
+        Where it `claims`, the transaction that makes the ledger moves the version of `ledgers`, too, if it can: nothing
+        is left to do for `claim` then.
+        """
+        if self._pool() is not None:
+            return
+        besides: list[Op] = []
+        if claims and self.state.max_lssn.version == self._version_found:
+            moved = self._services.logs.claim_op(self.name, self.state)
+            besides = [moved, *await self._transactions.owned()]
+        if await self._own_allocator().allocate(self._kind(), besides):
+            lssn = self.state.max_lssn
+            self.state = replace(self.state, max_lssn=Versioned(lssn.value, lssn.version + 1))
 
     async def start(self, first_txid: int) -> tuple[SegmentMetadata, LedgerWriter]:
         """Make the ledger that is ready, or a new one, the log's next segment, in progress.
@@ -383,8 +392,9 @@ class SegmentTransitions:
 
     # ------------------------------------------------------------------ complete, delete
 
-    async def complete(self, segment: SegmentMetadata, **values: int) -> SegmentMetadata:
-        """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot."""
+    async def complete(self, segment: SegmentMetadata, *, releases: bool = False, **values: int) -> SegmentMetadata:
+        """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot. Where
+        it `releases`, the lock is given up in the same transaction."""
         completed = segment.completed(
             completion_time_ms=self._services.clock.now_ms(),
             start_sequence_id=self.start_sequence_id(segment),
@@ -402,16 +412,22 @@ class SegmentTransitions:
         def applied(found: Found) -> bool:
             return any(not s.in_progress and s.ledger_id == segment.ledger_id for s in found.segments)
 
-        self.state = await self._transactions.run(
+        after = replace(
             expected,
-            lambda owned: self._services.logs.complete_segment(self.name, expected, completed, segment, owned),
-            applied,
-            replace(
-                expected,
-                max_lssn=Versioned(max(segment.lssn, stored), expected.max_lssn.version + 1),
-                max_txid=Versioned(max(completed.last_txid, expected.max_txid.value), expected.max_txid.version + 1),
-            ),
+            max_lssn=Versioned(max(segment.lssn, stored), expected.max_lssn.version + 1),
+            max_txid=Versioned(max(completed.last_txid, expected.max_txid.value), expected.max_txid.version + 1),
         )
+        try:
+            self.state = await self._transactions.run(
+                expected,
+                lambda owned: self._services.logs.complete_segment(self.name, expected, completed, segment, owned),
+                applied,
+                after,
+                releases=releases,
+            )
+        except DeposedAfterwardsError:
+            if not releases:
+                raise  # Else the next owner has gone on, as it should.
         self.segments = [completed if s.ledger_id == segment.ledger_id else s for s in self.segments]
         return completed
 

@@ -20,6 +20,7 @@ from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.log_names import log_not_found
+from metadata.store import ANY_VERSION, Check, Op
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,14 @@ class WriteLock(Protocol):
     @property
     def member_path(self) -> str:
         """A znode that exists as long as the lock is held: transactions check that."""
+        ...
+
+    def release_op(self) -> Op:
+        """Gives it up within a transaction, which fails unless it is held. Raises LockingError."""
+        ...
+
+    def deleted(self, op: Op) -> None:
+        """A transaction with this `release_op` was applied. `release` is still to be called."""
         ...
 
     async def ensure_held(self) -> None:
@@ -71,6 +80,13 @@ class NoLock:
     def member_path(self) -> str:
         """The parent of the lock's members, so that transactions fail once the log is deleted."""
         return self._path
+
+    def release_op(self) -> Op:
+        """There is nothing to give up; the transaction fails once the log is deleted."""
+        return Check(self._path, ANY_VERSION)
+
+    def deleted(self, op: Op) -> None:
+        """There was nothing to give up."""
 
     async def ensure_held(self) -> None:
         """There is nothing to lose."""

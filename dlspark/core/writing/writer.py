@@ -110,7 +110,7 @@ class AsyncLogWriter(Appending):
         try:
             # Versions are read only now that the lock is held: the last owner's transactions may still move those that
             # were read earlier, and ours would then be refused (I7).
-            transitions = SegmentTransitions(services, name, settings, lock=lock)
+            transitions = SegmentTransitions(services, name, settings, lock=lock, producers=producers)
             writer = cls(services, name, settings, lock, transitions)
             try:
                 writer._gaps_allowed = gaps_allowed
@@ -494,7 +494,11 @@ class AsyncLogWriter(Appending):
 
     async def _close(self) -> None:
         await self._settle(self._flush_last)
-        await self._run_transition(self._sequence.complete_current)
+        # The lock goes with the end of the last segment, in one step, so that the next owner waits for one only. What
+        # else may change the log ends before (I16).
+        await self._ownership.close()
+        await self._retention.close()
+        await self._run_transition(self._sequence.complete_last)
 
     async def _flush_last(self, segment: SegmentWriter) -> None:
         """Flush a segment that is closed. The next owner finds the producers at its end: it may wait for the log now,

@@ -1,7 +1,8 @@
 """Handing a stream over to another proxy, without an error that a client sees.
 
     source                                    target
-    asks the target to take the stream    ->  checks that it may, and asks for the log's lock: it waits in its queue
+    asks the target to take the stream    ->  checks that it may; reads what it can have before it has the lock; asks
+                                              for the lock: it waits in its queue
     lets its writer finish, closes the
     segment, releases the lock            ->  has the lock, opens the writer: nothing is to be recovered
     answers what waited: found at target      holds what comes until the writer is open
@@ -13,17 +14,28 @@ the session timeout, the target forgets that the source had it.
 Fault model: a target that refuses, or does not answer, leaves the stream where it is. One that dies afterwards leaves
 it free: clients come back, or the next proxy takes it. A source that dies is a crash as any other; the target waits for
 the lock no longer than `server_take_timeout_ms`.
+
+Several streams go one after the other (`in_turns`): hand-overs take each other's time, and a stream is served until
+its turn comes, so the fewer are on their way at once, the shorter is each one's pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol, TypeVar
 
 from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
 from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost, found_at
+from metadata.foundation.tasks import end_tasks
+
+Stream = TypeVar("Stream")
+
+HAND_OVERS_AT_ONCE: Final = 32
+"""Streams that are on their way at the same time, at most."""
 
 
 class Forwarder(Protocol):
@@ -64,3 +76,35 @@ async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder,
         raise OutcomeUnknownError(
             "the stream's writer is still being closed: it goes on, and the target takes the stream then", log=name
         )
+
+
+async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
+    """End streams one after the other; returns how many have not ended when `time_s` is over: those are cut off.
+
+    The next one's turn comes when the one before it has ended, or has had its share of half of the time: one that hangs
+    keeps no other from its turn, and where there is little time for many, more of them are on their way at once.
+    """
+    loop = asyncio.get_running_loop()
+    begun_by_s, deadline_s = loop.time() + time_s / 2, loop.time() + time_s
+    waiting = deque(streams)
+    under_way: set[asyncio.Future[None]] = set()
+
+    async def wait_for(some: Iterable[asyncio.Future[None]], until_s: float, *, every: bool = True) -> None:
+        when = asyncio.ALL_COMPLETED if every else asyncio.FIRST_COMPLETED
+        await asyncio.wait(some, timeout=max(0.0, until_s - loop.time()), return_when=when)
+
+    try:
+        while waiting and loop.time() < deadline_s:
+            now_s = loop.time()
+            share_s = max(0.0, begun_by_s - now_s) / len(waiting)
+            newest = asyncio.ensure_future(end(waiting.popleft()))
+            under_way.add(newest)
+            newest.add_done_callback(under_way.discard)
+            await wait_for([newest], now_s + share_s)
+            if len(under_way) >= HAND_OVERS_AT_ONCE:
+                await wait_for(under_way, deadline_s, every=False)
+        if under_way:
+            await wait_for(under_way, deadline_s)
+        return len(waiting) + len(under_way)
+    finally:
+        await end_tasks(under_way, drop_errors=True)

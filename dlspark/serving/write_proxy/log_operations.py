@@ -16,6 +16,7 @@ costs no question to ZooKeeper.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -35,6 +36,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from metadata.log_names import LogNotFoundError
 from metadata.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
 
 ACTION_OF: Final[Mapping[type, Action]] = {
@@ -66,6 +68,20 @@ def check_permitted(permissions: Permissions, request: Request, stream: str) -> 
             log=stream,
             advice="Ask the namespace's administrator to change the log's entry or the default one",
         )
+
+
+async def read_ahead(namespace: AsyncNamespace, stream: str) -> None:
+    """Fetch what the log's next owner needs and can have before it has the lock: the segments that have their end,
+    which are kept, and what a ledger is made of. Raises the metadata store's errors."""
+    services = namespace.services
+    try:
+        await asyncio.gather(
+            services.logs.segments(stream),
+            services.ledger_store.reserve_id(),
+            services.ledgers.bookies.writable(),
+        )
+    except LogNotFoundError:
+        pass  # It is made when it is opened.
 
 
 async def create_stream(namespace: AsyncNamespace, request: CreateStream) -> None:

@@ -35,7 +35,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.stream_names import check_stream_length
 from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
-from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of
+from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of, read_ahead
 from dlspark.serving.write_proxy.ownership_filter import matching
 from dlspark.serving.write_proxy.placement import StreamPlacement
 from dlspark.serving.write_proxy.requests import TakenRequest
@@ -216,6 +216,7 @@ class RareRequests:
         assert isinstance(request, TakeStream)
         check_stream_length(request.stream)
         check_permitted(await permissions_of(table.host.namespace, request.stream), request, request.stream)
+        await read_ahead(table.host.namespace, request.stream)  # The source serves the stream until this is answered.
         stream = table.get(request.stream)
         if stream is not None and stream.state in (StreamState.INITIALIZING, StreamState.INITIALIZED):
             return Done()

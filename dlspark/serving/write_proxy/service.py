@@ -40,7 +40,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.service import Caller, Reply
-from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
+from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, in_turns, same_proxy
 from dlspark.serving.write_proxy.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.placement import StreamPlacement
 from dlspark.serving.write_proxy.rare_requests import RareRequests
@@ -49,13 +49,10 @@ from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.stream_model import StreamState
 from dlspark.serving.write_proxy.stream_table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.streams import ProxyStream
-from metadata.foundation.tasks import end_tasks
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
 
-HAND_OVERS_AT_ONCE: Final = 32
-"""Streams that a shutdown hands over at the same time."""
 GLOBAL_LIMITER_DISABLED: Final = "service_global_limiter_disabled"
 """The feature that switches the limits of the whole proxy off."""
 CHECKSUM_DISABLED: Final = "service_checksum_disabled"
@@ -256,29 +253,22 @@ class WriteProxyService:
         """
         self._leaving = self._table.status is not ProxyStatus.DOWN
         self._table.status = ProxyStatus.DOWN
-        turns = asyncio.Semaphore(HAND_OVERS_AT_ONCE)
-        ends = [self._loop.create_task(self._end_stream(stream, turns)) for stream in self._table]
-        if ends:
-            _, late = await asyncio.wait(ends, timeout=self._settings.shutdown_timeout_ms / 1000)
-            if late:
-                _LOG.warning(
-                    "%d streams were not given up in time; their logs are closed with the namespace", len(late)
-                )
-                await end_tasks(late, drop_errors=True)
+        late = await in_turns(self._table, self._end_stream, self._settings.shutdown_timeout_ms / 1000)
+        if late:
+            _LOG.warning("%d streams were not given up in time; their logs are closed with the namespace", late)
         self._leaving = False
 
-    async def _end_stream(self, stream: ProxyStream, turns: asyncio.Semaphore) -> None:
-        async with turns:
-            target = self._placement.place(stream.name) if self._placement is not None else None
-            own = self._table.host.location
-            if self._forwarder is not None and target is not None and not same_proxy(target, own) and stream.owned:
-                try:
-                    await hand_over(stream, self._table.host, self._forwarder, target)
-                    return
-                except DistributedLogError as error:
-                    _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
-            stream.give_up(refusal_of(self._down(stream.name)), self._table.host.found_kept_s)
-            await asyncio.wait([stream.ended])
+    async def _end_stream(self, stream: ProxyStream) -> None:
+        target = self._placement.place(stream.name) if self._placement is not None else None
+        own = self._table.host.location
+        if self._forwarder is not None and target is not None and not same_proxy(target, own) and stream.owned:
+            try:
+                await hand_over(stream, self._table.host, self._forwarder, target)
+                return
+            except DistributedLogError as error:
+                _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
+        stream.give_up(refusal_of(self._down(stream.name)), self._table.host.found_kept_s)
+        await asyncio.wait([stream.ended])
 
     async def close(self) -> None:
         """End everything that runs in the background, and forget all streams. Idempotent; comes behind `shut_down`.

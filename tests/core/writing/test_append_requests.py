@@ -275,9 +275,9 @@ async def test_a_ledger_is_made_ahead_for_a_log_that_is_in_use(namespace, monkey
     log, made = await namespace.open_log("events"), []
     prepare = SegmentTransitions.prepare
 
-    async def noted(transitions):
+    async def noted(transitions, **claims):
         made.append(len(transitions.segments))
-        await prepare(transitions)
+        await prepare(transitions, **claims)
 
     monkeypatch.setattr(SegmentTransitions, "prepare", noted)
     for expected in ([0], [0, 1]):
@@ -304,12 +304,12 @@ async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_h
     client = await world.namespace()
     prepare, learn, prepared, learned = SegmentTransitions.prepare, AsyncLogWriter._learn_requests, [], []
 
-    async def disturbed(transitions):
+    async def disturbed(transitions, **claims):
         prepared.append(transitions)
         if begins_again and len(prepared) == 1:
             world.tree.inject = None
             await former._sequence._transitions.start(2)
-        await prepare(transitions)
+        await prepare(transitions, **claims)
 
     async def noted(writer, highest):
         learned.append(len(writer._transitions.segments))

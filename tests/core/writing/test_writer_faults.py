@@ -205,13 +205,20 @@ async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_a
     log = await one.open_log("overtaken")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
-    listing, taken_over = one.logs_store.listing, []
+    opened, listing, taken_over, found = one.logs_store.open, one.logs_store.listing, [], asyncio.Event()
+
+    async def noted(name):
+        state = await opened(name)
+        found.set()
+        return state
 
     async def later(name, watch=None):
+        await found.wait()
         if not taken_over:
             taken_over.append(await _next_owner(world, name, instead_of=one))
         return await listing(name, watch)
 
+    monkeypatch.setattr(one.logs_store, "open", noted)
     monkeypatch.setattr(one.logs_store, "listing", later)
     with pytest.raises(WriterDeposedError):
         await log.open_writer()
@@ -228,9 +235,9 @@ async def test_one_who_stood_still_before_reading_the_log_leaves_its_next_owner_
         writer.write(1, b"one")
     snapshot, taken_over = one.logs_store.snapshot, []
 
-    async def later(name):
+    async def later(name, **besides):
         taken_over.append(await _next_owner(world, name, instead_of=one))
-        return await snapshot(name)
+        return await snapshot(name, **besides)
 
     monkeypatch.setattr(one.logs_store, "snapshot", later)
     with pytest.raises((LockingError, OwnershipAcquireFailedError)):

@@ -299,13 +299,13 @@ async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is
     writer = await log.open_writer()
     complete, cut = writer._sequence._complete, []
 
-    async def cut_off_first(segment):
+    async def cut_off_first(segment, **releases):
         if not cut:
             cut.append(segment)
             world.tree.disconnect(namespace.store.session_id)
             asyncio.get_running_loop().call_later(0.1, world.tree.reconnect, namespace.store.session_id)
             await until(lambda: namespace.store.state is SessionState.SUSPENDED)
-        await complete(segment)
+        await complete(segment, **releases)
 
     monkeypatch.setattr(writer._sequence, "_complete", cut_off_first)
     written = [await writer.write(i, b"x") for i in range(3)]
@@ -372,8 +372,8 @@ async def test_the_next_ledger_is_made_while_the_old_segment_is_recovered(world,
 
     prepare = SegmentTransitions.prepare
 
-    async def and_tell(self):
-        await prepare(self)
+    async def and_tell(self, **claims):
+        await prepare(self, **claims)
         made.set()
 
     monkeypatch.setattr(SegmentTransitions, "complete", when_the_ledger_is_made)

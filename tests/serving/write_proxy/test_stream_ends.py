@@ -29,7 +29,6 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.service import HAND_OVERS_AT_ONCE
 from dlspark.serving.write_proxy.streams import FOUND_LOG_S
 from storage_node.protocol.schema import Status
 
@@ -443,7 +442,7 @@ async def test_a_shutdown_hands_its_streams_over_to_where_they_belong() -> None:
 async def test_a_stream_is_served_in_a_shutdown_until_it_is_its_turn_and_then_waits_to_hear_where_it_is() -> None:
     async with proxies() as world:
         first, second = await world.proxy(1), await world.proxy(2)
-        names = [f"events-{n}" for n in range(HAND_OVERS_AT_ONCE + 20)]
+        names = [f"events-{n}" for n in range(8)]
         for name in names:
             await first.write(name, b"a")
             world.places.places[name] = second.location
