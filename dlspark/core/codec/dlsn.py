@@ -16,6 +16,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass
+from itertools import repeat
 from struct import Struct
 from typing import ClassVar, NamedTuple
 
@@ -94,6 +95,11 @@ class DLSN(_Fields):
     def next(self) -> DLSN:
         """The next slot of the same entry: as an exclusive end or a next-to-read position, "just after this"."""
         return DLSN(self.lssn, self.entry_id, self.slot_id + 1)
+
+    def run(self, count: int) -> list[DLSN]:
+        """This position and those behind it in its entry, `count` together."""
+        slots = range(self.slot_id, self.slot_id + count)
+        return list(map(tuple.__new__, repeat(DLSN), zip(repeat(self.lssn), repeat(self.entry_id), slots)))
 
     @property
     def next_entry(self) -> DLSN:

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from struct import Struct
 
 import lz4.block
@@ -50,11 +51,13 @@ from dlspark.core.codec.records import (
     FLAG_CONTROL,
     FLAG_END_OF_STREAM,
     FLAG_RECORD_SET,
+    HEADER,
     HEADER_BYTES,
     INVALID_TXID,
     MAX_LOGRECORD_SIZE,
     MAX_LOGRECORDSET_SIZE,
     MAX_POSITION,
+    POSITION_SHIFT,
     LogRecord,
     RecordHeader,
     check_payload_length,
@@ -296,6 +299,11 @@ class EntryBuilder:
         """Slots taken so far: the next record's slot id."""
         return self._slots
 
+    @property
+    def room(self) -> int:
+        """Bytes that are left for records, their headers included."""
+        return MAX_LOGRECORDSET_SIZE - self._bytes
+
     def has_room(self, payload_length: int) -> bool:
         """Whether a record of this payload fits; an empty buffer takes any legal record."""
         return self._bytes + HEADER_BYTES + payload_length <= MAX_LOGRECORDSET_SIZE
@@ -322,6 +330,25 @@ class EntryBuilder:
                 self._users += slots
                 self._user_bytes += length
         return slot
+
+    def add_run(self, txids: Sequence[int], payloads: Sequence[bytes], position: int) -> None:
+        """Append user records side by side, the first at `position`; no step of the interpreter is taken for each.
+
+        The caller has checked ids and lengths, and that all of them have `room`.
+        """
+        lengths = list(map(len, payloads))
+        size = sum(lengths)
+        taken = size + HEADER_BYTES * len(lengths)
+        check(taken <= self.room, "records were added to a full transmit buffer")
+        check(position + len(lengths) - 1 <= MAX_POSITION, "records would pass the last position of their segment")
+        words = range(position << POSITION_SHIFT, (position + len(lengths)) << POSITION_SHIFT, 1 << POSITION_SHIFT)
+        self._parts.extend(chain.from_iterable(zip(map(HEADER.pack, words, txids, lengths), payloads, strict=True)))
+        self._bytes += taken
+        self._slots += len(lengths)
+        self._first_txid = txids[0] if self._first_txid == INVALID_TXID else self._first_txid
+        self._last_txid = txids[-1]
+        self._users += len(lengths)
+        self._user_bytes += size
 
     def finish(self) -> EncodedEntry:
         """The filled entry. It must hold at least one record."""

@@ -21,6 +21,7 @@ paused, or taken back to a snapshot.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from metadata.ledger_metadata import LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from storage_node.edge import Clock
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Group(NamedTuple):
 
 
 class Waiting(Protocol):
-    """What waits for the outcome of records: a future, or `RequestOutcome`."""
+    """What waits for the outcome of records: a future, an `OutcomeCallback`, a `RequestOutcome`."""
 
     def done(self) -> bool:
         """Whether it has its outcome, or wants none."""
@@ -100,6 +103,44 @@ class Waiting(Protocol):
         ...
 
 
+class OutcomeCallback:
+    """Calls a function with the outcome of records, in the turn of the loop in which that is known.
+
+    A future would have it called a turn later, behind records that were acknowledged after these (I4).
+    """
+
+    __slots__ = ("_done", "_ended")
+
+    def __init__(self, ended: Callable[[Appended | BaseException], None]) -> None:
+        """`ended` is called once. What it raises is logged: the outcomes of other records must not be lost with it."""
+        self._ended = ended
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether it was called."""
+        return self._done
+
+    def set_result(self, result: Appended, /) -> None:
+        """The records are stored."""
+        self._end(result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """They are not, or perhaps not."""
+        self._end(exception)
+
+    def _end(self, outcome: Appended | BaseException) -> None:
+        self._done = True
+        try:
+            self._ended(outcome)
+        except Exception:
+            _log.exception("the outcome of a write was not taken")
+
+
+RunEnded: TypeAlias = "Callable[[int, int, Appended | BaseException], None]"
+"""Called for records of a run that lie in one entry: the number of the first of them, how many they are, and their
+outcome."""
+
+
 class RequestOutcome:
     """The outcome of a request that may come again while it is under way: all its copies have it, at the same time.
 
@@ -112,9 +153,9 @@ class RequestOutcome:
         """`ended` is called first, with whether the request is stored."""
         self._ended = ended
         self._done = False
-        self._futures: list[tuple[asyncio.Future[Appended], bool]] = []
+        self._futures: list[tuple[Waiting, bool]] = []
 
-    def attach(self, future: asyncio.Future[Appended], *, repeated: bool) -> None:
+    def attach(self, future: Waiting, *, repeated: bool) -> None:
         """Give the outcome to `future`, too: the first one's, or that of a copy."""
         self._futures.append((future, repeated))
 
@@ -128,7 +169,7 @@ class RequestOutcome:
         self._ended(True)
         for future, repeated in self._futures:
             if not future.done():
-                future.set_result(result._replace(repeated=repeated))
+                future.set_result(result._replace(repeated=True) if repeated else result)
 
     def set_exception(self, exception: BaseException, /) -> None:
         """The request was not stored, or perhaps not."""

@@ -11,18 +11,18 @@ another away.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
-from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE, check_payload_length
-from dlspark.core.writing.acknowledgements import Appended, RequestOutcome
+from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
+from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
 from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import QueuedWrite, below_highest, check_payload, check_txid
+from dlspark.core.writing.queued_writes import QueuedWrite, below_highest
+from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
@@ -52,8 +52,8 @@ class AppendWrite(QueuedWrite):
     def __init__(
         self,
         log: Callable[[], RequestLog],
-        records: Sequence[tuple[int, bytes]],
-        future: asyncio.Future[Appended],
+        records: Columns,
+        future: Waiting,
         floor_txid: int,
         *,
         in_order: bool = True,
@@ -74,12 +74,12 @@ class AppendWrite(QueuedWrite):
         self.producer = producer
         self.condition = condition
         self.fence = fence
-        self.request = AppendRequest((), None)
+        self.request = AppendRequest(NO_RECORDS, None)
 
     @property
     def first_txid(self) -> int:
         """The id with which a segment begins that is started for it: the first record's, but not below the log's."""
-        own = self.request.records[0][0] if self.request.records else self._floor_txid
+        own = self.request.run.txids[0] if self.request.run else self._floor_txid
         return max(own, self._floor_txid)
 
     @property
@@ -90,7 +90,7 @@ class AppendWrite(QueuedWrite):
     @property
     def records(self) -> int:
         """One position for each record."""
-        return len(self._given)
+        return len(self._given[0])
 
     @property
     def size(self) -> int:
@@ -99,33 +99,29 @@ class AppendWrite(QueuedWrite):
 
     def check(self) -> None:
         """Raise CallerError unless it may be written; copies payloads that the caller could still change (I3)."""
-        records = []
-        for txid, payload in self._given:
-            check_payload(payload)
-            check_txid(txid)
-            check_payload_length(len(payload))
-            records.append((int(txid), bytes(payload)))
-        if not records and self.fence is None and (self.producer is None or self.producer.sequence >= 0):
+        run = run_of(*self._given)
+        if not run and self.fence is None and (self.producer is None or self.producer.sequence >= 0):
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
         said = self.producer or self.fence
-        self.request = AppendRequest(records, said.encode() if said is not None else None)
+        self.request = AppendRequest(run, said.encode() if said is not None else None)
         room = MAX_LOGRECORDSET_SIZE - _ENVELOPE_ROOM
         if self.request.bytes > room:
             raise RecordTooLongError(
-                f"a request of {len(records)} records takes {self.request.bytes} bytes with their headers of "
+                f"a request of {len(run)} records takes {self.request.bytes} bytes with their headers of "
                 f"{HEADER_BYTES}; it lies in one entry, which has room for {room}. Nothing was written",
                 advice="Send fewer records a request",
             )
 
     def check_order(self) -> None:
         """Raise TransactionIdOutOfOrderError where an id is below the one before it."""
-        records = self.request.records
-        for (before, _), (txid, _) in pairwise(records):
-            if txid < before:
-                raise TransactionIdOutOfOrderError(
-                    f"transaction id {txid} comes behind {before} in a request; nothing of it was written",
-                    advice="Sort the request's records by transaction id",
-                )
+        run = self.request.run
+        if run.in_order:
+            return
+        before, txid = next(pair for pair in pairwise(run.txids) if pair[1] < pair[0])
+        raise TransactionIdOutOfOrderError(
+            f"transaction id {txid} comes behind {before} in a request; nothing of it was written",
+            advice="Sort the request's records by transaction id",
+        )
 
     def check_follows(self, highest: int, log: str | None) -> None:
         """Only its own order: ids below the log's highest may be those of a request that comes again."""
@@ -136,9 +132,9 @@ class AppendWrite(QueuedWrite):
 
         A request without records has none, whatever was written while it waited in line.
         """
-        records = self.request.records
-        if self.in_order and records and records[0][0] < highest:
-            raise below_highest(records[0][0], highest, None)
+        run = self.request.run
+        if self.in_order and run and run.txids[0] < highest:
+            raise below_highest(run.txids[0], highest, None)
 
     def is_answered(self) -> bool:
         """Whether it was written before, or is refused for what its producer has written."""

@@ -6,7 +6,8 @@ Each becomes an operation with futures of its own, which the writer issues, queu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest, ProducerState
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
+from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback, RunEnded, Waiting, WrittenEntry
 from dlspark.core.writing.append_requests import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.failures import UnawaitedFailures
 from dlspark.core.writing.queued_writes import (
@@ -29,8 +30,10 @@ from dlspark.core.writing.queued_writes import (
     RecordWrite,
     check_encoded_set,
 )
-from dlspark.errors import WriteCancelledError
+from dlspark.core.writing.record_runs import NO_RECORDS, Columns, RecordRun, run_of
+from dlspark.core.writing.run_writes import RunWrite, not_tried
 from metadata.foundation.errors import CallerError
+from storage_node.protocol.frames import Buffer
 
 
 class Appending:
@@ -45,6 +48,10 @@ class Appending:
 
     def _accept(self, operation: QueuedWrite) -> bool:
         """Issue or queue `operation`, or fail it; False if it was refused."""
+        raise NotImplementedError
+
+    def _takes_all(self, run: RecordRun) -> bool:
+        """Whether none of these records would be refused for its id, or for a limit."""
         raise NotImplementedError
 
     def _send_due(self) -> None:
@@ -69,30 +76,57 @@ class Appending:
 
         If one is refused, those after it are cancelled with WriteCancelledError without being tried.
         """
-        futures: list[asyncio.Future[DLSN]] = []
-        writes: list[RecordWrite] = []
-        for txid, payload in records:
-            futures.append(self._loop.create_future())
-            writes.append(RecordWrite(txid, payload, futures[-1], may_transmit=False))
+        writes = [
+            RecordWrite(txid, payload, self._loop.create_future(), may_transmit=False) for txid, payload in records
+        ]
+        self._accept_each(writes, cancel_behind=True)
+        futures = [write.future for write in writes]
+        if futures:
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def _accept_each(self, writes: Sequence[RecordWrite], *, cancel_behind: bool) -> None:
+        """Accept records one by one, and send with the last. Those behind a refused one are tried, or cancelled."""
         if writes:
             writes[-1].may_transmit = True
         refused = False
         for write in writes:
-            if refused:
-                write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
+            if refused and cancel_behind:
+                write.fail(not_tried())
             else:
-                refused = not self._accept(write)
+                refused = not self._accept(write) or refused
         if refused:
             self._end_bulk(writes)
-        if futures:
-            self._measure_bulk(futures[-1])
-        return self._promised(futures)
 
     def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
         """Send what was accepted before a refusal: only the last record of a bulk sends it, and that was refused."""
         for write in writes:
             write.may_transmit = True  # for those that still wait for a segment
         self._send_due()
+
+    def _write_run(self, columns: Columns, ended: RunEnded, *, bulk: bool) -> None:
+        """See `write_run`."""
+        if bulk:
+            ended = self._measured_run(ended, len(columns[0]))
+        try:
+            run = run_of(*columns)
+        except CallerError:
+            run = NO_RECORDS
+        if not run or not self._settings.durable_writes or not self._takes_all(run):
+            self._write_each(columns, ended, bulk=bulk)
+            return
+        write = RunWrite(run, ended, bulk=bulk)
+        write.accepted = self._accept(write)
+
+    def _write_each(self, columns: Columns, ended: RunEnded, *, bulk: bool) -> None:
+        """The same one by one: some are refused, or none is waited for."""
+        writes = [
+            RecordWrite(txid, payload, self._loop.create_future(), may_transmit=not bulk)
+            for txid, payload in zip(*columns, strict=True)
+        ]
+        self._accept_each(writes, cancel_behind=bulk)
+        for number, future in enumerate(self._promised([write.future for write in writes])):
+            future.add_done_callback(partial(_ended_alone, ended, number))
 
     def write_record_set(
         self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
@@ -169,7 +203,9 @@ class Appending:
         """
         who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
         asked = expected_position is not None or fencing_token is not None
-        return self._append(records, who, Condition(expected_position, fencing_token) if asked else None, None)
+        condition = Condition(expected_position, fencing_token) if asked else None
+        columns = [txid for txid, _ in records], [payload for _, payload in records]
+        return self._append_soon(columns, who, condition)
 
     async def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
@@ -224,22 +260,22 @@ class Appending:
 
     def _append(
         self,
-        records: Sequence[tuple[int, bytes]],
-        producer: ProducerRequest | None,
-        condition: Condition | None,
-        fence: FencingToken | None,
-    ) -> asyncio.Future[Appended]:
-        future: asyncio.Future[Appended] = self._loop.create_future()
+        records: Columns,
+        waiting: Waiting,
+        producer: ProducerRequest | None = None,
+        condition: Condition | None = None,
+        fence: FencingToken | None = None,
+    ) -> None:
         try:
             self._request_log()
         except CallerError as error:
-            future.set_exception(error)
-            return future
+            waiting.set_exception(error)
+            return
         self._accept(
             AppendWrite(
                 self._request_log,
                 records,
-                future,
+                waiting,
                 self.last_txid,
                 in_order=self._settings.max_id_sanity_check,
                 producer=producer,
@@ -247,6 +283,17 @@ class Appending:
                 fence=fence,
             )
         )
+
+    def _append_soon(
+        self,
+        records: Columns,
+        producer: ProducerRequest | None,
+        condition: Condition | None = None,
+        fence: FencingToken | None = None,
+    ) -> asyncio.Future[Appended]:
+        """`_append` with a future, which is measured."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._append(records, future, producer, condition, fence)
         self._measure_bulk(future)
         return future
 
@@ -254,15 +301,33 @@ class Appending:
         """Time a bulk from now until its last future ends."""
         if not self._measured:
             return
-        began = self._loop.time()
+        noted = self._note_bulk()
 
         def ended(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
                 # Not by `exception()`: asyncio would take the failure for seen, and not report it if the caller never
                 # looks at it.
-                self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
+                noted(future._exception is None)
 
         last.add_done_callback(ended)
+
+    def _note_bulk(self) -> Callable[[bool], None]:
+        """What to call when a bulk that begins now has ended, with whether it is stored."""
+        began, timing = self._loop.time(), self._measures.log_writer_bulk_write
+        return lambda stored: timing.record(self._loop.time() - began, stored)
+
+    def _measured_run(self, ended: RunEnded, records: int) -> RunEnded:
+        """`ended`, with the bulk timed from now until its last record ends."""
+        if not self._measured:
+            return ended
+        noted = self._note_bulk()
+
+        def last_noted(first: int, count: int, outcome: Appended | BaseException) -> None:
+            if first + count == records:
+                noted(isinstance(outcome, Appended))
+            ended(first, count, outcome)
+
+        return last_noted
 
     def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
         """The futures for the caller: of records that are stored, or (non-durable) that were only taken."""
@@ -279,6 +344,32 @@ def _seen(future: asyncio.Future[DLSN]) -> None:
 # ------------------------------------------------------------------ for those who pass requests on in their order
 
 
+def write_run(
+    writer: Appending, txids: Sequence[int], payloads: Sequence[Buffer], ended: RunEnded, *, bulk: bool
+) -> None:
+    """As `write` for each record, or with `bulk` as `write_bulk`. Not sent before the writer is asked to.
+
+    In place of a future for each record, `ended` is called for those that lie in one entry, in the turn of the loop in
+    which their outcome is known. Never raises.
+    """
+    writer._write_run((txids, payloads), ended, bulk=bulk)
+
+
+def append_run(
+    writer: Appending,
+    txids: Sequence[int],
+    payloads: Sequence[Buffer],
+    ended: RunEnded,
+    *,
+    producer: ProducerRequest | None = None,
+    condition: Condition | None = None,
+) -> None:
+    """As `append`, without sending it; `ended` is called as in `write_run`, once for all records. Never raises."""
+    count = len(payloads)
+    outcome = OutcomeCallback(partial(writer._measured_run(ended, count), 0, count))
+    writer._append((txids, payloads), outcome, producer, condition)
+
+
 def append_epoch(writer: Appending, producer: str, epoch: int | None = None) -> tuple[int, asyncio.Future[Appended]]:
     """As `begin_epoch`, in line with what was appended before, and without sending it: the epoch, and its answer.
 
@@ -287,10 +378,15 @@ def append_epoch(writer: Appending, producer: str, epoch: int | None = None) -> 
     """
     known = writer.producer_state(producer)
     wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
-    return wanted, writer._append((), ProducerRequest(producer, wanted, -1, 0), None, None)
+    return wanted, writer._append_soon(((), ()), ProducerRequest(producer, wanted, -1, 0))
 
 
 def append_token(writer: Appending, token: bytes, expected: bytes | None = None) -> asyncio.Future[Appended]:
     """As `set_fencing_token`, in line with what was appended before, and without sending it. Never raises."""
     condition = Condition(None, expected) if expected is not None else None
-    return writer._append((), None, condition, FencingToken(token))
+    return writer._append_soon(((), ()), None, condition, FencingToken(token))
+
+
+def _ended_alone(ended: RunEnded, number: int, future: asyncio.Future[DLSN]) -> None:
+    error = future.exception()
+    ended(number, 1, Appended(future.result(), 1) if error is None else error)

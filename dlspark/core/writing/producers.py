@@ -65,6 +65,8 @@ class Producers:
         self.token = b""
         """The log's fencing token, empty for none."""
         self._states: dict[str, bytes] = {}
+        self._looked_at: tuple[bytes, ProducerState | None] = (b"", None)
+        """The state that was looked at last, as it is kept and decoded: a request is judged, and then noted."""
         self._under_way: set[ProducerRequest] = set()
 
     def __len__(self) -> int:
@@ -73,7 +75,11 @@ class Producers:
     def state(self, name: str) -> ProducerState | None:
         """What is known of a producer; None where it has never written, or not for long."""
         encoded = self._states.get(name)
-        return ProducerState.decode(encoded) if encoded is not None else None
+        if encoded is None:
+            return None
+        if encoded is not self._looked_at[0]:
+            self._looked_at = encoded, ProducerState.decode(encoded)
+        return self._looked_at[1]
 
     # ------------------------------------------------------------------ requests
 
@@ -171,4 +177,6 @@ class Producers:
         if request.sequence >= 0:
             kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
         last = max(known.last, request.sequence)
-        self._states[request.name] = ProducerState(known.epoch, last, now_ms, kept).encode()
+        noted = ProducerState(known.epoch, last, now_ms, kept)
+        self._states[request.name] = encoded = noted.encode()
+        self._looked_at = encoded, noted

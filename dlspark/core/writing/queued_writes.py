@@ -23,12 +23,13 @@ import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression, decode_record_set, encode_record_set
-from dlspark.core.codec.records import HEARTBEAT_PAYLOAD, MAX_TXID, check_payload_length, check_user_txid
+from dlspark.core.codec.records import HEARTBEAT_PAYLOAD, MAX_TXID, check_payload_length
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
+from dlspark.core.writing.record_runs import RecordRun, check_payload, check_txid
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -95,22 +96,6 @@ def below_highest(txid: int, highest: int, log: str | None) -> TransactionIdOutO
         log=log,
         advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
     )
-
-
-def check_payload(payload: object) -> None:
-    """Raise InvalidRecordError unless it is bytes."""
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidRecordError(
-            f"a payload is bytes, not {type(payload).__name__}; nothing was written",
-            advice="Encode text, for example with .encode()",
-        )
-
-
-def check_txid(txid: object) -> None:
-    """Raise InvalidRecordError or TransactionIdOutOfOrderError unless a user record may carry it."""
-    if isinstance(txid, bool) or not isinstance(txid, int | np.integer):
-        raise InvalidRecordError(f"a transaction id is an integer, not {type(txid).__name__}")
-    check_user_txid(int(txid))
 
 
 class RecordWrite(QueuedWrite):
@@ -490,6 +475,12 @@ class WriteLimits:
         self._switched_off = services.features.scope(DL_SCOPE).feature(DISABLE_WRITE_LIMIT)
         self._counted = 0
         self._ended = False
+
+    def has_room(self, settings: Settings, run: RecordRun, outstanding: int, queue: WriteQueue) -> bool:
+        """Whether all records of `run` are within the limits."""
+        mine, everybody, records = settings.outstanding_write_limit, settings.global_outstanding_write_limit, len(run)
+        over_records = 0 < mine < outstanding + records or 0 < everybody < self._shared.outstanding + records
+        return not over_records and not (queue and queue.bytes + run.size > MAX_QUEUED_BYTES)
 
     def check(self, settings: Settings, operation: QueuedWrite, outstanding: int, queue: WriteQueue) -> None:
         """Raise OverCapacityError unless `operation` may be taken; `outstanding` of the writer's records are under way.

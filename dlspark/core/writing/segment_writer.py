@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -43,13 +44,16 @@ from dlspark.core.writing.acknowledgements import (
     Appended,
     Group,
     LateAcknowledgements,
+    OutcomeCallback,
     RequestOutcome,
+    RunEnded,
     SentBatch,
     SentEntry,
     Waiting,
     WrittenEntry,
     fail_records,
 )
+from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.foundation.errors import DistributedLogError, check
@@ -65,22 +69,15 @@ def _brief(error: BaseException | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest:
-    """Records, (transaction id, payload), that lie in one entry or nowhere; `control` says whose they are, None for
-    nobody's."""
+    """Records that lie in one entry or nowhere; `control` says whose they are, None for nobody's."""
 
-    records: Sequence[tuple[int, bytes]]
+    run: RecordRun
     control: bytes | None
 
     @property
     def bytes(self) -> int:
         """What it takes of an entry."""
-        control = HEADER_BYTES + len(self.control) if self.control is not None else 0
-        return control + sum(HEADER_BYTES + len(payload) for _, payload in self.records)
-
-    @property
-    def last_txid(self) -> int:
-        """Its highest transaction id, -1 where it has no records."""
-        return max((txid for txid, _ in self.records), default=-1)
+        return self.run.size + (HEADER_BYTES + len(self.control) if self.control is not None else 0)
 
 
 class SegmentWriter:
@@ -251,30 +248,54 @@ class SegmentWriter:
         slot = self._builder.count + (request.control is not None)
         return DLSN(self.metadata.lssn, self.ledger.last_add_pushed + 1, slot)
 
+    def write_run(self, run: RecordRun, ended: RunEnded, *, bulk: bool) -> None:
+        """Append user records; `ended` is called for those of each entry. Of a `bulk` as many go into an entry as fit,
+        else as many as are enough for one. The caller has checked that there is room for their positions."""
+        first = 0
+        while first < len(run):
+            if self._futures and not self._groups:
+                self._transmit()
+            count = run.fitting(first, self._builder.room)
+            if not count:
+                self._transmit()
+                continue
+            if not bulk:
+                count = min(count, run.fitting(first, self._threshold - self._outstanding_bytes) + 1)
+            outcome = OutcomeCallback(partial(ended, first, count))
+            if not self._refuse([outcome]):
+                self._buffer(run.part(first, count), outcome)
+            first += count
+            if not bulk or first == len(run):
+                self.send_due()
+
     def write_request(self, request: AppendRequest, outcome: RequestOutcome) -> bool:
         """Append a request's records, all in one entry, behind the control record that says whose they are. The caller
         has asked `place_of` just before. False where this segment takes no more, and `outcome` has failed."""
         if self._refuse([outcome]):
             return False
-        if not self._builder.count:
-            self._begin_entry()
         if request.control is not None:
+            self._begin_entry()
             self._builder.add(self.last_txid, request.control, self.position, FLAG_CONTROL)
-        slot = self._builder.count
-        for txid, payload in request.records:
-            self.position += 1
-            self._builder.add(txid, payload, self.position)
-        if request.records:
-            self._note_written()
-            self.last_txid = request.records[-1][0]
-            self.highest_txid = max(self.highest_txid, request.last_txid)
-        self._futures.append(outcome)
-        self._groups.append(Group(slot, len(request.records)))
-        self._buffered_user_data = self._buffered_user_data or bool(request.records)
-        self.unacknowledged += len(request.records)
-        self._outstanding_bytes += request.bytes
+            self._outstanding_bytes += request.bytes - request.run.size
+        self._buffer(request.run, outcome)
         self.send_due()
         return True
+
+    def _buffer(self, run: RecordRun, outcome: Waiting) -> None:
+        """Put records that fit into the buffer, to be answered together."""
+        self._begin_entry()
+        self._futures.append(outcome)
+        self._groups.append(Group(self._builder.count, len(run)))
+        if not len(run):
+            return
+        self._builder.add_run(run.txids, run.payloads, self.position + 1)
+        self._note_written()
+        self.position += len(run)
+        self.last_txid = run.txids[-1]
+        self.highest_txid = max(self.highest_txid, *run.txids)
+        self._buffered_user_data = True
+        self.unacknowledged += len(run)
+        self._outstanding_bytes += run.size
 
     def write_snapshot(self, parts: Sequence[bytes]) -> None:
         """Send what is known of the log's producers: control records, each in an entry of its own."""
@@ -320,8 +341,7 @@ class SegmentWriter:
             self._transmit()
         if self._refuse(futures):  # also where the ledger has just refused what was buffered
             return False
-        if not self._builder.count:
-            self._begin_entry()
+        self._begin_entry()
         slot = self._builder.add(txid, payload, position, flags)
         check(slot == len(self._futures), "a record's slot is not its place in the buffer")
         self._futures += futures
@@ -329,7 +349,9 @@ class SegmentWriter:
         return True
 
     def _begin_entry(self) -> None:
-        """Remember when an entry's first record came."""
+        """Remember when an entry's first record came; nothing where the buffer has one."""
+        if self._builder.count:
+            return
         self._buffered_at = self._loop.time()
         self._accepted_at = self._buffered_at if self.waiting_since is None else self.waiting_since
 
@@ -455,12 +477,13 @@ class SegmentWriter:
         self._measures.settled(self._loop.time() - answered_at, cause)
 
     def _acknowledged(self, sent: SentEntry) -> None:
-        sent.acknowledged(self.metadata.lssn)
         if sent.has_user_data:
             # Entries are acknowledged in order (I4), so this only moves forward.
             self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
             self.unacknowledged -= sent.encoded.user_count
             self._on_acknowledged(sent.highest_txid)
+        # Behind that: who hears of it may write again at once.
+        sent.acknowledged(self.metadata.lssn)
         sent.batch_acknowledged(self.metadata.lssn)
         self._wake(sent.entry_id)
         # While others are under way, the last of their answers decides whether one more entry has to follow.

@@ -37,6 +37,7 @@ from dlspark.core.writing.appending import Appending
 from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
 from dlspark.core.writing.producer_recovery import read_producers
 from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue
+from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
@@ -246,6 +247,10 @@ class AsyncLogWriter(Appending):
         if self._sequence.current is not None:
             self._sequence.current.send_due()
 
+    def _takes_all(self, run: RecordRun) -> bool:
+        in_order = not self._settings.max_id_sanity_check or (run.in_order and run.txids[0] >= self.last_txid)
+        return in_order and self._limits.has_room(self._settings, run, self.unacknowledged, self._queue)
+
     def _accept(self, operation: QueuedWrite) -> bool:
         """Issue or queue `operation`, or fail it; False if it was refused."""
         try:
@@ -288,11 +293,10 @@ class AsyncLogWriter(Appending):
 
     def _obstacle(self, operation: QueuedWrite) -> Callable[[], Awaitable[None]] | None:
         """The transition without which `operation` cannot go into the current segment; None if it can, or need not."""
-        if operation.is_answered():
+        usable = self._sequence.usable
+        if (usable and self._sequence.takes(operation.records)) or operation.is_answered():
             return None
-        if not self._sequence.usable:
-            return self._start
-        return None if self._sequence.takes(operation.records) else self._roll
+        return self._roll if usable else self._start
 
     def _issue(self, operation: QueuedWrite) -> None:
         """Hand `operation` to the current segment; roll if it was the segment's last."""

@@ -1,12 +1,13 @@
 """How a request is begun on an open log, and how its answer is made. Nothing here waits: what the writer answers later
-comes by callbacks of its futures, so that a write costs neither a task nor an `await`.
+comes by callbacks, so that a write costs neither a task nor an `await`.
 
-What is written in one turn of the event loop is sent together at its end. While several entries of the stream are under
-way (`server_entries_under_way`), what comes is collected until one of them is answered: entries then grow with the load
-instead of in number. A buffer that is full goes out at once, whatever is under way.
+Records that came one by one in one turn of the event loop are given to the writer together at its end, and what was
+written in a turn is sent together. While several entries of the stream are under way (`server_entries_under_way`), what
+comes is collected until one of them is answered: entries then grow with the load instead of in number. A buffer that is
+full goes out at once, whatever is under way.
 
-Fault model: the writer's futures say what became of records, and their errors, whether they may have been stored. A
-request is answered with success only after the future of each of its records.
+Fault model: the writer says what became of records, and its errors, whether they may have been stored. A request is
+answered with success only after that was said of each of its records.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Final, Protocol, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
+from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.appending import append_epoch, append_token
+from dlspark.core.writing.append_requests import Condition
+from dlspark.core.writing.appending import append_epoch, append_run, append_token, write_run
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
 from dlspark.serving.protocol.failures import refusal_of
@@ -59,6 +62,16 @@ class Failures(Protocol):
         ...
 
 
+class _Turn:
+    """What is sent together: it is under way until all of it has its outcome."""
+
+    __slots__ = ("sent", "waiting")
+
+    def __init__(self) -> None:
+        self.sent = False
+        self.waiting = 0
+
+
 class Execution:
     """Begins requests on one open writer."""
 
@@ -69,8 +82,13 @@ class Execution:
         self._loop = asyncio.get_running_loop()
         self._most_sent = entries_under_way
         self._sent = 0
-        self._last: asyncio.Future[object] | None = None
+        self._turn = _Turn()
         self._scheduled = False
+        self._held_back = False
+        """Something is to be sent when an entry that is under way is answered."""
+        # Records that came one by one and are not with the writer yet.
+        self._taken: list[TakenRequest] = []
+        self._payloads: list[Buffer] = []
         self._begin: Mapping[type, Callable[[TakenRequest], None]] = {
             WriteRecords: self._write,
             BeginEpoch: self._begin_epoch,
@@ -85,24 +103,44 @@ class Execution:
     def begin(self, taken: TakenRequest) -> None:
         """Begin a request behind all that were begun before. Never raises."""
         try:
-            if type(taken.request) is WriteRecords:
-                self._write(taken)
+            request = taken.request
+            if type(request) is WriteRecords and _is_single(request):
+                self._taken.append(taken)
+                self._payloads.append(request.payloads[0])
+                self._send_soon()
             else:
-                self._begin[type(taken.request)](taken)
+                self._hand_over()
+                self._begin[type(request)](taken)
         except Exception as error:
             self._fail(taken, error)
 
     # ------------------------------------------------------------------ records
 
+    def _hand_over(self) -> None:
+        """Give the writer the records that came one by one, before what comes behind them."""
+        taken, payloads = self._taken, self._payloads
+        if taken:
+            self._taken, self._payloads = [], []
+            txids = (self._ids.next(),) * len(taken)
+            write_run(self.writer, txids, payloads, partial(self._written, taken, self._begun()), bulk=False)
+
+    def _written(
+        self, taken: Sequence[TakenRequest], turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        if first + count == len(taken):
+            self._ended(turn)
+        theirs = taken[first : first + count]
+        if isinstance(outcome, Appended):
+            for one, place in zip(theirs, _places(outcome, count), strict=True):
+                one.answer(WriteReceipt(place, 1))
+        else:
+            for one in theirs:
+                self._fail(one, outcome)
+
     def _write(self, taken: TakenRequest) -> None:
         request = taken.request
         assert isinstance(request, WriteRecords)
         payloads, given = request.payloads, request.transaction_ids
-        if given is None and len(payloads) == 1 and not (request.is_whole or request.context.is_record_set):
-            future = self.writer.write(self._ids.next(), payloads[0])
-            future.add_done_callback(partial(self._written, taken))
-            self._push_later(future)
-            return
         if not payloads:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
         if given is not None and len(given) != len(payloads):
@@ -117,56 +155,63 @@ class Execution:
             self._append(taken, request, ids)
         elif request.context.is_record_set:
             self._write_sets(taken, payloads, ids)
+        elif len(payloads) == 1:
+            write_run(self.writer, ids, payloads, partial(self._written, [taken], self._begun()), bulk=True)
         else:
-            records = [(txid, bytes(payload)) for txid, payload in zip(ids, payloads, strict=True)]
-            self._several(taken, self.writer.write_bulk(records))
+            bulk = _Bulk(taken, len(payloads), self._failures)
+            write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
         if given is not None:
             self._ids.note(given)
 
-    def _written(self, taken: TakenRequest, future: asyncio.Future[DLSN]) -> None:
-        error = _error_of(future) if future.cancelled() else future.exception()
-        if error is None:
-            taken.answer(WriteReceipt(future.result(), 1))
-        else:
-            self._fail(taken, error)
+    def _bulk_written(
+        self, bulk: _Bulk, turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        if first + count == bulk.records:
+            self._ended(turn)
+        bulk.ended(first, count, outcome)
 
     def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int]) -> None:
         futures = [self.writer.write_encoded_set(txid, one) for txid, one in zip(ids, payloads, strict=True)]
-        if len(futures) > 1:
-            self._several(taken, futures)
-            return
-        self._push_later(futures[0])
-        self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
-
-    def _several(self, taken: TakenRequest, futures: Sequence[asyncio.Future[DLSN]]) -> None:
         if len(futures) == 1:
-            futures[0].add_done_callback(partial(self._written, taken))
-            self._push_later(futures[0])
+            self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
             return
-        bulk = _Bulk(taken, len(futures), self._failures)
-        for at, future in enumerate(futures):
-            future.add_done_callback(partial(bulk.ended, at))
-        self._push_later(futures[-1])
+        bulk, turn = _Bulk(taken, len(futures), self._failures), self._begun()
+
+        def ended(number: int, future: asyncio.Future[DLSN]) -> None:
+            error = _error_of(future)
+            self._bulk_written(bulk, turn, number, 1, Appended(future.result(), 1) if error is None else error)
+
+        for number, future in enumerate(futures):
+            future.add_done_callback(partial(ended, number))
 
     def _append(self, taken: TakenRequest, request: WriteRecords, ids: Sequence[int]) -> None:
-        stamp = request.stamp
-        records = _members(request.payloads, ids) if request.context.is_record_set else _records(request.payloads, ids)
-        if stamp is None:
-            appended = self.writer.append(
-                records, expected_position=request.expected_position, fencing_token=request.fencing_token
-            )
-        else:
+        stamp, position, token = request.stamp, request.expected_position, request.fencing_token
+        payloads: Sequence[Buffer] = request.payloads
+        if request.context.is_record_set:
+            ids, payloads = _members(payloads, ids)
+        producer: ProducerRequest | None = None
+        if stamp is not None:
             _check_stamp(stamp)
-            appended = self.writer.append(
-                records,
-                producer=stamp.name,
-                epoch=stamp.epoch,
-                sequence=stamp.sequence,
-                expected_position=request.expected_position,
-                fencing_token=request.fencing_token,
-            )
-        self._when_done(taken, appended, _receipt)
-        self._push_later(appended)
+            producer = ProducerRequest(stamp.name, stamp.epoch, stamp.sequence, len(payloads))
+        asked = position is not None or token is not None
+        append_run(
+            self.writer,
+            ids,
+            payloads,
+            partial(self._appended, taken, self._begun()),
+            producer=producer,
+            condition=Condition(position, token) if asked else None,
+        )
+
+    def _appended(
+        self, taken: TakenRequest, turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        del first, count  # all of it is in one entry
+        self._ended(turn)
+        if isinstance(outcome, Appended):
+            taken.answer(WriteReceipt(outcome.first, outcome.records, outcome.repeated))
+        else:
+            self._fail(taken, outcome)
 
     # ------------------------------------------------------------------ other requests
 
@@ -185,14 +230,12 @@ class Execution:
             return EpochBegun(epoch, known.last + 1 if known is not None and known.epoch == epoch else 0)
 
         self._when_done(taken, appended, answer)
-        self._push_later(appended)
 
     def _set_token(self, taken: TakenRequest) -> None:
         request = taken.request
         assert isinstance(request, SetFencingToken)
         appended = append_token(self.writer, request.token, request.expected)
         self._when_done(taken, appended, lambda result: Done())
-        self._push_later(appended)
 
     def _heartbeat(self, taken: TakenRequest) -> None:
         request = taken.request
@@ -202,14 +245,15 @@ class Execution:
             return
         beat = self.writer.heartbeat()
         self._when_done(taken, beat, lambda result: Done(result.first))
-        self._push_later(beat)  # where it waits for a segment
 
     # ------------------------------------------------------------------ answers
 
     def _when_done(self, taken: TakenRequest, future: asyncio.Future[T], answer: Callable[[T], Answer | None]) -> None:
         """Answer the request with what `answer` makes of the future's result, unless that is None."""
+        turn = self._begun()
 
         def ended(done: asyncio.Future[T]) -> None:
+            self._ended(turn)
             error = _error_of(done)
             try:
                 if error is None and (made := answer(done.result())) is not None:
@@ -228,51 +272,63 @@ class Execution:
 
     # ------------------------------------------------------------------ sending
 
-    def _push_later(self, last: asyncio.Future[T]) -> None:
-        """Have what was written sent at the end of this turn of the loop; `last` is the newest of it."""
-        self._last = last  # type: ignore[assignment]
+    def _begun(self) -> _Turn:
+        """Something more is written: it is sent with the rest of this turn of the loop. `_ended` must follow."""
+        self._turn.waiting += 1
+        self._send_soon()
+        return self._turn
+
+    def _send_soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._push)
+            self._loop.call_soon(self._turn_over)
 
-    def _push(self) -> None:
-        if self._sent >= self._most_sent:
-            return  # `_answered` comes here again: `_scheduled` stays
+    def _turn_over(self) -> None:
         self._scheduled = False
-        last, self._last = self._last, None
-        if last is not None:
-            self._sent += 1
-            last.add_done_callback(self._answered)
-            self.writer.push()
+        self._hand_over()
+        self._send()
 
-    def _answered(self, _: asyncio.Future[object]) -> None:
-        self._sent -= 1
-        if self._scheduled:
-            self._push()
+    def _send(self) -> None:
+        self._held_back = self._sent >= self._most_sent
+        if self._held_back:
+            return
+        turn, self._turn = self._turn, _Turn()
+        if turn.waiting:
+            turn.sent = True
+            self._sent += 1
+        self.writer.push()
+
+    def _ended(self, turn: _Turn) -> None:
+        """Something that was written in `turn` has its outcome."""
+        turn.waiting -= 1
+        if turn.sent and not turn.waiting:
+            self._sent -= 1
+            if self._held_back:
+                self._send()
 
 
 class _Bulk:
     """Records of one request that each have their own fate."""
 
-    __slots__ = ("_failures", "_results", "_taken", "_waiting")
+    __slots__ = ("_failures", "_results", "_taken", "_waiting", "records")
 
-    def __init__(self, taken: TakenRequest, count: int, failures: Failures) -> None:
+    def __init__(self, taken: TakenRequest, records: int, failures: Failures) -> None:
+        self.records = records
         self._taken = taken
         self._failures = failures
-        self._results: list[DLSN | Refusal | None] = [None] * count
-        self._waiting = count
+        self._results: list[DLSN | Refusal | None] = [None] * records
+        self._waiting = records
 
-    def ended(self, at: int, future: asyncio.Future[DLSN]) -> None:
-        """Note one record's outcome; with the last of them, answer."""
-        error = _error_of(future)
-        if error is None:
-            self._results[at] = future.result()
+    def ended(self, first: int, count: int, outcome: Appended | BaseException) -> None:
+        """Note the outcome of some records; with the last of them, answer."""
+        if isinstance(outcome, Appended):
+            self._results[first : first + count] = _places(outcome, count)
         else:
             # One that was not tried, because one before it was refused, says nothing of the log.
-            if not isinstance(error, WriteCancelledError) or error.__cause__ is not None:
-                self._failures.request_failed(error)
-            self._results[at] = refusal_of(error)
-        self._waiting -= 1
+            if not isinstance(outcome, WriteCancelledError) or outcome.__cause__ is not None:
+                self._failures.request_failed(outcome)
+            self._results[first : first + count] = [refusal_of(outcome)] * count
+        self._waiting -= count
         if not self._waiting:
             self._taken.answer(bulk_answer([one for one in self._results if one is not None]))
 
@@ -295,25 +351,32 @@ def _error_of(future: asyncio.Future[T]) -> BaseException | None:
     return future.exception()
 
 
-def _receipt(appended: Appended) -> WriteReceipt:
-    return WriteReceipt(appended.first, appended.records, appended.repeated)
+def _is_single(request: WriteRecords) -> bool:
+    """Whether it is one record, of which nothing is asked."""
+    one = len(request.payloads) == 1 and request.transaction_ids is None
+    return one and not (request.is_whole or request.context.is_record_set)
 
 
-def _records(payloads: Sequence[Buffer], ids: Sequence[int]) -> list[tuple[int, bytes]]:
-    return [(txid, bytes(payload)) for txid, payload in zip(ids, payloads, strict=True)]
+def _places(outcome: Appended, count: int) -> list[DLSN]:
+    """Where `count` records are that lie side by side."""
+    first = outcome.first
+    return first.run(count) if first is not None else [DLSN.INVALID] * count
 
 
-def _members(payloads: Sequence[Buffer], ids: Sequence[int]) -> list[tuple[int, bytes]]:
+def _members(payloads: Sequence[Buffer], ids: Sequence[int]) -> tuple[list[int], list[Buffer]]:
     """The records of record sets: what is written whole lies in one entry as it is."""
-    records: list[tuple[int, bytes]] = []
+    txids: list[int] = []
+    members: list[Buffer] = []
     for txid, encoded in zip(ids, payloads, strict=True):
         try:
-            records += ((txid, bytes(member)) for member in decode_record_set(memoryview(encoded)))
+            found = decode_record_set(memoryview(encoded))
         except InvalidEntryError as error:
             raise InvalidRecordError(
                 f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
             ) from error
-    return records
+        txids += [txid] * len(found)
+        members += found
+    return txids, members
 
 
 def _check_stamp(stamp: ProducerStamp) -> None:

@@ -1,0 +1,101 @@
+"""`RecordRun`: records that are written side by side, by columns; and what a record must be to be written.
+
+A run is checked as its records would be one by one, but no step of the interpreter is taken for each of them: a proxy
+gives its writer hundreds of small records at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from operator import gt
+from typing import TypeAlias
+
+import numpy as np
+
+from dlspark.core.codec.records import HEADER_BYTES, check_payload_length, check_user_txid
+from dlspark.errors import InvalidRecordError
+from storage_node.protocol.frames import Buffer
+
+
+def check_payload(payload: object) -> None:
+    """Raise InvalidRecordError unless it is bytes."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidRecordError(
+            f"a payload is bytes, not {type(payload).__name__}; nothing was written",
+            advice="Encode text, for example with .encode()",
+        )
+
+
+def check_txid(txid: object) -> None:
+    """Raise InvalidRecordError or TransactionIdOutOfOrderError unless a user record may carry it."""
+    if isinstance(txid, bool) or not isinstance(txid, int | np.integer):
+        raise InvalidRecordError(f"a transaction id is an integer, not {type(txid).__name__}")
+    check_user_txid(int(txid))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """Records that were checked (`run_of`): transaction ids and payloads, as many of each."""
+
+    txids: Sequence[int]
+    payloads: Sequence[bytes]
+    size: int
+    """What they take of an entry, in bytes."""
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether no transaction id is below the one before it."""
+        return not any(map(gt, self.txids, islice(self.txids, 1, None)))
+
+    def fitting(self, first: int, room: int) -> int:
+        """How many records, from number `first` on, take at most `room` bytes of an entry together."""
+        if not first and self.size <= room:
+            return len(self)
+        sizes = (HEADER_BYTES + len(payload) for payload in islice(self.payloads, first, None))
+        for count, taken in enumerate(accumulate(sizes)):
+            if taken > room:
+                return count
+        return len(self) - first
+
+    def part(self, first: int, count: int) -> RecordRun:
+        """`count` records, from number `first` on."""
+        if count == len(self):
+            return self
+        return _run(self.txids[first : first + count], self.payloads[first : first + count])
+
+
+Columns: TypeAlias = tuple[Sequence[int], Sequence[Buffer]]
+"""Transaction ids and payloads that were not checked, as many of each."""
+NO_RECORDS = RecordRun((), (), 0)
+
+
+def run_of(txids: Sequence[int], payloads: Sequence[Buffer]) -> RecordRun:
+    """The run of records (txids[i], payloads[i]). Payloads that their caller could change are copied (I3).
+
+    Raises InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError where one of them may not be written.
+    """
+    owned: Sequence[bytes] = payloads  # type: ignore[assignment]
+    kinds = set(map(type, payloads))
+    if not kinds <= {bytes}:
+        if not kinds <= {bytes, bytearray, memoryview}:
+            for payload in payloads:
+                check_payload(payload)
+        owned = list(map(bytes, payloads))
+    if not set(map(type, txids)) <= {int}:
+        for txid in txids:
+            check_txid(txid)
+        txids = [int(txid) for txid in txids]
+    if owned:
+        check_user_txid(min(txids))
+        check_user_txid(max(txids))
+        check_payload_length(max(map(len, owned)))
+    return _run(txids, owned)
+
+
+def _run(txids: Sequence[int], payloads: Sequence[bytes]) -> RecordRun:
+    return RecordRun(txids, payloads, HEADER_BYTES * len(payloads) + sum(map(len, payloads)))
