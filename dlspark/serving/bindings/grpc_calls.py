@@ -408,7 +408,8 @@ def with_timeout(request: Request, seconds: float) -> Request:
     left_ms = min(max(int(seconds * 1000), 1), LONGEST_TIMEOUT_MS)
     if 0 < context.timeout_ms <= left_ms:
         return request
-    return replace(request, context=replace(context, timeout_ms=left_ms))
+    context = replace(context, timeout_ms=left_ms)
+    return request.within(context) if isinstance(request, WriteRecords) else replace(request, context=context)
 
 
 def _parsed(method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:

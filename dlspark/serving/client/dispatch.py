@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -294,9 +294,6 @@ class Dispatcher:
 
         Another route, cache and limits than those for writing are for reading, which any proxy may serve.
         """
-        if self._checksum:
-            context = replace(request.context, checksum=request_checksum(request))
-            request = replace(request, context=context)
         self.counters.requests += 1
         way = RequestWay(
             request,
@@ -304,6 +301,7 @@ class Dispatcher:
             self.ownerships if ownerships is None else ownerships,
             self.limits if limits is None else limits,
             timeout_ms=timeout_ms,
+            checksum=request_checksum(request) if self._checksum else None,
         )
         journey = Journey(self, way, settle, lane)
         if self._closed:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -376,7 +376,7 @@ class ProducerSession:
         left_ms = max(int((pending.first_sent + self._limits.memory_s - now) * 1000), 1)
         timeout_ms = self._limits.request_timeout_ms
         stamp = ProducerStamp(self.name, self.epoch, pending.sequence)
-        stamped = replace(pending.request, stamp=stamp)
+        stamped = pending.request.stamped(stamp)
         return self._transmit(stamped, pending, min(timeout_ms, left_ms) if timeout_ms >= 0 else left_ms)
 
     def _transmit(self, request: WriteRecords | BeginEpoch, pending: _Pending | None, timeout_ms: int) -> Transmit:

@@ -42,7 +42,9 @@ from dlspark.serving.protocol.operations import (
     OwnerFound,
     Refusal,
     ReleaseStream,
+    RequestContext,
     StatusCode,
+    WriteRecords,
 )
 from dlspark.serving.routing.hosts import Route, address_of, split_address
 from metadata.foundation.errors import CallerError, check
@@ -155,8 +157,9 @@ class RequestWay:
         limits: WayLimits,
         *,
         timeout_ms: int | None = None,
+        checksum: int | None = None,
     ) -> None:
-        """`timeout_ms` goes over the limits' time for a request; below 0: without a bound."""
+        """`timeout_ms` (below 0: no bound) goes over the limits' time, `checksum` over that of the request."""
         self.state = WayState.NEW
         self.deadline: float | None = None
         """When to hand in `deadline`; None: never. Known from `begin` on."""
@@ -164,6 +167,7 @@ class RequestWay:
         self._route = route
         self._ownerships = ownerships
         self._limits = limits
+        self._checksum = checksum
         self._timeout_ms = limits.request_timeout_ms if timeout_ms is None else timeout_ms
         self._repeatable = is_repeatable(request, resend_writes=limits.resend_writes)
         self._attempts: list[str] = []
@@ -335,10 +339,13 @@ class RequestWay:
         self._target = None
         self.state = WayState.ASKING
         left_ms = 0 if self.deadline is None else max(round((self.deadline - now) * 1000), 1)
-        context = replace(self._request.context, tried_hosts=tried, timeout_ms=left_ms)
+        request, said = self._request, self._request.context
+        checksum = self._checksum if self._checksum is not None else said.checksum
+        context = RequestContext(tried, checksum, said.is_record_set, left_ms)
+        sent = request.within(context) if isinstance(request, WriteRecords) else replace(request, context=context)
         limit_ms = self._limits.attempt_timeout_ms
         wait_s = limit_ms / 1000 if self._repeatable and limit_ms > 0 else None
-        return AskHost(address, replace(self._request, context=context), len(self._attempts) - 1, wait_s)
+        return AskHost(address, sent, len(self._attempts) - 1, wait_s)
 
     def _is_spent(self) -> bool:
         return 0 <= self._limits.max_redirects < len(self._attempts)
@@ -358,9 +365,9 @@ class RequestWay:
             self._ownerships.learn(request.stream, answer.location)
         elif isinstance(request, MoveStream) and isinstance(answer, Done):
             self._ownerships.learn(request.stream, request.target)
-        elif isinstance(request, ReleaseStream | DeleteStream):
+        elif isinstance(request, (ReleaseStream, DeleteStream)):
             self._ownerships.forget(request.stream)
-        elif not isinstance(request, CreateStream | FindOwner):  # anyone creates a log, nobody owns it yet
+        elif not isinstance(request, (CreateStream, FindOwner)):  # anyone creates a log, nobody owns it yet
             self._ownerships.learn(request.stream, address)
 
 
