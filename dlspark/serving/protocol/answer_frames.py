@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
-from itertools import islice
+from itertools import groupby, islice
 from struct import Struct
 from typing import Final
 
@@ -80,6 +80,8 @@ _FRAMED_RECEIPT: Final = Struct(FRAME_HEADER.format + "qqqI")
 _RECEIPT_BYTES: Final = HEADER.size + _RECEIPT.size
 _WRITE_RECEIPT: Final = int(AnswerKind.WRITE_RECEIPT)
 _NO_DLSN: Final = (0, 0, 0)
+_STORED: Final = Struct(">Bqqq")
+_REFUSED: Final = Struct(">BI")
 
 _CODES: Final = {int(code): code for code in StatusCode}
 _OUTCOMES: Final = {int(applied): applied for applied in Applied}
@@ -184,13 +186,11 @@ def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     for refusal in places:
         _put_refusal(head, refusal)
     head.u32(len(answer.results), "the number of results")
-    for result in answer.results:
-        if isinstance(result, Refusal):
-            head.u8(REFUSED, "the fate of a record")
-            head.u32(places[cut[result]], "which refusal it is")
-        else:
-            head.u8(STORED, "the fate of a record")
-            head.dlsn(result, "the DLSN")
+    for _, group in groupby(answer.results, type):
+        results = list(group)
+        refused = [(REFUSED, places[cut[one]]) for one in results if isinstance(one, Refusal)]
+        head.rows(_REFUSED, refused, "which refusal it is")
+        head.rows(_STORED, [(STORED, *one) for one in results if isinstance(one, DLSN)], "a DLSN")
     return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
 
 

@@ -7,7 +7,7 @@ never copied; what does not fit in its field is a CallerError, and nothing was s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct, pack, unpack_from
 from struct import error as StructError
 from typing import Final, NoReturn
@@ -220,6 +220,13 @@ class Head:
     def text(self, value: str, what: str) -> None:
         """Append the length in two bytes, and the text in UTF-8."""
         self.token(utf8(value, what), what)
+
+    def rows(self, layout: Struct, rows: Iterable[Sequence[int]], what: str) -> None:
+        """Append one row of numbers after the other, each as `layout` has them."""
+        try:
+            self._data += b"".join([layout.pack(*row) for row in rows])
+        except StructError:
+            raise CallerError(f"{what} has a part that does not fit") from None
 
     def numbers(self, values: Sequence[int], what: str) -> None:
         """Append eight bytes for each, signed."""
