@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -66,8 +67,6 @@ class ReadProxyProcesses:
                 process.terminate()
         for process in self._processes:
             process.wait(START_S)
-            if process.stdout is not None:
-                process.stdout.close()
 
     def _start(self, port: int) -> subprocess.Popen[str]:
         values = {"listenHost": "127.0.0.1", "advertisedHost": "127.0.0.1", "port": port}
@@ -78,11 +77,13 @@ class ReadProxyProcesses:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, "DLSPARK_SET_zkSessionTimeoutSeconds": "4"},
             )
 
     def _served(self, process: subprocess.Popen[str]) -> str:
         """The address of one that serves now, by the line that it prints then."""
         assert process.stdout is not None
-        line = process.stdout.readline().strip()
+        with process.stdout:
+            line = process.stdout.readline().strip()
         assert line, (self._place / "read-proxies.log").read_text()[-3000:]
         return line.removesuffix(" serves").rpartition(";")[2]

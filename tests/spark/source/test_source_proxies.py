@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.waiting import wait_until
 from read_proxies import ReadProxyProcesses
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import ProxyUnreachableError
+from dlspark.serving.client.fleet import NoProxiesError
 from dlspark.spark import register
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import CONF_PREFIX, Scope
@@ -263,6 +265,15 @@ def test_without_proxies_a_query_says_so_before_it_runs_and_a_task_whom_it_asked
     reader, (partition,) = partitions_of(sandbox, three_segments, proxy=proxies.option, outageTimeout="1s")
     for number in range(2):
         proxies.end(number)
+
+    def none_announced() -> bool:
+        try:
+            partitions_of(sandbox, three_segments, proxy="discover")
+        except NoProxiesError:
+            return True
+        return False
+
+    wait_until(none_announced, "those that other tests have killed are announced until their sessions end")
     text = failure(lambda: reading(spark, three_segments, proxy="discover").collect())
     assert "NoProxiesError" in text
     assert "dlspark proxy read" in text
