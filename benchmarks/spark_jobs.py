@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.cluster import Cluster
+from benchmarks.proxies import read_proxy
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES, batch_ms
 from benchmarks.spark_sources import (
@@ -51,12 +52,15 @@ class SparkBenchmark:
         self._source = Row(
             "P6", "source, 100 B any length, 8 columns", "k rows/s", "k rows/s: no-op source", Target(0.85)
         )
+        self._proxied = Row(
+            "P6", "the same through a read proxy on this machine", "k rows/s", "k rows/s: from storage nodes", None
+        )
         self._sink = Row("P7", "sink, 1 M rows of 100 B a batch", "k rows/s", "k rows/s: not published", Target(0.9))
         self._overhead = Row("P8", "micro-batch, source to sink", "ms", "ms: rate to noop", Target(1.5, at_most=True))
         self._own_share = Row(
             "P8", "micro-batch, source to sink", "ms", "ms: Python, doing nothing", Target(1.5, at_most=True)
         )
-        self.rows = [self._source, self._sink, self._overhead, self._own_share]
+        self.rows = [self._source, self._proxied, self._sink, self._overhead, self._own_share]
         self._prepare()
 
     def round(self, seconds: float) -> None:
@@ -64,6 +68,7 @@ class SparkBenchmark:
         rows = SOURCE_REPEATS * rows_per_repeat()
         before, ours, after = _seconds(self._read_identical), _seconds(self._read_ours), _seconds(self._read_identical)
         self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3)
+        self._through_proxy(rows)
         sinks = (UNPUBLISHED, "distributedlog", UNPUBLISHED)
         times = [_seconds(partial(self._write, name)) for name in sinks]
         before, ours, after = (SINK_ROWS / each / 1e3 for each in times)
@@ -73,6 +78,14 @@ class SparkBenchmark:
         python_after, after = self._nothing_to_nothing(), self._rate_to_noop()
         self._overhead.add(ours, before, after)
         self._own_share.add(ours, python_before, python_after)
+
+    def _through_proxy(self, rows: int) -> None:
+        with read_proxy(self._uri, self._directory) as proxy:
+            proxied = partial(self._read_ours, proxy.address)
+            proxied()
+            times = [_seconds(job) for job in (self._read_ours, proxied, self._read_ours)]
+        before, ours, after = (rows / each / 1e3 for each in times)
+        self._proxied.add(ours, before, after)
 
     def _prepare(self) -> None:
         """Fill the logs that are read, and run every job once."""
@@ -92,8 +105,9 @@ class SparkBenchmark:
         for name in (UNPUBLISHED, "distributedlog"):
             self._write(name)
 
-    def _ours(self) -> DataFrame:
-        return self._spark.read.format("distributedlog").option("uri", self._uri).load(SOURCE_LOG)
+    def _ours(self, proxy: str | None = None) -> DataFrame:
+        reader = self._spark.read.format("distributedlog").option("uri", self._uri)
+        return (reader if proxy is None else reader.option("proxy", proxy)).load(SOURCE_LOG)
 
     def _identical(self) -> DataFrame:
         reader = self._spark.read.format(IDENTICAL).option("partitions", self._partitions)
@@ -106,8 +120,8 @@ class SparkBenchmark:
     def _append(self, rows: DataFrame, log: str, name: str = "distributedlog") -> None:
         rows.write.format(name).option("uri", self._uri).mode("append").save(log)
 
-    def _read_ours(self) -> None:
-        self._ours().write.format("noop").mode("overwrite").save()
+    def _read_ours(self, proxy: str | None = None) -> None:
+        self._ours(proxy).write.format("noop").mode("overwrite").save()
 
     def _read_identical(self) -> None:
         self._identical().write.format("noop").mode("overwrite").save()
