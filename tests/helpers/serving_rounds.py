@@ -41,6 +41,8 @@ CLIENTS: Final = ("clients-0", "clients-1")
 PROXY_PORT: Final = 8000
 TICK_MS: Final = 250
 START_S: Final = 60.0
+STOP_S: Final = 120.0
+"""A proxy hands its logs over one after the other: on a machine with much else to do that takes its time."""
 LOGS_PER_CLIENT: Final = 8
 PLAIN_EVERY: Final = 5
 """One client in so many writes without a producer."""
@@ -147,7 +149,7 @@ class Tier:
     def stop_proxy(self, proxy: str) -> None:
         """End it in order, and wait for that."""
         self.processes[proxy].close_input()
-        self.processes[proxy].wait()
+        self.processes[proxy].wait(STOP_S)
 
     def expire(self, proxy: str) -> None:
         """End its session with ZooKeeper."""
