@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from helpers.waiting import until
 from memory_world import World
-from proxy_world import ProxyFleet, Tamper
+from served_proxies import ProxyFleet, Tamper
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
