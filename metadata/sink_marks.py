@@ -5,6 +5,7 @@
 | `P/sink-<sink id>`, beside a log's own values | the log's mark: highest batch of the sink in it, by whom, rows: |
 | | `{"v":2,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]],"since":4}` |
 | the same, while batches are appended | the same with `"v":3` and `"appending"`: the time at which it was set, in ms |
+| the same, while a batch is sent to a proxy | the same with `"v":4` and `"sent"`: [number of the request, batch] |
 | `NS/.sinks/<sink id>` | the sink: highest batch published into any log, by whom, its rows; its mark of old, if any: |
 | | `{"v":2,"batch":7,"attempt":"a","rows":1000,"floor":{"zxid":99,"mark":{"v":1,...}}}` |
 | the same, of a batch write's sink, and of old | `{"v":1,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]]}` |
@@ -17,14 +18,16 @@ logs, from publishing beside this one: that refuses what is not of version 1.
 
 A batch may also be in a log as one request of an idempotent producer that has the sink's id (I20). The mark of such a
 sink is moved only now and then, so it says that it is not the whole truth: the log's producers may know later batches.
-An older dlspark, which would not ask them, refuses a mark of version 3.
+Where a proxy owns the log, the mark names the one batch that was perhaps sent there, before it is. An older dlspark,
+which would not ask the producers, refuses marks of versions 3 and 4. `"epoch"`, where it is not 0, is the newest epoch
+that a mark has named for the requests of its sink; an older dlspark passes over it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from metadata.foundation.errors import CorruptDataError
@@ -33,6 +36,7 @@ from metadata.store import Stat
 OLD_VERSION: Final = 1
 VERSION: Final = 2
 APPENDING_VERSION: Final = 3
+SENT_VERSION: Final = 4
 NO_BATCH: Final = -1
 MAX_HISTORY: Final = 64
 """Batches whose numbers of rows a mark keeps: some 1 KB, written with each publication."""
@@ -86,6 +90,13 @@ class SinkMark:
         return cls(fields.batch(), fields.text("attempt"), fields.rows())
 
 
+class NamedBatch(NamedTuple):
+    """A batch that was perhaps sent to the log's proxy, as request `number` of the mark's epoch."""
+
+    number: int
+    batch: int
+
+
 @dataclass(frozen=True, slots=True)
 class LogMark:
     """What a sink has published into one log: its last batch there, by `attempt`, and the rows of the newest ones.
@@ -100,6 +111,10 @@ class LogMark:
     appending_ms: int | None = field(default=None, compare=False)
     """When the mark was set by a process that appends batches of the sink to the log: later batches than `batch` may be
     there, and the log's producers know them (I20). None: there are none."""
+    epoch: int = field(default=0, compare=False)
+    """The newest epoch of the sink's requests that a mark of this log has named."""
+    sent: NamedBatch | None = field(default=None, compare=False)
+    """The only later batch that may be there; None: any may, if the mark is not the whole truth."""
 
     def covers(self, batch: int) -> bool:
         """Whether the log takes no rows of `batch` any more: compared by order, never by equality (D15)."""
@@ -117,7 +132,12 @@ class LogMark:
         """The mark after the publication of `batch`, with the rows of `keep` batches. It is the whole truth."""
         # `since` follows the newest batch that is left out: a batch from there on without rows here did not write.
         every = ((batch, rows), *self.rows)
-        return LogMark(batch, attempt, every[:keep], every[keep][0] + 1 if len(every) > keep else self.since)
+        since = max(self.since, every[keep][0] + 1) if len(every) > keep else self.since
+        return LogMark(batch, attempt, every[:keep], since, epoch=self.epoch)
+
+    def gone_past(self, batch: int) -> LogMark:
+        """The mark above a batch of which it stays unknown whether the log has it: it takes no rows any more."""
+        return replace(self, batch=batch, attempt="", since=batch + 1, sent=None)
 
     def with_appended(self, requests: Iterable[tuple[int, int]], keep: int) -> LogMark:
         """The mark with the batches (and their rows) that the log's producers have above it, in ascending order."""
@@ -129,21 +149,34 @@ class LogMark:
 
     def encode(self) -> bytes:
         """The mark as JSON."""
-        version = VERSION if self.appending_ms is None else APPENDING_VERSION
+        version = VERSION
+        if self.appending_ms is not None:
+            version = APPENDING_VERSION if self.sent is None else SENT_VERSION
         fields: dict[str, object] = {"v": version, "batch": self.batch, "attempt": self.attempt}
         fields["rows"] = self.rows
         if self.since:
             fields["since"] = self.since
         if self.appending_ms is not None:
             fields["appending"] = self.appending_ms
+        if self.epoch:
+            fields["epoch"] = self.epoch
+        if self.sent is not None:
+            fields["sent"] = self.sent
         return _encoded(fields)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> LogMark:
         """Raises CorruptDataError for anything but a log's mark of a version known here."""
-        fields = _MarkFields.read(data, path, VERSION, APPENDING_VERSION)
-        appending = fields.number("appending", None) if fields.version == APPENDING_VERSION else None
-        return cls(fields.batch(), fields.text("attempt"), fields.rows(), fields.number("since", 0), appending)
+        fields = _MarkFields.read(data, path, VERSION, APPENDING_VERSION, SENT_VERSION)
+        return cls(
+            fields.batch(),
+            fields.text("attempt"),
+            fields.rows(),
+            fields.number("since", 0),
+            None if fields.version == VERSION else fields.number("appending", None),
+            fields.number("epoch", 0),
+            fields.sent() if fields.version == SENT_VERSION else None,
+        )
 
 
 class Floor(NamedTuple):
@@ -242,6 +275,13 @@ class _MarkFields:
         if not isinstance(value, dict):
             raise _bad_mark(self.path, f"{name} is {value!r}")
         return _MarkFields(value, self.path, self.version)
+
+    def sent(self) -> NamedBatch:
+        """A request's number and its batch."""
+        match self.found.get("sent"):
+            case [int(number), int(batch)] if min(number, batch) >= 0:
+                return NamedBatch(number, batch)
+        raise _bad_mark(self.path, f"sent is {self.found.get('sent')!r}")
 
     def rows(self) -> tuple[tuple[int, int], ...]:
         """Batches with their numbers of rows."""

@@ -14,6 +14,7 @@ from metadata.sink_marks import (
     NO_BATCH,
     Floor,
     LogMark,
+    NamedBatch,
     SinkMark,
     SinkState,
     history_kept,
@@ -60,6 +61,30 @@ def test_a_mark_that_is_not_the_whole_truth_says_so_and_older_releases_do_not_re
     assert again.moved(8, "a", 1, 64).appending_ms is None
     with pytest.raises(CorruptDataError, match="appending is None"):
         LogMark.decode(whole.encode().replace(b'"v":2', b'"v":3'), "/x")
+
+
+def test_a_mark_that_names_a_batch_says_so_and_keeps_its_epoch_once_that_is_known() -> None:
+    whole = LogMark().moved(6, "y", 998, 64).moved(7, "z", 1000, 64)
+    mark = replace(whole, appending_ms=1784000000000, epoch=3, sent=NamedBatch(2, 8))
+    assert mark.encode() == VECTORS["sink mark, sent"]
+    again = LogMark.decode(mark.encode(), "/x")
+    assert (again.rows, again.appending_ms, again.epoch, again.sent) == (mark.rows, 1784000000000, 3, NamedBatch(2, 8))
+    moved = again.moved(8, "a", 5, 64)
+    assert (moved.batch, moved.appending_ms, moved.epoch, moved.sent) == (8, None, 3, None)
+    assert LogMark.decode(moved.encode(), "/x").epoch == 3
+    for damaged in (b"[2]", b"[2,-8]", b'["2",8]', b"7"):
+        with pytest.raises(CorruptDataError, match="sent is"):
+            LogMark.decode(mark.encode().replace(b"[2,8]", damaged), "/x")
+
+
+def test_a_mark_that_goes_past_a_batch_takes_no_rows_of_it_and_does_not_say_that_it_has_none() -> None:
+    mark = replace(LogMark().moved(6, "y", 998, 64), epoch=3, sent=NamedBatch(2, 8)).gone_past(8)
+    assert (mark.batch, mark.sent, mark.rows_of(6), mark.rows_of(8)) == (8, None, 998, None)
+    assert mark.covers(8)
+    assert [mark.forgot(batch) for batch in (7, 8, 9)] == [True, True, False]
+    for batch in range(9, 9 + MAX_HISTORY):
+        mark = mark.moved(batch, "a", 1, MAX_HISTORY)
+    assert mark.forgot(8)
 
 
 def test_a_mark_takes_in_what_the_logs_producers_have_above_it() -> None:

@@ -48,6 +48,8 @@ class Plan:
     empty: float = 0.1
     mode: str = "auto"
     """Option commitMode; `mixed`: another one for each attempt."""
+    outage: str = "2m"
+    """Option outageTimeout."""
 
     def batch_rows(self, batch: int) -> list[tuple[int, str, bytes]]:
         """(transaction id, log, value) of each row, in order."""
@@ -84,7 +86,8 @@ def run_driver(plan: Plan, seed: int) -> None:
 
 def run_batch(plan: Plan, batch: int, rng: random.Random) -> None:
     mode = rng.choice(["append", "segments", "auto"]) if plan.mode == "mixed" else plan.mode
-    options = Options({"uri": plan.uri, "commitMode": mode, "appendIdleRelease": "5s"}, Scope.SINK_STREAM)
+    given = {"uri": plan.uri, "commitMode": mode, "appendIdleRelease": "5s", "outageTimeout": plan.outage}
+    options = Options(given, Scope.SINK_STREAM)
     job = JobId(plan.query_id, batch, uuid.uuid4().hex)
     stamp_ms = SystemClock().now_ms()
     rows = plan.batch_rows(batch)

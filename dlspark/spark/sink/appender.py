@@ -3,8 +3,8 @@
 A log is opened with its first batch. It is given up when no batch has come for a while, when another client waits for
 its lock, after any error, and at the end. Batches for one log follow each other; logs do not wait for each other.
 
-Fault model: that of `owned_log`. A batch that failed is tried again, with the log opened anew, as long as the failure
-may pass; what is not known then is said as such.
+Fault model: that of `owned_log` and `proxied_log`. A batch that failed is tried again, with the log opened anew, as
+long as the failure may pass; what is not known then is said as such.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dlspark.spark.errors import BatchRefusedError, PublishUnknownError
 from dlspark.spark.sink.batch_rules import CommitOutcome, sealed
 from dlspark.spark.sink.log_access import busy
 from dlspark.spark.sink.messages import InlineRows, JobId
-from dlspark.spark.sink.owned_log import OwnedLog
 from metadata.foundation.errors import DistributedLogError, NotAppliedError, OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import OwnershipAcquireFailedError
@@ -35,7 +34,41 @@ _LONGEST_PAUSE_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
 
-OpenLog = Callable[[str], Awaitable[OwnedLog]]
+
+class AppendedLog(Protocol):
+    """A log that is open for batches (`owned_log`, `proxied_log`). One call at a time; after any error `abandon` it."""
+
+    @property
+    def log(self) -> str:
+        """Its name."""
+        ...
+
+    async def append(self, job: JobId, rows: InlineRows) -> CommitOutcome:
+        """Append a batch, unless the log has it. Raises BatchRefusedError and its leaves with nothing visible."""
+        ...
+
+    def fold_is_due(self, sink_id: str) -> bool:
+        """Whether the sink's mark is to be moved, once no batch waits for it."""
+        ...
+
+    async def fold(self, sink_id: str) -> None:
+        """Move the mark to the last batch."""
+        ...
+
+    async def wanted(self) -> None:
+        """Return when another client waits for what is held here."""
+        ...
+
+    async def close(self) -> None:
+        """Give it up, with nothing under way. Never raises."""
+        ...
+
+    async def abandon(self) -> None:
+        """Give it up as it is. Never raises."""
+        ...
+
+
+OpenLog = Callable[[str], Awaitable[AppendedLog]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +97,7 @@ class _HeldLog:
     """One log, held or not. The lock is a queue: first come, first served."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    owned: OwnedLog | None = None
+    owned: AppendedLog | None = None
     watching: asyncio.Task[None] | None = None
     folding: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -130,16 +163,16 @@ class SinkAppender:
             except BaseException:
                 await self._give_up(place, abandon=True)
                 raise
-            if owned.fold_is_due(batch.job.sink_id):
+            if owned.fold_is_due(batch.job.sink_id) and (place.folding is None or place.folding.done()):
                 place.folding = asyncio.ensure_future(self._fold(place, owned, batch.job.sink_id))
             self._release_after(place, owned, batch.idle_ms)
             return outcome
 
-    def _release_after(self, place: _HeldLog, owned: OwnedLog, idle_ms: int) -> None:
+    def _release_after(self, place: _HeldLog, owned: AppendedLog, idle_ms: int) -> None:
         loop = asyncio.get_running_loop()
         place.timer = loop.call_later(idle_ms / 1000, self._release_later, place, owned)
 
-    async def _fold(self, place: _HeldLog, owned: OwnedLog, sink_id: str) -> None:
+    async def _fold(self, place: _HeldLog, owned: AppendedLog, sink_id: str) -> None:
         """Move the mark while no batch waits for it."""
         async with place.turn:
             if place.owned is not owned or not owned.fold_is_due(sink_id):
@@ -150,7 +183,7 @@ class SinkAppender:
                 _log.info("log %s is opened anew, a mark could not be moved: %s", owned.log, error)
                 await self._give_up(place, abandon=True)
 
-    async def _yield_it(self, place: _HeldLog, owned: OwnedLog) -> None:
+    async def _yield_it(self, place: _HeldLog, owned: AppendedLog) -> None:
         """Give the log up once another client waits for it."""
         try:
             await owned.wanted()
@@ -158,13 +191,13 @@ class SinkAppender:
             _log.info("log %s is given up: %s", owned.log, error)
         self._release_later(place, owned)
 
-    def _release_later(self, place: _HeldLog, owned: OwnedLog) -> None:
+    def _release_later(self, place: _HeldLog, owned: AppendedLog) -> None:
         """Begin to give the log up, behind the batch that is being appended."""
         task = asyncio.ensure_future(self._release(place, owned))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release(self, place: _HeldLog, owned: OwnedLog) -> None:
+    async def _release(self, place: _HeldLog, owned: AppendedLog) -> None:
         async with place.turn:
             if place.owned is owned:
                 await self._give_up(place, abandon=False)

@@ -40,7 +40,8 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
     None: as `Appender.append`. Raises as `Appender.append`, and AppenderStartError with nothing visible.
     """
     driver = driver_process()
-    folder = AppenderFolder.of(options.uri, settings_of(options, appending=True), driver, sys.executable)
+    settings = settings_of(options, appending=True)
+    folder = AppenderFolder.of(options.uri, settings, options.proxies, driver, sys.executable)
     deadline = time.monotonic() + DEADLINE_S + options.outage_ms / 1000 + SLACK_S
     sent = False
     while True:

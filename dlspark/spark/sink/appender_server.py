@@ -25,9 +25,9 @@ from dlspark.spark.sink.append_messages import (
     encode_error,
     encode_outcome,
 )
-from dlspark.spark.sink.appender import Appender, BatchToAppend, SinkAppender
+from dlspark.spark.sink.appender import AppendedLog, Appender, BatchToAppend, SinkAppender
 from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
-from dlspark.spark.sink.owned_log import OwnedLog
+from dlspark.spark.sink.log_opening import open_log
 from dlspark.spark.sink.session import open_session
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
@@ -136,11 +136,11 @@ async def serve(
 ) -> None:
     """Append what comes, until there is nothing left to do; `listens` is called once batches are taken."""
 
-    async def open_log(log: str) -> OwnedLog:
+    async def open_one(log: str) -> AppendedLog:
         session = await open_session(options, appending=True)
-        return await OwnedLog.open(session.append_tools, log)
+        return await open_log(session.append_tools, session.proxies, log, always=options.proxies is not None)
 
-    appender = SinkAppender(open_log)
+    appender = SinkAppender(open_one)
     server = AppenderServer(appender, folder, lambda: bool(appender.held))
     try:
         await server.listen()

@@ -12,6 +12,9 @@ for one log, and writes a ledger for each log as soon as they are not. Either ch
 is run again; what is in the log decides, and not how it came there (I20).
 
 A write without a number of its own is never appended: nothing would recognise it when it comes again.
+
+With the option `proxy` every batch is appended, and one that cannot be is refused before anything is written: tasks
+then reach neither ZooKeeper nor storage nodes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final
 
 from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
 from dlspark.spark.errors import BatchRefusedError, OptionError
+from dlspark.spark.options.proxies import PROXY
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.messages import Publication
@@ -43,11 +47,15 @@ class CommitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitWay:
-    """What the options say. `max_bytes`: a batch with more is not appended; `idle_ms`: how long a log stays held."""
+    """What the options say. `max_bytes`: a batch with more is not appended; `idle_ms`: how long a log stays held.
+
+    `proxied`: batches go to proxies, and nowhere else.
+    """
 
     mode: CommitMode
     max_bytes: int = 0
     idle_ms: int = 0
+    proxied: bool = False
 
     def share(self, partition: int) -> int:
         """Bytes of rows that this task may hand to the driver instead of writing a ledger; 0: none.
@@ -57,6 +65,8 @@ class CommitWay:
         """
         if self.mode is CommitMode.SEGMENTS:
             return 0
+        if self.proxied:
+            return self.max_bytes  # there is no other way for them
         return max(LEAST_SHARE, self.max_bytes // (1 + partition))
 
     def appends(self, publication: Publication) -> bool:
@@ -65,12 +75,16 @@ class CommitWay:
             return False
         if not publication.rows:
             return len(publication.known) == 1  # the log's owner knows whether the batch had rows before
+        if self.proxied and len(publication.logs) != 1:
+            raise self.refusal(f"{publication.job} has rows for {len(publication.logs)} logs", publication.logs[0])
         if len(publication.logs) != 1:
             return False  # several logs show a batch in one instant only by a multi (D16)
         size = sum(part.size for part in publication.inline) + sum(one.user_bytes for one in publication.segments)
         whole = not (publication.segments or publication.covered)
         if whole and size <= self.max_bytes:
             return True
+        if self.proxied:
+            raise self.refusal(f"{publication.job} has {size} bytes", publication.logs[0])
         if self.mode is CommitMode.AUTO or publication.covered:
             return False
         raise BatchRefusedError(
@@ -79,6 +93,16 @@ class CommitWay:
             log=publication.logs[0],
             advice="Use commitMode=auto, which publishes large batches as segments; or make batches smaller, for "
             "example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source",
+        )
+
+    def refusal(self, what: str, log: str | None = None) -> BatchRefusedError:
+        """The error for a batch that is not one request to a proxy."""
+        return BatchRefusedError(
+            f"{what}, and through proxies a batch is one request for one log, of at most {self.max_bytes} bytes; "
+            "nothing of the batch is visible",
+            log=log,
+            advice="Make batches smaller, for example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source, "
+            "and write each log with a query of its own; or leave the option proxy out",
         )
 
 
@@ -90,12 +114,32 @@ def commit_way(options: Options, *, numbered: bool) -> CommitWay:
             "commitMode=append needs a number for each batch, by which it is known when it comes again",
             advice="Give txnAppId and txnVersion, or leave commitMode out",
         )
+    idle_ms = options.duration_ms("appendIdleRelease") or 0
+    if _is_proxied(options, numbered=numbered):
+        return CommitWay(CommitMode.APPEND, ENTRY_ROOM, idle_ms, proxied=True)
     if mode is CommitMode.SEGMENTS or not numbered:
         return CommitWay(CommitMode.SEGMENTS)
-    idle_ms = options.duration_ms("appendIdleRelease") or 0
     if mode is CommitMode.APPEND:
         return CommitWay(mode, ENTRY_ROOM, idle_ms)
     return CommitWay(mode, min(options.integer("appendMaxBytes") or 0, ENTRY_ROOM), idle_ms)
+
+
+def _is_proxied(options: Options, *, numbered: bool) -> bool:
+    """Whether batches go through proxies alone. A session's default does not hold for writes that cannot."""
+    if options.proxies is None:
+        return False
+    if options.given("commitMode") and _mode(options) is CommitMode.SEGMENTS:
+        why, advice = "commitMode=segments writes to storage nodes itself", "Leave one of the two out"
+    elif options.given("numLogs"):
+        why, advice = "numLogs spreads a batch over several logs", "Write each log with a query of its own"
+    elif not numbered:
+        why = "a batch needs a number, by which it is known when it comes again"
+        advice = "Give txnAppId and txnVersion, or leave proxy out"
+    else:
+        return True
+    if options.asked(PROXY):
+        raise OptionError(f"Through proxies a batch is one request, for one log: {why}", advice=advice)
+    return False
 
 
 def _mode(options: Options) -> CommitMode:

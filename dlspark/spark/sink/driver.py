@@ -44,7 +44,7 @@ def check_ready(options: Options, logs: tuple[str, ...]) -> None:
 
 async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
     session = await open_session(options, patient=False)
-    await session.check_ready(logs)
+    await session.check_ready(logs, options.proxies)
 
 
 AppendBatch = Callable[[Options, BatchToAppend], "CommitOutcome | None"]
@@ -69,7 +69,9 @@ def commit_batch(
     check(publication.job.batch == batch, f"tasks wrote batch {publication.job.batch}, and {batch} is to be committed")
     numbered = not publication.job.sink_id.startswith(JOB_PREFIX)
     way = commit_way(options, numbered=numbered)
-    if not (way.appends(publication) and _append(options, way, publication, append)):
+    if way.proxied and not publication.rows:
+        Runtime.shared().run(_make_log(options, publication.job))
+    elif not (way.appends(publication) and _append(options, way, publication, append)):
         Runtime.shared().run(_commit(options, publication))
 
 
@@ -108,6 +110,13 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
         await session.sweeper.abandoned_jobs(sink_id)
     await session.sweeper.after_commit(publication.job, publication.logs, commit.left)
     return commit.outcome
+
+
+async def _make_log(options: Options, job: JobId) -> None:
+    """All that there is to do for a batch without rows that is not published."""
+    session = await open_session(options)
+    await session.state(job)
+    await _create_named(session, options, job)
 
 
 async def _create_named(session: SinkSession, options: Options, job: JobId) -> None:

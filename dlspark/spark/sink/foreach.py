@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 GROUP_ROWS = 10_000
 GROUP_BYTES = 8 * 1024 * 1024
 GROUP_MS = 1_000
-_NEVER_HERE = ("failOnDataLoss", "commitMode", "appendMaxBytes", "appendIdleRelease")
+_NEVER_HERE = ("failOnDataLoss", "commitMode", "appendMaxBytes", "appendIdleRelease", "proxy")
 _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 
 

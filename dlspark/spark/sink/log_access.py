@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
 Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
+AskedToYield = Callable[[str], AbstractAsyncContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,16 @@ class NamespaceLogs:
         recover: Recover,
         rewrite: Rewrite,
         permit: Permit | None = None,
+        asked_to_yield: AskedToYield = nullcontext,
     ) -> None:
+        """`asked_to_yield(log)`: while a log is waited for, its owner is asked to give it up, where it would."""
         self._store = store
         self._logs = logs
         self._rules = rules
         self._recover = recover
         self._rewrite = rewrite
         self._permit = permit
+        self._asked_to_yield = asked_to_yield
         self._known: set[str] = set()
         """Logs that were seen to exist; one that is gone after all fails its publication, and is looked up again."""
         self._newest: dict[str, int] = {}
@@ -111,6 +115,10 @@ class NamespaceLogs:
     def known(self, log: str) -> bool:
         """Whether `prepare` has nothing to ask."""
         return self._permit is None and log in self._known
+
+    def forget(self, log: str) -> None:
+        """The log was deleted: it is looked up again."""
+        self._known.discard(log)
 
     async def prepare(self, log: str) -> None:
         """Create `log` if it is missing and may be created. Raises RequestDeniedError where it may not be written."""
@@ -170,13 +178,15 @@ class NamespaceLogs:
         looking: list[asyncio.Task[_Look]] = []
         try:
             async with self._releasing(log, lock):
-                at_once = await self._acquire(log, lock, looking, self._rules.lock_timeout_ms if wait else MOMENT_MS)
-                # Before anything else is done: a lock lost and won again in between is another member.
-                unlock = lock.release_op()
+                async with self._asked_to_yield(log) if wait else nullcontext():
+                    timeout_ms = self._rules.lock_timeout_ms if wait else MOMENT_MS
+                    at_once = await self._acquire(log, lock, looking, timeout_ms)
+                    # Before anything else is done: a lock lost and won again in between is another member.
+                    unlock = lock.release_op()
                 ahead = looking[0] if at_once else None
                 yield HeldLog(log, lock, unlock, at_once, lambda: self._find_end(log, ahead))
         except NoNodeError:
-            self._known.discard(log)
+            self.forget(log)
             raise
         finally:
             await end_tasks(looking, drop_errors=True)

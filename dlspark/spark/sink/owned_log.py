@@ -18,6 +18,10 @@ the log's owner (or its successor, after recovery) reads the producers and leave
 append (I5, I7) nor move the mark, for its successor's *enter* has moved the version; and before it appends anything as
 an owner again, it enters anew.
 
+Each *enter* has an epoch of its own, which the mark names. Where the mark names a batch that was perhaps sent to a
+proxy (`proxied_log`) and the log does not have it, that epoch is begun in the log before the mark is moved: what is
+still on its way is refused then, whoever owns the log when it arrives.
+
 The log's producers forget: all but the last KEPT requests, and who was silent for `producerExpirySeconds`. What a mark
 lacks is never more than KEPT; and one that was set too long ago by a process that did not leave is refused.
 
@@ -33,24 +37,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dlspark.core.codec.producer_records import KEPT
+from dlspark.core.codec.producer_records import KEPT, ProducerState
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.log import AsyncLog
-from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.spark.errors import BatchRefusedError
-from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, judge, old_logs, refusal, sealed
+from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, sealed
 from dlspark.spark.sink.inline_rows import records
-from dlspark.spark.sink.leftovers import LedgerSweeper
-from dlspark.spark.sink.log_access import NamespaceLogs
-from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
+from dlspark.spark.sink.messages import InlineRows, JobId
 from metadata.foundation import fault_points
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
-from metadata.ledgers import Versioned
 from metadata.log_names import LogPaths
 from metadata.retry import repeat
-from metadata.sink_marks import NO_BATCH, LogMark, SinkState, history_kept
-from metadata.sinks import SinkStore
+from metadata.sink_marks import LogMark
 from metadata.store import WatchEvent
 
 MAX_UNFOLDED: Final = KEPT - 1
@@ -59,31 +58,17 @@ SILENT_S: Final = 600.0
 """A sink that has appended nothing for so long is left, though others go on in the log: it would be forgotten."""
 LOOK_AGAIN_S: Final = 5.0
 """How often an owner looks at least whether another client waits for its log."""
-_HISTORY: Final = history_kept(1)
 _AT_ONCE: Final = {"failFastOnStreamNotReady": False}
 """Settings of the writer: an append waits for the segment that is begun for it."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTools:
-    """What owned logs work with. `owner`: the name that other writers see."""
-
-    namespace: AsyncNamespace
-    logs: NamespaceLogs
-    sinks: SinkStore
-    sweeper: LedgerSweeper
-    owner: str
-
-
 @dataclass(slots=True)
 class _Entered:
-    """A sink that may append. `mark` is the whole truth, `stored` what is in ZooKeeper."""
+    """A sink that may append."""
 
-    state: Versioned[SinkState]
-    stored: Versioned[LogMark] | None
-    mark: LogMark
+    kept: KeptMark
     epoch: int
     unfolded: int = 0
     used_at: float = 0.0
@@ -125,7 +110,7 @@ class OwnedLog:
         await self._leave_silent(job.sink_id)
         sink = await self._enter(job.sink_id)
         sink.used_at = asyncio.get_running_loop().time()
-        known = await self._known(sink, job, rows)
+        known = await sink.kept.known(job, rows)
         if known is not None:
             return known
         self._check_order(rows)
@@ -140,20 +125,9 @@ class OwnedLog:
         if not self._tools.namespace.services.ledgers.settings.explicit_lac_interval_ms:
             await self._writer.commit()  # or readers would not see the batch before the next one
         fault_points.reach("sink.applied")
-        sink.mark = sink.mark.moved(job.batch, job.attempt, rows.record_count, _HISTORY)
+        sink.kept.mark = sink.kept.mark.moved(job.batch, job.attempt, rows.record_count, HISTORY)
         sink.unfolded += 1
         return CommitOutcome.COVERED if repeated else CommitOutcome.PUBLISHED
-
-    async def _known(self, sink: _Entered, job: JobId, rows: InlineRows) -> CommitOutcome | None:
-        """What came of the batch before; None where it is to be appended. The rules are those of `commit` (I9)."""
-        publication = Publication(job, (), inline=(rows,), known=(self.log,))
-        marks = {} if sink.mark.batch == NO_BATCH else {self.log: Versioned(sink.mark, 0)}
-        asked = old_logs(publication, sink.state.value, marks)
-        histories = {log: await self._tools.logs.history(log) for log in asked}
-        progress = judge(publication, sink.state, marks, histories)
-        if progress.differing:
-            raise refusal(publication, progress)
-        return progress.outcome if rows.record_count else progress.outcome or CommitOutcome.PUBLISHED
 
     def _check_order(self, rows: InlineRows) -> None:
         highest = self._writer.last_txid
@@ -167,38 +141,26 @@ class OwnedLog:
     async def _enter(self, sink_id: str) -> _Entered:
         found = self._sinks.get(sink_id)
         if found is None:
-            found = await self._read(sink_id)
-            await self._set(sink_id, found, appending=True)  # also where it says so: what a former owner sends fails
+            kept = await self._read(sink_id)
+            found = _Entered(kept, kept.mark.epoch + 1)
+            await self._set(found, appending=True)  # also where it says so: what a former owner sends fails
             self._sinks[sink_id] = found
-            await self._sweep(sink_id, found)
+            await kept.sweep()
         return found
 
-    async def _read(self, sink_id: str) -> _Entered:
-        """What the mark and the log's producers say. As the owner, so nothing of a former one is applied any more."""
-        state = await self._tools.sinks.ensure(sink_id)
-        stored = await self._tools.sinks.mark_in(self._paths, sink_id)
-        mark = stored.value if stored is not None else LogMark()
+    async def _read(self, sink_id: str) -> KeptMark:
+        """What the mark and the log's producers say. As the owner, so nothing of a former one is applied any more; nor
+        will be what is on its way to a proxy."""
+        kept = await KeptMark.read(self._tools, self.log, sink_id)
         producer = self._writer.producer_state(sink_id)
         if producer is None:
-            self._check_remembered(sink_id, mark)
-            return _Entered(state, stored, mark, 0)
-        requests = ((sequence, count) for sequence, _, count in producer.kept)
-        return _Entered(state, stored, mark.with_appended(requests, _HISTORY), producer.epoch)
-
-    def _check_remembered(self, sink_id: str, mark: LogMark) -> None:
-        """Raise where the log's producers may have forgotten what the mark lacks; else nothing was appended."""
-        services = self._tools.namespace.services
-        if mark.appending_ms is None:
-            return
-        expiry_ms = int(self._tools.namespace.settings.producer_expiry_s * 1000)
-        if services.clock.now_ms() - mark.appending_ms >= expiry_ms // 2:
-            raise BatchRefusedError(
-                f"The process that appended batches of sink {sink_id} ended without a word, so long ago that the log "
-                f"may have forgotten them (producerExpirySeconds): whether it has batches above {mark.batch} is not "
-                "known; nothing was published now",
-                log=self.log,
-                advice="Look at the log's end; start behind it with an empty checkpoint, or with another txnAppId",
-            )
+            kept.check_remembered()
+        kept.mark = with_producer(kept.mark, producer)
+        if kept.mark.sent is not None:
+            epoch = kept.mark.epoch + 1
+            await self._writer.begin_epoch(sink_id, epoch)
+            kept.mark = replace(kept.mark, epoch=epoch, sent=None)
+        return kept
 
     def fold_is_due(self, sink_id: str) -> bool:
         """Whether the mark lacks as many batches as it may."""
@@ -207,33 +169,17 @@ class OwnedLog:
 
     async def fold(self, sink_id: str) -> None:
         """Move the mark to the last batch."""
-        await self._set(sink_id, self._sinks[sink_id], appending=True)
+        await self._set(self._sinks[sink_id], appending=True)
 
     async def settle(self, sink_id: str) -> None:
         """Make the mark say everything: enough for who publishes segments into the log."""
-        found = await self._read(sink_id)
-        if found.stored is not None and found.stored.value.appending_ms is not None:
-            await self._set(sink_id, found, appending=False)
+        kept = await self._read(sink_id)
+        if kept.lacks_something:
+            await kept.move(replace(kept.mark, appending_ms=None))
 
-    async def _set(self, sink_id: str, sink: _Entered, *, appending: bool) -> None:
-        tools = self._tools
-        now_ms = tools.namespace.services.clock.now_ms()
-        mark = replace(sink.mark, appending_ms=now_ms if appending else None)
-        state = await tools.sinks.read(sink_id)
-        if state is None:
-            raise NoNodeError(f"sink {sink_id} is gone", log=self.log)
-        moved = replace(state.value, old=False)
-        if mark.batch != NO_BATCH:
-            moved = state.value.moved(mark.batch, mark.attempt, mark.rows_of(mark.batch) or 0)
-        ops = tools.sinks.publish_ops(sink_id, state, moved, ())
-        # Conditional on the version that this owner read or set: another owner's *enter* has moved it (I20).
-        ops.append(tools.sinks.mark_op(self._paths, sink_id, sink.stored, mark))
-        fault_points.reach("sink.before-mark")
-        await tools.namespace.store.multi(ops)
-        fault_points.reach("sink.marked")
-        sink.state = Versioned(moved, state.version + 1)
-        sink.stored = Versioned(mark, 0 if sink.stored is None else sink.stored.version + 1)
-        sink.mark = mark
+    async def _set(self, sink: _Entered, *, appending: bool) -> None:
+        kept = sink.kept
+        await kept.move(replace(kept.mark, appending_ms=kept.now_ms if appending else None, epoch=sink.epoch))
         sink.unfolded = 0
 
     async def _leave_silent(self, besides: str) -> None:
@@ -241,12 +187,7 @@ class OwnedLog:
         for sink_id, sink in list(self._sinks.items()):
             if sink_id != besides and sink.used_at < oldest:
                 del self._sinks[sink_id]  # before it is left: it has to enter again
-                await self._set(sink_id, sink, appending=False)
-
-    async def _sweep(self, sink_id: str, sink: _Entered) -> None:
-        """Sweep ledgers of failed attempts at batches that the log has. Never raises."""
-        if sink.mark.batch != NO_BATCH:
-            await self._tools.sweeper.after_commit(JobId(sink_id, sink.mark.batch, sink.mark.attempt), [self.log])
+                await self._set(sink, appending=False)
 
     # ------------------------------------------------------------------ the end
 
@@ -281,11 +222,11 @@ class OwnedLog:
         sinks, self._sinks = self._sinks, {}
         for sink_id, sink in sinks.items():
             try:
-                await self._set(sink_id, sink, appending=False)
+                await self._set(sink, appending=False)
             except DistributedLogError as error:
                 _log.warning("sink %s did not leave log %s, its next batch settles that: %s", sink_id, self.log, error)
             else:
-                await self._sweep(sink_id, sink)
+                await sink.kept.sweep()
         fault_points.reach("sink.left")
         await self._end(self._writer.close)
 
@@ -300,3 +241,22 @@ class OwnedLog:
             await self._handle.close()
         except DistributedLogError as error:
             _log.warning("log %s was given up with its segment as it was: %s", self.log, error)
+
+
+def with_producer(mark: LogMark, producer: ProducerState | None) -> LogMark:
+    """The mark with the batches that the log has above it, and with the newest epoch that the mark or the log has.
+
+    `sent` is left where the log does not have that batch. Read by the log's owner, with nothing under way.
+    """
+    if producer is None:
+        return mark
+    newest = max(mark.epoch, producer.epoch)
+    found = mark
+    if mark.sent is not None:
+        # Its number is not the batch's: a proxy may take no gaps.
+        rows = [one.records for one in producer.kept if one.sequence == mark.sent.number]
+        if rows and producer.epoch == mark.epoch:
+            found = mark.with_appended([(mark.sent.batch, rows[0])], HISTORY)
+    elif mark.appending_ms is not None and producer.epoch >= mark.epoch:
+        found = mark.with_appended(((one.sequence, one.records) for one in producer.kept), HISTORY)
+    return replace(found, epoch=newest, appending_ms=mark.appending_ms)

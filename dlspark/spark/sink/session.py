@@ -21,15 +21,17 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.connection import namespace_settings
+from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import sealed, swept
 from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.inline_rows import runs_between
+from dlspark.spark.sink.kept_mark import AppendTools
 from dlspark.spark.sink.leftovers import LedgerSweeper
 from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, busy, missing
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
-from dlspark.spark.sink.owned_log import AppendTools, OwnedLog
 from dlspark.spark.sink.segment_merging import rewrite, write_rows
+from dlspark.spark.sink.write_proxies import WriteProxies, proxies_at
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
@@ -64,9 +66,11 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 class SinkSession:
     """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
 
-    def __init__(self, namespace: AsyncNamespace, settings: Settings) -> None:
+    def __init__(self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies) -> None:
+        """`proxies`: those of the namespace, which may own its logs."""
         self.namespace = namespace
         self.settings = settings
+        self.proxies = proxies
         self.compression = _COMPRESSIONS[settings.compression]
         self.sinks = SinkStore(namespace.store, namespace.uri.path)
         self._services = namespace.services
@@ -87,6 +91,7 @@ class SinkSession:
             recover=self._recover,
             rewrite=self._rewrite,
             permit=None if services.permissions is None else self._permit,
+            asked_to_yield=functools.partial(proxies.asked_to_yield, services),
         )
         self.sweeper = LedgerSweeper(self.sinks, self._services.ledgers.delete)
         self.append_tools = AppendTools(namespace, self.logs, self.sinks, self.sweeper, rules.owner)
@@ -98,8 +103,9 @@ class SinkSession:
         self._abandoned_due_at = 0.0
         self._ready_until: dict[tuple[str, ...], float] = {}
 
-    async def check_ready(self, logs: tuple[str, ...]) -> None:
-        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed.
+    async def check_ready(self, logs: tuple[str, ...], proxies: ProxyChoice | None = None) -> None:
+        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed; or, of
+        `proxies` that are to be found in the namespace, that there is none.
 
         A query that has just been found ready is not asked again: a storage node that fails while it runs is the
         ledger client's affair.
@@ -107,7 +113,7 @@ class SinkSession:
         now = asyncio.get_running_loop().time()
         fresh = self._ready_until.get(logs, 0.0) > now
         if not fresh:
-            await self._check_storage()
+            await (self._check_storage() if proxies is None else self._check_proxies(proxies))
             await for_each(logs, ENDS_AT_ONCE, self._check_log)
         self._ready_until[logs] = now + READY_FOR_S
 
@@ -115,6 +121,13 @@ class SinkSession:
         ledgers = self._services.ledgers
         members = Members(ledgers.bookies, self.settings.quorums[0])
         await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, members)
+
+    async def _check_proxies(self, chosen: ProxyChoice) -> None:
+        from dlspark.serving.membership import WRITE_PROXIES
+        from dlspark.spark.announced_proxies import announced_proxies
+
+        if chosen.discover:
+            await announced_proxies(self.namespace, WRITE_PROXIES)
 
     async def _check_nodes(self) -> None:
         ensemble_size, _, _ = self.settings.quorums
@@ -263,16 +276,12 @@ class SinkSession:
 
     async def _settle(self, log: str, sink_id: str) -> None:
         """Make the sink's mark in the log say everything (I20); a live owner of the log is waited for."""
+        from dlspark.spark.sink.log_opening import settle  # tasks, which settle nothing, load no writer
+
         try:
-            owned = await OwnedLog.open(self.append_tools, log)
+            await settle(self.append_tools, self.proxies, log, sink_id)
         except OwnershipAcquireFailedError as error:
             raise busy(log, error.owner) from error
-        try:
-            await owned.settle(sink_id)
-        except BaseException:
-            await owned.abandon()
-            raise
-        await owned.close()
 
     async def _permit(self, log: str) -> None:
         await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
@@ -345,12 +354,16 @@ async def open_session(options: Options, *, patient: bool = True, appending: boo
     """
     settings = settings_of(options, appending=appending)
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one cannot be used.
-    key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
+    key = (os.getpid(), id(Runtime.shared()), options.uri, settings, options.proxies)
     session = _sessions.get(key)
     if session is not None and session.namespace.store.state is not SessionState.CLOSED:
         return session
     namespace = await _open_namespace(options.uri, settings, options.outage_ms if patient else 0)
-    session = _sessions[key] = SinkSession(namespace, namespace.settings)
+    chosen = options.proxies
+    where = options.uri if chosen is None or chosen.discover else ",".join(chosen.addresses)
+    proxies = proxies_at(where, namespace.uri.path, options.outage_ms)
+    session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies)
+    Runtime.shared().on_close(proxies.close)
     Runtime.shared().on_close(namespace.close)
     return session
 

@@ -126,13 +126,16 @@ def run_task(
     something goes wrong: another driver may have published the batch and swept what this task was writing.
     """
     begin_use()
-    share = commit_way(options, numbered=not job.sink_id.startswith(JOB_PREFIX)).share(partition)
+    way = commit_way(options, numbered=not job.sink_id.startswith(JOB_PREFIX))
+    share = way.share(partition)
     if share:
         inline, looked_at = gather_inline(columns, partition, stamp_ms, share, batches)
         if inline is not None:
             fault_points.reach("sink.writing")
             fault_points.reach("sink.staged")
             return SinkMessage(job, inline=inline)
+        if way.proxied:
+            raise way.refusal(f"Task {partition} has rows for several logs, or more than fit into a request")
         batches = chain(looked_at, batches)
     message = _staged(options, columns, job, partition, stamp_ms, batches)
     fault_points.reach("sink.staged")

@@ -10,18 +10,20 @@ import random
 import uuid
 
 import pyarrow as pa
-from helpers.memory_bookies import MemoryBookie, MemoryNetwork
+from appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
+from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import LogEmptyError, LogNotFoundError
-from dlspark.spark.sink.appender import BatchToAppend, SinkAppender
+from dlspark.spark.sink.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.inline_rows import gather_inline, joined
+from dlspark.spark.sink.log_opening import open_log
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
-from dlspark.spark.sink.owned_log import OwnedLog
 from dlspark.spark.sink.session import SinkSession
+from dlspark.spark.sink.write_proxies import WriteProxies
 from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
@@ -29,7 +31,6 @@ from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
 from metadata.segments import SegmentMetadata
 from metadata.sink_marks import LogMark
-from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 LOG = "flights"
@@ -61,6 +62,8 @@ class Cluster:
         self.network = MemoryNetwork()
         self.bookies = [MemoryBookie(f"node{number}:3181") for number in range(4)]
         self.drivers: list[Driver] = []
+        self.proxies = LinkedProxies()
+        self.clock = ClusterClock()
 
     async def start(self) -> None:
         operator = MemoryStore(self.tree)
@@ -74,26 +77,41 @@ class Cluster:
 
     async def namespace(self, **settings: object) -> AsyncNamespace:
         store = MemoryStore(self.tree)
-        values: dict[str, object] = {"lock_timeout_s": 30, "zk_session_timeout_s": 2, "long_poll_ms": 200, **settings}
+        values: dict[str, object] = {
+            "lock_timeout_s": 30,
+            "zk_session_timeout_s": 2,
+            "long_poll_ms": 200,
+            "read_ahead_wait_ms": 20,
+            **settings,
+        }
         return await AsyncNamespace.over(
             store,
             URI,
             Settings(**values),  # type: ignore[arg-type]
             network=self.network,
             rng=random.Random(7),
-            client_settings=ClientSettings(
-                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
-            ),
+            clock=self.clock,
+            client_settings=PATIENT,
             own=(store,),
         )
 
-    async def driver(self, **settings: object) -> Driver:
-        driver = Driver(self, await self.namespace(**settings))
+    async def proxy(self, number: int = 0, **settings: object) -> LinkedProxy:
+        """A write proxy that the namespace announces."""
+        return await self.proxies.start(number, await self.namespace(lock_timeout_s=0), **settings)
+
+    async def kill_proxy(self, proxy: LinkedProxy) -> None:
+        """Its process dies."""
+        await self.proxies.crash(proxy, self.tree.expire)
+
+    async def driver(self, *, proxied: bool = False, **settings: object) -> Driver:
+        """A driver; `proxied`: the option proxy is given."""
+        driver = Driver(self, await self.namespace(**settings), proxied)
         self.drivers.append(driver)
         return driver
 
     async def contents(self) -> list[bytes]:
         """The log's records, those of an open segment that are acknowledged included."""
+        await self.proxies.make_visible(LOG)
         namespace = await self.namespace()
         try:
             log = await namespace.open_log(LOG)
@@ -115,6 +133,7 @@ class Cluster:
         self.tree.inject = None
         for driver in list(self.drivers):
             await driver.stop()
+        await self.proxies.stop()
         await self._operator.close()
 
 
@@ -128,16 +147,18 @@ async def _all(reader):  # type: ignore[no-untyped-def]
 class Driver:
     """One process that commits batches of the query."""
 
-    def __init__(self, cluster: Cluster, namespace: AsyncNamespace) -> None:
+    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self.session = SinkSession(namespace, namespace.settings)
+        self.proxied = proxied
+        self.proxies = WriteProxies(cluster.proxies.client, "/dl")
+        self.session = SinkSession(namespace, namespace.settings, self.proxies)
         self.opened = 0
         self.appender = SinkAppender(self.open_log, rng=random.Random(3))
 
-    async def open_log(self, log: str) -> OwnedLog:
+    async def open_log(self, log: str) -> AppendedLog:
         self.opened += 1
-        return await OwnedLog.open(self.session.append_tools, log)
+        return await open_log(self.session.append_tools, self.proxies, log, always=self.proxied)
 
     async def append(self, batch: int, values: list[bytes] | None = None, **more: object) -> CommitOutcome | None:
         rows = joined(inline(rows_of(batch) if values is None else values, **more))  # type: ignore[arg-type]
@@ -170,9 +191,11 @@ class Driver:
         self.cluster.tree.expire(self.namespace.store.session_id)
         await self.namespace.store.close()
         await self.appender.close()
+        await self.proxies.close()
 
     async def stop(self) -> None:
         if self in self.cluster.drivers:
             self.cluster.drivers.remove(self)
         await self.appender.close()
+        await self.proxies.close()
         await self.namespace.close()

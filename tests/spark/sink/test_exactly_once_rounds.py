@@ -7,18 +7,13 @@ left that nobody refers to. A round proves by a file that its fault point was re
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import pytest
+from driver_processes import Spawner, fault, finish
 from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
@@ -28,16 +23,11 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
-from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 ROUNDS = 8
 COMMIT_MODES = ("append", "segments", "mixed")
-SESSION_VARIABLE = "DLSPARK_SET_zkSessionTimeoutSeconds"
-SESSION_TIMEOUT_S = "4"
-ROUND_TIMEOUT_S = 90
-TESTS_OF_SPARK = Path(__file__).resolve().parent.parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,23 +35,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         seed = metafunc.config.getoption("--seed")
         rounds = metafunc.config.getoption("--rounds") or ROUNDS
         metafunc.parametrize("round_seed", [seed] if seed is not None else range(rounds))
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sink_driver"])
-    with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 gives its fork server no path, and says nothing of a module that it could not load beforehand.
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS_OF_SPARK), os.environ.get("PYTHONPATH")])))
-        forkserver.ensure_running()
-    return context
-
-
-@pytest.fixture(autouse=True)
-def short_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed driver's lock on a log ends soon."""
-    monkeypatch.setenv(SESSION_VARIABLE, SESSION_TIMEOUT_S)
 
 
 class Round:
@@ -90,7 +63,7 @@ class Round:
 
     def fault(self, point: str, do: str, after: int) -> dict[str, str]:
         """The environment in which `point` strikes once, on its `after`-th passage but one."""
-        return {fault_points.VARIABLE: json.dumps({point: {"do": do, "flag": str(self.flag), "after": after}})}
+        return fault(point, do, self.flag, after)
 
     def check(self) -> None:
         for log in self.plan.logs:
@@ -113,44 +86,6 @@ class Round:
         (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
         await sweep_leftovers(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(self.plan.query_id) == []
-
-
-@pytest.fixture
-def spawn(processes: ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
-    spawner = Spawner(processes)
-    yield spawner
-    spawner.end()
-
-
-class Spawner:
-    """Starts drivers as processes and sees to it that none is left."""
-
-    def __init__(self, context: ForkServerContext) -> None:
-        self._context = context
-        self._started: list[ForkServerProcess] = []
-
-    def __call__(self, plan: Plan, seed: int, environment: dict[str, str] | None = None) -> ForkServerProcess:
-        process = self._context.Process(target=drive, args=(plan, seed, environment or {}))
-        process.start()
-        self._started.append(process)
-        return process
-
-    def end(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.join(10)
-            process.close()
-
-
-def drive(plan: Plan, seed: int, environment: dict[str, str]) -> None:
-    """A driver process: the environment is set first, as Spark's would be."""
-    os.environ.update({SESSION_VARIABLE: SESSION_TIMEOUT_S, **environment})
-    run_driver(plan, seed)
-
-
-def finish(process: ForkServerProcess) -> int | None:
-    process.join(ROUND_TIMEOUT_S)
-    return process.exitcode
 
 
 # The points at which a driver dies: most often where the issue asks, between the publication and Spark's commit log.

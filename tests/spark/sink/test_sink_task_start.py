@@ -17,6 +17,7 @@ from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.staging import Staging
+from dlspark.spark.sink.write_proxies import proxies_at
 
 if TYPE_CHECKING:
     from memory_world import World
@@ -31,7 +32,9 @@ class Worker:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.session = SinkSession(world.namespace, world.namespace.services.settings)
+        namespace = world.namespace
+        proxies = proxies_at("nowhere:1", namespace.uri.path, 1000)
+        self.session = SinkSession(namespace, namespace.services.settings, proxies)
 
     def job(self, batch: int) -> JobId:
         return JobId(QUERY, batch, uuid.uuid4().hex)

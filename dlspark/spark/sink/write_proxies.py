@@ -1,0 +1,121 @@
+"""`WriteProxies`: the write proxies of the serving tier, as the sink meets them.
+
+It sends batches to the one that owns a log, or asks that one to give the log up.
+
+Its client is made when it is first needed; a process that meets no proxy loads nothing of the serving tier.
+
+Fault model: that of the thin client. Who owns a log, the log's lock says; a proxy is an owner whose location is among
+the members of the namespace. Both may be old by the time at which they are used: whoever is asked knows better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dlspark.core.display.status import lock_owner
+from dlspark.core.services import Services
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
+from metadata.store import join
+
+if TYPE_CHECKING:
+    from dlspark.serving.client.answer_rules import StreamRequest
+    from dlspark.serving.protocol.operations import Answer
+
+ASK_AGAIN_S: Final = 0.5
+"""How long a lock is waited for before its owner is asked to give it up, and how often."""
+_LOCATION: Final = "1;"
+
+
+class ProxyClient(Protocol):
+    """What is used of a thin client."""
+
+    async def ask(self, request: StreamRequest) -> Answer:
+        """Take a request to the proxy that serves its stream; its answer, which is no refusal. Raises what a refusal
+        says, and an OutcomeUnknownError where the request may have been done all the same."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+Connect = Callable[[], Awaitable[ProxyClient]]
+
+
+class WriteProxies:
+    """The write proxies of one namespace. For one event loop; `close` ends it."""
+
+    def __init__(self, connect: Connect, namespace_path: str) -> None:
+        """`connect` makes the client."""
+        self._connect = connect
+        self._namespace_path = namespace_path
+        self._connecting = asyncio.Lock()
+        self._client: ProxyClient | None = None
+
+    async def ask(self, request: StreamRequest) -> Answer:
+        """As `ProxyClient.ask`; raises also what connecting raises."""
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._connect()
+            client = self._client
+        return await client.ask(request)
+
+    async def own(self, services: Services, log: str) -> bool:
+        """Whether one of them owns the log now."""
+        owner = await lock_owner(services, services.logs.paths(log).lock)
+        if owner is None or not owner.startswith(_LOCATION):
+            return False
+        return owner in await self.locations(services)
+
+    async def locations(self, services: Services) -> set[str]:
+        """The locations of those that run."""
+        from dlspark.serving.membership import WRITE_PROXIES, read_members
+
+        members = await read_members(services.store, join(self._namespace_path, WRITE_PROXIES))
+        return {member.location for member in members if member.frames is not None}
+
+    @asynccontextmanager
+    async def asked_to_yield(self, services: Services, log: str) -> AsyncIterator[None]:
+        """While the log's lock is waited for in its queue: one of them that owns the log is asked to give it up.
+
+        Others of its clients wait meanwhile, and go on. What fails is asked again: then it is waited for as for any
+        other owner.
+        """
+        asking = asyncio.ensure_future(self._ask_to_yield(services, log))
+        try:
+            yield
+        finally:
+            await end_tasks([asking], drop_errors=True)
+
+    async def _ask_to_yield(self, services: Services, log: str) -> None:
+        from dlspark.serving.protocol.operations import Heartbeat, ReleaseStream
+
+        while True:
+            await asyncio.sleep(ASK_AGAIN_S)
+            with suppress(DistributedLogError):
+                if await self.own(services, log):
+                    # By a heartbeat the client learns who owns the log: any other would say that it has been given up.
+                    await self.ask(Heartbeat(log))
+                    await self.ask(ReleaseStream(log))
+
+    async def close(self) -> None:
+        """End the client. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def proxies_at(where: str, namespace_path: str, timeout_ms: int) -> WriteProxies:
+    """Those of a list `host:port,host:port`, or those that a namespace with this URI announces. `timeout_ms`: how long
+    a request is tried."""
+
+    async def connect() -> ProxyClient:
+        from dlspark.serving.client.client import AsyncClient
+
+        return await AsyncClient.connect(where, {"requestTimeoutMs": max(timeout_ms, 1)})
+
+    return WriteProxies(connect, namespace_path)
