@@ -9,6 +9,7 @@ import pytest
 from dlspark.core.settings.settings import Settings
 from dlspark.core.settings.settings import describe_settings as core_settings
 from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.proxies import PROXIES
 from dlspark.spark.options.registry import DURATION, INSTANT, OPTIONS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import EXACT, FLAG, REAL, TEXT, WHOLE, WORDS, Setting, settings_of
@@ -131,6 +132,6 @@ def test_every_setting_of_the_house_is_of_a_kind_that_is_defined_once() -> None:
     owners = (BookieSettings, AutoRecoverySettings, ClientSettings, PlacementSettings)
     infos: list[Setting] = [info for owner in owners for info in settings_of(owner).values()]
     infos += [*core_settings(), *OPTIONS]
-    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT)
+    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT, PROXIES)
     assert not [info.key for info in infos if not any(info.kind is kind for kind in kinds)]
     assert not [info.key for info in infos if not info.meaning or info.meaning.endswith(".")]
