@@ -8,8 +8,8 @@ import pytest
 
 from dlspark.core.settings.settings import Settings
 from dlspark.core.settings.settings import describe_settings as core_settings
-from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.proxies import PROXIES
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import DURATION, INSTANT, OPTIONS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import EXACT, FLAG, REAL, TEXT, WHOLE, WORDS, Setting, settings_of
