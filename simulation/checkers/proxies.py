@@ -206,7 +206,7 @@ class ProxyCheckers:
         self._world.trace.note(f"client-ack {log} {dlsn} {record.session.client}")
         if dlsn == DLSN.INVALID:
             self._world.reached("client.place-forgotten")
-            record.outcome = OperationOutcome.OK
+            record.outcome, record.ended = OperationOutcome.OK, self._logs.events
             return
         self._logs.confirmed(record, dlsn)
 

@@ -115,7 +115,6 @@ FLEET_POINTS: Final = (
     "client.came-and-went",
     "client.killed-here",
     "client.paused-here",
-    "client.place-forgotten",
     "client.replaced",
     "client.replaced-wakes",
     "condition.fenced",
@@ -169,6 +168,7 @@ FLEET_POINTS: Final = (
     "reading.kill",
     "reading.leave",
     "reading.pause",
+    "reading.reader",
     "reading.split",
     "writer.ensemble-change",
 )

@@ -9,7 +9,7 @@
     disturb      connections break or are slow, the store loses requests, answers and changes, or stands still
     clients      clients are killed and stopped, too; or taken for dead and replaced, and go on beside their successors
     limits       a proxy takes few requests a second, for a while
-    reading      read proxies, where there are any, are killed, stopped, cut off, or leave
+    reading      read proxies, where there are any, are killed, stopped, cut off, or leave, and their readers are killed
 
 A run of failovers has crash, freeze and cut_off alone, one at a time: what they take is measured there.
 """
@@ -286,11 +286,11 @@ class TierNemesis(Nemesis):
         self._later(0.2, 1.5, machine.limit, 0)
 
     def disturb_reading(self) -> None:
-        """A read proxy is killed, stopped, cut off from another host, or leaves."""
+        """A read proxy is killed, stopped, cut off from another host or the store, or leaves; or a reader is killed."""
         if self._reading is None:
             return
         machine = self.rng.choice(self._reading.proxies)
-        kind = self.rng.choice(("kill", "pause", "leave", "split", "expire"))
+        kind = self.rng.choice(("kill", "pause", "leave", "split", "expire", "reader"))
         if not machine.running:
             return
         self.world.reached(f"reading.{kind}")
@@ -301,6 +301,8 @@ class TierNemesis(Nemesis):
             self._later(0.05, 2.5, machine.resume)
         elif kind == "leave":
             machine.leave()
+        elif kind == "reader":
+            self.rng.choice([one for name, one in self.world.clients.items() if name.startswith("reader")]).kill()
         elif kind == "expire":
             self.world.service.expire(machine.session)
         else:

@@ -10,10 +10,9 @@ from dlspark.core.writing.append_requests import RequestLog
 from dlspark.core.writing.producer_recovery import _SegmentEnd
 from dlspark.core.writing.producers import Producers
 from dlspark.serving.client import requests
-from dlspark.serving.client.producers import ProducerSession
+from dlspark.serving.client.producers import ProducerSession, _Pending
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
 from dlspark.serving.read_proxy.ring import EntryRing
-from dlspark.serving.read_proxy.sessions import ReaderSession
 from dlspark.serving.write_proxy.requests import TakenRequest
 from dlspark.serving.write_proxy.streams import ProxyStream
 from simulation.mutations.mutation import Method, Mutation, edited
@@ -53,6 +52,17 @@ def _read_nothing(_restore: Method) -> Method:
 
 def _meet_any_condition(_check: Method) -> Method:
     return lambda *_: None
+
+
+def _send_as_a_new_one(send: Method) -> Method:
+    def mutated(self: ProducerSession, pending: _Pending, now: float) -> object:
+        if pending.doubtful:
+            self._window.remove(pending)
+            pending.sequence, pending.doubtful = self._next_number(), False
+            self._window.append(pending)
+        return send(self, pending, now)
+
+    return mutated
 
 
 def _yes(_method: Method) -> Method:
@@ -129,11 +139,11 @@ CLIENTS = {
         "_written",
         edited(("elif not pending.doubtful:", "elif finished.answer is answer:")),
     ),
-    "doubt-renumbered": Mutation(
-        "a request in doubt gets no other number in its epoch (I19)",
+    "doubt-as-new": Mutation(
+        "a request in doubt is not sent as a new one (I19)",
         ProducerSession,
-        "_decide",
-        edited(("if any(pending.doubtful for pending in self._window):", "if False:")),
+        "_send",
+        _send_as_a_new_one,
     ),
     "named-epoch": Mutation(
         "an epoch is begun by its number (I19)",
@@ -145,7 +155,12 @@ CLIENTS = {
 
 READING = {
     "ring-begins": Mutation("a ring has nothing for readers before it", EntryRing, "covers", _yes),
-    "session-place": Mutation("a reader is where it says that it is", ReaderSession, "continues", _yes),
+    "ring-evicts": Mutation(
+        "a ring begins behind what it has given up",
+        EntryRing,
+        "evict_one",
+        edited(("self.begin = entry.after", "pass")),
+    ),
 }
 
 FLEETS = {**PROXIES, **OWNED_LOGS, **CLIENTS, **READING}

@@ -222,7 +222,7 @@ def _reports(seeds: Iterable[int], processes: int) -> Iterator[FleetReport]:
     if processes <= 1:
         yield from map(_run_and_collect, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=500) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=gc.disable, maxtasksperchild=500) as pool:
         yield from pool.imap_unordered(_run_and_collect, seeds, chunksize=10)
 
 

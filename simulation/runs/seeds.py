@@ -240,7 +240,7 @@ def reports(
         yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, maxtasksperchild=500) as pool:
+    with context.Pool(processes, initializer=gc.disable, maxtasksperchild=500) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=10)
 
 

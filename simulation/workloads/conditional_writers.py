@@ -24,10 +24,10 @@ LOG = "contended"
 CONTENDERS = 2
 TAKES_OVER_SHARE = 0.1
 """Of the writes of one that has the token: it takes the log over again."""
-LOSES_PATIENCE_SHARE = 0.2
+LOSES_PATIENCE_SHARE = 0.35
 """Of its tries, of one that has lost it."""
 REQUEST_TIMEOUTS_MS = {"calm": 60_000, "failover": 60_000, "rough": 3_000}
-PACE_S = 0.06
+PACE_S = 0.1
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class ProxyReaders(Workload):
             self.world.ledger_checkers.fail(f"{client.name} saw an error, though nothing was wrong: {error!r}")
 
     def _at_end(self, span: ReadSpan) -> bool:
-        return span.next > max(self.world.log_checkers.truth(span.log).at)
+        return span.next > max(self.world.log_checkers.truth(span.log).at, default=DLSN.NON_INCLUSIVE_LOWER_BOUND)
 
     async def to_the_end(self) -> None:
         """All logs are written, and their writers closed: every reader gets to its log's end, and ends there."""

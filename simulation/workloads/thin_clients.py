@@ -36,7 +36,7 @@ from simulation.workloads.programs import HEALTHY_S, Workload
 SIZES = ((3, 3, 2), (3, 2, 2), (3, 2, 2))
 PAYLOADS = (0, 10, 100, 1_000)
 PACES_S = (0.01, 0.03, 0.06)
-SLOW_PACE_S = 0.12
+SLOW_PACE_S = 0.18
 """Once enough is written: so that changes of owners are met by some record."""
 REQUEST_TIMEOUTS_MS = {"calm": (60_000,), "failover": (60_000,), "rough": (60_000, 60_000, 8_000, 2_000)}
 ATTEMPT_TIMEOUTS_MS = {"calm": (10_000,), "failover": (300, 600), "rough": (10_000, 2_000, 500)}
@@ -277,7 +277,7 @@ class ProxyWorkload(Workload):
 
     async def _read_whole(self, log: str, client: ClientMachine) -> None:
         logs = self.world.log_checkers
-        last = max(logs.truth(log).at)
+        last = max(logs.truth(log).at, default=DLSN.INITIAL)
         namespace = await AsyncNamespace.over(
             client.session,
             URI,
@@ -294,7 +294,7 @@ class ProxyWorkload(Workload):
             deadline = self.world.loop.time() + HEALTHY_S
             while not span.read or span.read[-1].dlsn < last:
                 if self.world.loop.time() > deadline:
-                    self.world.ledger_checkers.fail(f"{log} ends at {last}, but the reader is at {span.read[-1:]}")
+                    self.world.ledger_checkers.fail(f"{log} ends at {last}, but the reader is due at {span.next}")
                 for one in await reader.read_available(200, wait=True):
                     seen = SeenRecord(one.dlsn, one.txid, bytes(one.payload), one.sequence_id)
                     self.tier.checkers.read(span, seen)
