@@ -27,6 +27,8 @@ LOST = 2
 ROUNDS = 2
 """Kills of a driver, with --rounds as many as it says."""
 
+MODES = ("segments", "append")
+MIXED = "mixed"
 ENDLESS = 10**9
 """Rows of a driver that cannot be done before the test has done to it what it is about."""
 
@@ -35,7 +37,13 @@ class Driver:
     """The driver of three queries, with everything that it starts."""
 
     def __init__(
-        self, sandbox: Sandbox, place: Path, name: str, rows: int = ENDLESS, outage_timeout: str = "2m"
+        self,
+        sandbox: Sandbox,
+        place: Path,
+        name: str,
+        mode: str,
+        rows: int = ENDLESS,
+        outage_timeout: str = "2m",
     ) -> None:
         self.output = place / "driver.log"
         self._written = self.output.stat().st_size if self.output.exists() else 0
@@ -46,7 +54,7 @@ class Driver:
         }
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), "local[2]", str(place), name, str(rows), outage_timeout],
+                [sys.executable, str(SCRIPT), "local[2]", str(place), name, str(rows), outage_timeout, mode],
                 stdout=output,
                 stderr=output,
                 env=environment,
@@ -114,9 +122,9 @@ def make_logs(uri: str, name: str) -> None:
 
 
 def count(uri: str, log: str) -> int:
-    """Records of the segments that are completed."""
+    """Records that can be read."""
     with Namespace.open(uri) as namespace, namespace.open_log(log) as opened:
-        return sum(segment.record_count for segment in opened.segments())
+        return opened.record_count()
 
 
 def await_count(driver: Driver, uri: str, log: str, rows: int) -> None:
@@ -127,11 +135,16 @@ def await_count(driver: Driver, uri: str, log: str, rows: int) -> None:
         time.sleep(0.1)
 
 
-def finish(sandbox: Sandbox, place: Path, name: str, drivers: list[Driver]) -> None:
+def in_turn(mode: str, number: int) -> str:
+    """The mode of the driver of this number."""
+    return ("append", "segments", "auto")[number % 3] if mode == MIXED else mode
+
+
+def finish(sandbox: Sandbox, place: Path, name: str, mode: str, drivers: list[Driver]) -> None:
     """Let a last driver do what the one before it has planned and some more: then each log has each row once, and the
     copies are in the order of what they were read from."""
     rows = count(sandbox.uri, f"{name}-a") + 200
-    last = Driver(sandbox, place, name, rows)
+    last = Driver(sandbox, place, name, mode, rows)
     drivers.append(last)
     last.wait()
     first = read_values(sandbox.uri, f"{name}-a")[1]
@@ -140,32 +153,34 @@ def finish(sandbox: Sandbox, place: Path, name: str, drivers: list[Driver]) -> N
         assert read_values(sandbox.uri, f"{name}-{part}")[1] == first, part
 
 
+@pytest.mark.parametrize("mode", MODES)
 def test_queries_wait_for_two_of_four_nodes_to_come_back(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], mode: str
 ) -> None:
     uri = own_sandbox.uri
     make_logs(uri, "gone")
-    driver = Driver(own_sandbox, tmp_path, "gone")
+    driver = Driver(own_sandbox, tmp_path, "gone", mode)
     drivers.append(driver)
     await_count(driver, uri, "gone-c", 100)
     for index in range(LOST):
         own_sandbox.kill_node(index)
     driver.await_told(WAITED_FOR)
-    before = {part: count(uri, f"gone-{part}") for part in "abc"}
     for index in range(LOST):
         own_sandbox.start_node(index)
+    before = {part: count(uri, f"gone-{part}") for part in "abc"}
     for part in "abc":
         await_count(driver, uri, f"gone-{part}", before[part] + 200)
     driver.kill()
-    finish(own_sandbox, tmp_path, "gone", drivers)
+    finish(own_sandbox, tmp_path, "gone", mode, drivers)
 
 
+@pytest.mark.parametrize("mode", MODES)
 def test_queries_end_when_nodes_stay_away_and_go_on_exactly_from_their_checkpoints(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], mode: str
 ) -> None:
     uri = own_sandbox.uri
     make_logs(uri, "lost")
-    driver = Driver(own_sandbox, tmp_path, "lost", outage_timeout="5s")
+    driver = Driver(own_sandbox, tmp_path, "lost", mode, outage_timeout="5s")
     drivers.append(driver)
     await_count(driver, uri, "lost-c", 100)
     for index in range(LOST):
@@ -175,18 +190,20 @@ def test_queries_end_when_nodes_stay_away_and_go_on_exactly_from_their_checkpoin
     assert "; away: " in told
     for index in range(LOST):
         own_sandbox.start_node(index)
-    finish(own_sandbox, tmp_path, "lost", drivers)
+    finish(own_sandbox, tmp_path, "lost", mode, drivers)
 
 
+@pytest.mark.parametrize("mode", [*MODES, MIXED])
 def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_loses_nothing(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, seed: int | None
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, seed: int | None, mode: str
 ) -> None:
+    """`mixed`: each driver takes another mode than the one before it."""
     kills = rounds or ROUNDS
     rng = random.Random(seed or 0)
     uri = own_sandbox.uri
     make_logs(uri, "killed")
     for kill in range(kills):
-        driver = Driver(own_sandbox, tmp_path, "killed")
+        driver = Driver(own_sandbox, tmp_path, "killed", in_turn(mode, kill))
         drivers.append(driver)
         if rng.random() < 0.7:
             slowest = min(count(uri, f"killed-{part}") for part in "bc")
@@ -197,4 +214,4 @@ def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_los
         assert driver.process.poll() is None, driver.told[-6000:]
         driver.kill(workers=rng.random() < 0.5)
         print(f"kill {kill}: {[count(uri, f'killed-{part}') for part in 'abc']} rows", flush=True)
-    finish(own_sandbox, tmp_path, "killed", drivers)
+    finish(own_sandbox, tmp_path, "killed", in_turn(mode, kills), drivers)

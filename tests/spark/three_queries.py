@@ -1,12 +1,14 @@
 """A Spark driver with three queries, as a process of its own, for tests that kill it or take its storage nodes away.
 
-    python three_queries.py MASTER DIRECTORY NAME ROWS OUTAGE_TIMEOUT
+    python three_queries.py MASTER DIRECTORY NAME ROWS OUTAGE_TIMEOUT COMMIT_MODE
 
 | query | from | to |
 |---|---|---|
 | 1 | Spark's source of rows that can be replayed, ROWS of them | log NAME-a |
 | 2 | log NAME-a | log NAME-b |
 | 3 | log NAME-a | log NAME-c, by foreachBatch and numbered writes |
+
+Where batches are appended, queries 1 and 2 have a trigger of one second.
 
 It ends when every log has its rows, or with the error of the first query that has failed.
 """
@@ -32,11 +34,12 @@ PAUSE_S = 0.2
 
 
 class Queries:
-    def __init__(self, spark: SparkSession, directory: Path, name: str, rows: int) -> None:
+    def __init__(self, spark: SparkSession, directory: Path, name: str, rows: int, mode: str) -> None:
         self._spark = spark
         self._directory = directory
         self._name = name
         self._rows = rows
+        self._trigger = "0 seconds" if mode == "segments" else "1 second"
         self._running: list[StreamingQuery] = []
 
     def start(self) -> None:
@@ -63,11 +66,15 @@ class Queries:
             .load()
         )
         rows = source.where(f"value < {self._rows}").selectExpr("cast(value as string) as value")
-        return rows.writeStream.format("distributedlog").option("log", f"{self._name}-a")
+        return self._written(rows, "a")
 
     def _second(self) -> DataStreamWriter:
         rows = self._read().option("minPartitions", 2).load(f"{self._name}-a").select("value")
-        return rows.writeStream.format("distributedlog").option("log", f"{self._name}-b")
+        return self._written(rows, "b")
+
+    def _written(self, rows: DataFrame, part: str) -> DataStreamWriter:
+        writer = rows.writeStream.format("distributedlog").option("log", f"{self._name}-{part}")
+        return writer.trigger(processingTime=self._trigger)
 
     def _third(self) -> DataStreamWriter:
         name = f"{self._name}-c"
@@ -82,7 +89,7 @@ class Queries:
         return self._spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 4 * ROWS_PER_BATCH)
 
 
-def main(master: str, directory: str, name: str, rows: int, outage_timeout: str) -> None:
+def main(master: str, directory: str, name: str, rows: int, outage_timeout: str, mode: str) -> None:
     spark = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
@@ -90,14 +97,14 @@ def main(master: str, directory: str, name: str, rows: int, outage_timeout: str)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.distributedlog.outageTimeout", outage_timeout)
-        .config("spark.distributedlog.commitMode", "segments")  # their records are counted as segments are completed
+        .config("spark.distributedlog.commitMode", mode)
         .getOrCreate()
     )
-    queries = Queries(spark, Path(directory), name, rows)
+    queries = Queries(spark, Path(directory), name, rows, mode)
     queries.start()
     with Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
         logs = [namespace.open_log(f"{name}-{part}") for part in "abc"]
-        while min(sum(segment.record_count for segment in log.segments()) for log in logs) < rows:
+        while min(log.record_count() for log in logs) < rows:
             queries.look()
             time.sleep(PAUSE_S)
     queries.stop()
@@ -105,4 +112,4 @@ def main(master: str, directory: str, name: str, rows: int, outage_timeout: str)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6])

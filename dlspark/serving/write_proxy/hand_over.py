@@ -36,6 +36,9 @@ Stream = TypeVar("Stream")
 
 HAND_OVERS_AT_ONCE: Final = 32
 """Streams that are on their way at the same time, at most."""
+LONGEST_TURN_S: Final = 0.1
+"""How long the others wait for one stream, at most: several times what a hand-over takes as a rule. Where it takes
+longer, the machine is busy or the target away, and to wait would keep the proxy from its end."""
 
 
 class Forwarder(Protocol):
@@ -81,8 +84,8 @@ async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder,
 async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
     """End streams one after the other; returns how many have not ended when `time_s` is over: those are cut off.
 
-    The next one's turn comes when the one before it has ended, or has had its share of half of the time: one that hangs
-    keeps no other from its turn, and where there is little time for many, more of them are on their way at once.
+    The next one's turn comes when the one before it has ended, or has had LONGEST_TURN_S, or its share of half of the
+    time: one that hangs keeps no other from its turn, and where the time is short for many, several go at once.
     """
     loop = asyncio.get_running_loop()
     begun_by_s, deadline_s = loop.time() + time_s / 2, loop.time() + time_s
@@ -96,11 +99,11 @@ async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[
     try:
         while waiting and loop.time() < deadline_s:
             now_s = loop.time()
-            share_s = max(0.0, begun_by_s - now_s) / len(waiting)
+            turn_s = min(LONGEST_TURN_S, max(0.0, begun_by_s - now_s) / len(waiting))
             newest = asyncio.ensure_future(end(waiting.popleft()))
             under_way.add(newest)
             newest.add_done_callback(under_way.discard)
-            await wait_for([newest], now_s + share_s)
+            await wait_for([newest], now_s + turn_s)
             if len(under_way) >= HAND_OVERS_AT_ONCE:
                 await wait_for(under_way, deadline_s, every=False)
         if under_way:
