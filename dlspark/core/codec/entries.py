@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, pairwise
 from struct import Struct
 
 import lz4.block
@@ -207,6 +207,17 @@ def decode_record_set(
     payload: memoryview, place: DLSN | None = None, *, limit: int = MAX_EXPANDED_BYTES
 ) -> list[memoryview]:
     """The payloads of a set, as views. Raises InvalidEntryError carrying `place`; `limit` bounds what it expands to."""
+    content, ends = _opened(payload, place, limit)
+    return [content[start + _LENGTH_BYTES : end] for start, end in pairwise(ends)]
+
+
+def check_record_set(payload: memoryview) -> int:
+    """How many payloads a set holds that can be opened; none of them is made. Raises InvalidEntryError."""
+    return len(_opened(payload, None, MAX_EXPANDED_BYTES)[1]) - 1
+
+
+def _opened(payload: memoryview, place: DLSN | None, limit: int) -> tuple[memoryview, list[int]]:
+    """The content of a set, and where its payloads end, the first one's begin before them."""
     codec, count, length, stored_length = _header(payload, place)
     stored = payload[SET_HEADER_BYTES:]
     if stored_length != len(stored):
@@ -215,19 +226,18 @@ def decode_record_set(
     if count * _LENGTH_BYTES > max(length, 0):
         raise InvalidEntryError(f"a record set claims {count} payloads in {length} bytes", dlsn=place)
     content = decompress(stored, codec, length, limit=limit, place=place)
-    payloads = []
-    offset = 0
+    size, offset = len(content), 0
+    ends = [0]
     for _ in range(count):
-        start = offset + _LENGTH_BYTES
-        if start > len(content):
+        if offset + _LENGTH_BYTES > size:
             raise InvalidEntryError("a record set ends inside a length", dlsn=place)
-        offset = start + _LENGTH.unpack_from(content, offset)[0]
-        if offset > len(content):
+        offset += _LENGTH_BYTES + _LENGTH.unpack_from(content, offset)[0]
+        if offset > size:
             raise InvalidEntryError("a record set ends inside a payload", dlsn=place)
-        payloads.append(content[start:offset])
-    if offset != len(content):  # Bytes left over are damage, not padding: nothing is passed over in silence (I12).
-        raise InvalidEntryError(f"a record set has {len(content) - offset} bytes after its last payload", dlsn=place)
-    return payloads
+        ends.append(offset)
+    if offset != size:  # Bytes left over are damage, not padding: nothing is passed over in silence (I12).
+        raise InvalidEntryError(f"a record set has {size - offset} bytes after its last payload", dlsn=place)
+    return content, ends
 
 
 def _header(payload: Buffer, place: DLSN | None) -> tuple[int, int, int, int]:

@@ -25,7 +25,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
@@ -101,6 +101,25 @@ class Waiting(Protocol):
     def set_exception(self, exception: BaseException, /) -> None:
         """They are not, or perhaps not."""
         ...
+
+
+class Nobody:
+    """Waits for nothing: in the place of a record's future where the outcome of another one says all."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """It wants no outcome."""
+        return True
+
+    def set_result(self, result: Any, /) -> None:
+        """Nobody hears it."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Nobody hears it."""
+
+
+NOBODY: Final = Nobody()
 
 
 class OutcomeCallback:

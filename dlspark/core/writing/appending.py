@@ -154,12 +154,9 @@ class Appending:
             refused: asyncio.Future[DLSN] = self._loop.create_future()
             refused.set_exception(error)
             return refused
-        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in range(count)]
-        self._accept(EncodedSetWrite(txid, bytes(encoded), futures))
-        promised = self._promised(futures)
-        for member in promised[1:]:
-            member.add_done_callback(_seen)  # They end as the first does.
-        return promised[0]
+        first: asyncio.Future[DLSN] = self._loop.create_future()
+        self._accept(EncodedSetWrite(txid, bytes(encoded), first, count))
+        return self._promised([first])[0]
 
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
         """Append records by columns, encoded at once into entries of their own and sent.
@@ -334,11 +331,6 @@ class Appending:
         if self._settings.durable_writes:
             return futures
         return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
-
-
-def _seen(future: asyncio.Future[DLSN]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 # ------------------------------------------------------------------ for those who pass requests on in their order

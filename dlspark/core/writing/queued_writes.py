@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -22,13 +23,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import Compression, decode_record_set, encode_record_set
+from dlspark.core.codec.entries import Compression, check_record_set, encode_record_set
 from dlspark.core.codec.records import HEARTBEAT_PAYLOAD, MAX_TXID, check_payload_length
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
+from dlspark.core.writing.acknowledgements import NOBODY, Appended, Waiting, WrittenEntry
 from dlspark.core.writing.record_runs import RecordRun, check_payload, check_txid
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
@@ -164,7 +165,7 @@ class RecordSetWrite(QueuedWrite):
         self,
         txid: int,
         payloads: Sequence[bytes | bytearray | memoryview],
-        futures: Sequence[asyncio.Future[DLSN]],
+        futures: Sequence[Waiting],
         compression: str,
     ) -> None:
         self.txid = txid
@@ -223,8 +224,9 @@ class EncodedSetWrite(RecordSetWrite):
 
     __slots__ = ()
 
-    def __init__(self, txid: int, encoded: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
-        super().__init__(txid, (), futures, "none")
+    def __init__(self, txid: int, encoded: bytes, first: asyncio.Future[DLSN], count: int) -> None:
+        """`first` gets the place of the first of `count` payloads; nobody waits for the others."""
+        super().__init__(txid, (), [first, *repeat(NOBODY, count - 1)], "none")
         self._encoded = encoded
 
     def check(self) -> None:
@@ -237,7 +239,7 @@ def check_encoded_set(encoded: object) -> int:
     """How many payloads an encoded record set holds. Raises InvalidRecordError unless readers can open it."""
     check_payload(encoded)
     try:
-        count = len(decode_record_set(memoryview(encoded).cast("B")))  # type: ignore[arg-type]
+        count = check_record_set(memoryview(encoded).cast("B"))  # type: ignore[arg-type]
     except InvalidEntryError as error:
         raise InvalidRecordError(
             f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"

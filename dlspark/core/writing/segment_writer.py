@@ -174,7 +174,7 @@ class SegmentWriter:
         """Append one user record; `future` gets its DLSN. The caller has checked id, size and room for a position."""
         self._write(txid, payload, 0, [future], may_transmit)
 
-    def write_set(self, txid: int, payload: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+    def write_set(self, txid: int, payload: bytes, futures: Sequence[Waiting]) -> None:
         """Append a record set of `len(futures)` payloads; each future gets the DLSN of its own member."""
         expanded = reading_bytes(payload)
         if self._expanded_bytes + expanded > MAX_EXPANDED_BYTES:
@@ -186,7 +186,7 @@ class SegmentWriter:
         txid: int,
         payload: bytes,
         flags: int,
-        futures: Sequence[asyncio.Future[DLSN]],
+        futures: Sequence[Waiting],
         may_transmit: bool,
         expanded: int = 0,
     ) -> None:
@@ -333,9 +333,7 @@ class SegmentWriter:
         futures, groups = ([future], [Group(0, 0)]) if future is not None else ([], [])
         self._send(self._builder.finish(), list(futures), None, has_user_data=False, groups=groups)
 
-    def _append(
-        self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]
-    ) -> bool:
+    def _append(self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[Waiting]) -> bool:
         """Buffer one record; False where this segment takes no more, and `futures` have failed."""
         if not self._builder.has_room(len(payload)) or self._groups:
             self._transmit()

@@ -40,11 +40,14 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
 from metadata.foundation.errors import CallerError
 
 COMPRESSIONS: Final = {"none": Compression.NONE, "lz4": Compression.LZ4}
 _SET_ROOM: Final = 4096
 """Bytes of a record that the buffer leaves free: the set's header, and what a payload has in front."""
+_LENGTH_BYTES: Final = 4
+"""What a payload has in front."""
 
 
 class StreamPosition(NamedTuple):
@@ -251,15 +254,16 @@ class AsyncMultiStreamWriter:
             )
         if self._pending_bytes and self._pending_bytes + len(data) > self.limits.max_pending_bytes:
             raise OverCapacityError(f"{self._pending_bytes} bytes wait for their outcome; nothing was written")
-        if self._buffer and self._buffered_bytes + len(data) > self.limits.buffer_bytes:
+        room = _LENGTH_BYTES + len(data)
+        if self._buffer and self._buffered_bytes + room > self.limits.buffer_bytes:
             self._transmit()
         future: asyncio.Future[StreamPosition] = self.loop.create_future()
         self._buffer.append(data)
         self._waiting.append((future, len(data)))
-        self._buffered_bytes += len(data)
+        self._buffered_bytes += room
         self._pending_bytes += len(data)
         self._settled.clear()
-        if self._buffered_bytes >= self.limits.buffer_bytes:
+        if self._buffered_bytes >= self.limits.buffer_bytes or len(self._buffer) == MAX_SET_RECORDS:
             self._transmit()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.limits.flush_ms / 1000, self._transmit)

@@ -15,8 +15,8 @@ from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
 from dlspark.errors import InvalidEntryError, RecordTooLongError
 from dlspark.serving.protocol.operations import WriteRecords
 
-MAX_SET_RECORDS: Final = 256 * 1024
-"""Records of all record sets of one request: as many as the longest set has that is not compressed."""
+MAX_SET_RECORDS: Final = 64 * 1024
+"""Records of all record sets of one request."""
 
 
 def declared_records(request: WriteRecords) -> int:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 from helpers.virtual_time import virtual_time
-from proxy_world import Proxy, proxies
+from proxy_world import Proxy, answers, proxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression, encode_record_set
@@ -90,14 +90,26 @@ async def test_record_sets_that_expand_to_more_than_an_entry_are_not_written_who
 
 
 @virtual_time
-async def test_many_sets_of_empty_records_take_entries_of_their_own_that_readers_can_hold() -> None:
+async def test_sets_of_empty_records_take_few_bytes_while_they_wait_and_fill_no_entry_beyond_what_readers_hold() -> (
+    None
+):
     async with proxies() as world:
         proxy = await world.proxy()
-        half = encode_record_set([b""] * (MAX_SET_RECORDS // 2 + 1), Compression.LZ4)
-        receipts = await asyncio.gather(*(proxy.written("empty", half, context=SETS) for _ in range(2)))
-        entries = [receipt.dlsn.entry_id for receipt in receipts if receipt.dlsn is not None]
-        assert len(set(entries)) == 2, "one entry holds no more than readers can"
-        assert len(await world.payloads("empty")) == 2 * (MAX_SET_RECORDS // 2 + 1)
+        await still_serves(proxy)
+        full = encode_record_set([b""] * MAX_SET_RECORDS, Compression.LZ4)
+        world.hold()
+        tracemalloc.start()
+        try:
+            asked = [proxy.asked(WriteRecords("honest", (full,), SETS)) for _ in range(5)]
+            await asyncio.sleep(0.01)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        world.release()
+        assert held < 10 * MIB, "a record of which nobody waits for the place costs next to nothing"
+        receipts = await answers(asked)
+        entries = [one.dlsn.entry_id for one in receipts if isinstance(one, WriteReceipt) and one.dlsn is not None]
+        assert (len(entries), len(set(entries))) == (5, 2), "one entry holds no more than readers can"
 
 
 # ---------------------------------------------------------------------- names and numbers
