@@ -133,8 +133,10 @@ async def list_proxies(at: At) -> None:
     rows: list[Json] = [_described(one) for one in reports]
     rows += [_member(one, "write") | {"error": "it speaks no frames"} for one in foreign]
     rows += [_member(one, "read") for one in readers]
-    cells = [[row.get(key) for key in _COLUMNS] for row in rows if isinstance(row, dict)]
-    at.result({"proxies": rows}, table(*_COLUMNS, rows=cells))
+    described = [row for row in rows if isinstance(row, dict)]
+    columns = [key for key in _COLUMNS if key != "error" or any(row.get(key) for row in described)]
+    cells = [[row.get(key) for key in columns] for row in described]
+    at.result({"proxies": rows}, table(*columns, rows=cells))
     exit_with(attention=any(one.status is None for one in reports))
 
 
@@ -169,11 +171,12 @@ async def owners(at: At, pattern: RegexOption = None) -> None:
     async with _tier(at) as (_, peers, members):
         reports = await survey(peers, members, pattern)
     owned = sorted((stream, one.location) for one in reports for stream in one.streams)
-    silent = [one.location for one in reports if one.status is None]
-    result: dict[str, Json] = {"owners": [{"stream": one, "proxy": where} for one, where in owned], "silent": silent}
+    silent = {one.location: one.error for one in reports if one.status is None}
+    listed: list[Json] = [{"stream": one, "proxy": where} for one, where in owned]
+    result: dict[str, Json] = {"owners": listed, "silent": list(silent)}
     at.result(result, table("stream", "proxy", rows=owned))
-    for one in silent:
-        typer.echo(f"dlspark: {one} does not answer: its streams are not listed", err=True)
+    for one, error in silent.items():
+        typer.echo(f"dlspark: the streams of {one} are not listed: {error}", err=True)
     exit_with(attention=bool(silent))
 
 

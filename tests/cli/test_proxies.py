@@ -114,6 +114,9 @@ def test_wrong_names_are_said_to_be_wrong(tier: Sandbox) -> None:
     assert "dlspark proxy list" in run(tier, "move", "listed-a", "nowhere:1", status=1).stderr
     assert "two regions" in run(tier, "balance", "--regions", "A", status=1).stderr
     assert "region A" in run(tier, "balance", "--regions", "A,B", status=1).stderr
+    wrong = run(tier, "owners", "--filter", "(?=x)", status=3)
+    assert "are not listed: not a regular expression" in wrong.stderr
+    assert "error" not in run(tier, "list").stdout, "a column that would be empty"
 
 
 def test_loads_are_written_down_by_the_leader_and_balanced_by(tier: Sandbox) -> None:

@@ -118,7 +118,8 @@ class ReadProxyService:
                 reply(OwnerFound(self.location))
             else:
                 raise OperationNotServedError(
-                    f"a read proxy does not serve {type(request).__name__}", advice="Ask a write proxy"
+                    f"a read proxy does not serve {type(request).__name__}",
+                    advice="Ask a write proxy: a client is given addresses of write proxies, and read_from for these",
                 )
         except DistributedLogError as error:
             reply(refusal_of(error))

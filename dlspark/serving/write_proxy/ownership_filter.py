@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from metadata.foundation.errors import CallerError
 
-MAX_REGEX_CHARS: Final = 1024
-"""Of an expression, each counted repetition taken as so many times the whole."""
-SLICE_CHARS: Final = 4096
+MAX_REGEX_CHARS: Final = 2048
+"""Of an expression, each counted repetition taken as so many times the whole. Any name fits, each character escaped."""
+SLICE_CHARS: Final = 2048
 """Of the names that are matched in one step, which takes some 50 ms with the worst expression."""
 _COUNTED: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _EVERYTHING: Final = (None, ".*")

@@ -90,7 +90,8 @@ class RareRequests:
                 self._run(taken, in_task(taken))
             else:
                 raise OperationNotServedError(
-                    f"a write proxy does not serve {type(taken.request).__name__}", advice="Ask a read proxy"
+                    f"a write proxy does not serve {type(taken.request).__name__}",
+                    advice="Ask a read proxy: a client that is given addresses reads from those in read_from",
                 )
         except DistributedLogError as error:
             taken.fail(error)
