@@ -28,7 +28,7 @@ from dlspark.spark.sink.append_messages import (
 from dlspark.spark.sink.appender import AppendedLog, Appender, BatchToAppend, SinkAppender
 from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
 from dlspark.spark.sink.log_opening import open_log
-from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.session import HAND_OVER_S, open_session
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 
@@ -140,7 +140,7 @@ async def serve(
         session = await open_session(options, appending=True)
         return await open_log(session.append_tools, session.proxies, log, always=options.proxies is not None)
 
-    appender = SinkAppender(open_one)
+    appender = SinkAppender(open_one, deadline_s=max(options.outage_ms / 1000, HAND_OVER_S))
     server = AppenderServer(appender, folder, lambda: bool(appender.held))
     try:
         await server.listen()
