@@ -11,6 +11,7 @@ proxies and clients add:
                                   answers when it wakes, and no check of its own can be later than that one
     at every refusal of a proxy   requests of one caller on one stream are begun in the order in which they came: none
                                   is refused for one before it that the proxy has and has not begun
+    at every acknowledgement      it says where the record is: a producer has no more open than the log remembers (I19)
     at every error of a client    a producer is fenced by none but another of its name (I19)
     in a calm run                 nothing is wrong but what operators plan: no client sees an error
     at the end                    a producer's records are in the log in the order in which they were sent; those of one
@@ -205,9 +206,7 @@ class ProxyCheckers:
         log = record.session.log
         self._world.trace.note(f"client-ack {log} {dlsn} {record.session.client}")
         if dlsn == DLSN.INVALID:
-            self._world.reached("client.place-forgotten")
-            record.outcome, record.ended = OperationOutcome.OK, self._logs.events
-            return
+            self._ledgers.fail(f"log {log}: the place of a record of {record.session.client} is forgotten (I19)")
         self._logs.confirmed(record, dlsn)
 
     def refused(self, record: WrittenRecord, error: BaseException) -> None:

@@ -23,9 +23,12 @@ from dlspark.serving.write_proxy.administration import (
 from dlspark.serving.write_proxy.balancing import ClusterBalance
 from metadata.foundation.errors import DistributedLogError
 from simulation.environment.network import SimulatedNetwork
+from simulation.tier import LOOK_S
 from simulation.workloads.programs import HEALTHY_S
 from simulation.workloads.thin_clients import ProxyWorkload, open_thin_client
 
+SETTLED_S = 5.0
+"""Within which logs that were moved are served, where nothing is wrong."""
 Streams = Mapping[str, frozenset[str]]
 """By the location of their owner."""
 
@@ -98,12 +101,24 @@ class Operator:
         before = await self._look()
         result = await run_balance(self._peers, ClusterBalance(before, rng=self._rng))
         self._world.reached("proxy.balanced" if result.moved else "proxy.was-balanced")
-        after = await self._look()
-        owned = sum(map(len, before.values()))
-        if self._as_planned(result) and sum(map(len, after.values())) == owned:
-            most = max(map(len, after.values()))
-            if most > max(ceil(owned / len(after)), 1):
-                self._world.ledger_checkers.fail(f"the cluster was balanced, and a proxy has {most} logs: {after}")
+        if not self._as_planned(result):
+            return
+        after = await self._settled(_all_of(before))
+        most = max(map(len, after.values()))
+        # A log that nobody had may have come to any of them meanwhile.
+        if _all_of(after) == _all_of(before) and most > max(ceil(len(_all_of(after)) / len(after)), 1):
+            self._world.ledger_checkers.fail(f"the cluster was balanced, and a proxy has {most} logs: {after}")
+
+    async def _settled(self, logs: frozenset[str]) -> Streams:
+        """Who has what, once these logs are served: a proxy opens what it has taken."""
+        deadline = self._world.loop.time() + SETTLED_S
+        while not logs <= _all_of(found := await self._look()):
+            if self._world.loop.time() > deadline:
+                self._world.ledger_checkers.fail(
+                    f"nothing was wrong, and not all of {sorted(logs)} are served: {found}"
+                )
+            await asyncio.sleep(LOOK_S)
+        return found
 
     async def _drain(self) -> None:
         before, members = await self._look(), self._members()
@@ -135,3 +150,7 @@ class Operator:
         for member in self._members():
             again = partial(accept_streams, self._peers, member, enabled=True)
             await self._workload.patiently(f"having {member.location} take logs", again)
+
+
+def _all_of(streams: Streams) -> frozenset[str]:
+    return frozenset().union(*streams.values())
