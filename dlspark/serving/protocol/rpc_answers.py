@@ -104,15 +104,21 @@ def status_from_pb(message: pb.Status) -> Refusal | None:
 
 def _write_in_pb(answer: WriteReceipt | BulkReceipt, address_of: GrpcAddressOf) -> pb.WriteResponse:
     if isinstance(answer, BulkReceipt):
-        return pb.WriteResponse(status=_success(), results=[_result_in_pb(one, address_of) for one in answer.results])
+        return _bulk_in_pb(answer, address_of)
     dlsn = dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None
     return pb.WriteResponse(status=_success(), dlsn=dlsn, records=answer.records, repetition=answer.repeated)
 
 
-def _result_in_pb(result: DLSN | Refusal, address_of: GrpcAddressOf) -> pb.RecordResult:
-    if isinstance(result, Refusal):
-        return pb.RecordResult(refusal=status_to_pb(result, address_of))
-    return pb.RecordResult(dlsn=dlsn_to_pb(result))
+def _bulk_in_pb(answer: BulkReceipt, address_of: GrpcAddressOf) -> pb.WriteResponse:
+    message = pb.WriteResponse(status=_success())
+    for result in answer.results:
+        added = message.results.add()
+        if isinstance(result, Refusal):
+            added.refusal.CopyFrom(status_to_pb(result, address_of))
+        else:  # field by field: a message of its own for each record takes four times as long
+            place = added.dlsn
+            place.segment, place.entry, place.slot = result
+    return message
 
 
 def _epoch_in_pb(answer: EpochBegun, _: GrpcAddressOf) -> pb.BeginEpochResponse:
