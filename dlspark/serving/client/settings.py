@@ -21,7 +21,6 @@ from dlspark.serving.routing.bounded_load import BALANCE, BoundedRing
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
-from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/thin-client-settings.md"
@@ -292,6 +291,8 @@ class ThinClientSettings:
     @classmethod
     def from_properties(cls, location: str | os.PathLike[str]) -> ThinClientSettings:
         """Settings from a properties file, by its path or `file:` URL. Raises SettingsError."""
+        from metadata.foundation.properties import read_properties  # slow to load, and few clients have a file
+
         return cls.from_mapping(read_properties(location, SettingsError, named_by="the client's settings"))
 
     def with_values(self, values: Mapping[str, object]) -> ThinClientSettings:
