@@ -13,10 +13,11 @@ from typing import Final
 from dlspark.core.codec.entries import MAX_EXPANDED_BYTES, expanded_bytes, record_set_count
 from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
 from dlspark.errors import InvalidEntryError, RecordTooLongError
+from dlspark.serving.protocol.frame_parts import MAX_PAYLOADS
 from dlspark.serving.protocol.operations import WriteRecords
 
-MAX_SET_RECORDS: Final = 64 * 1024
-"""Records of all record sets of one request."""
+MAX_SET_RECORDS: Final = MAX_PAYLOADS
+"""Records of all record sets of one request: as many as may come in one that are no set."""
 
 
 def declared_records(request: WriteRecords) -> int:
