@@ -50,6 +50,8 @@ class Plan:
     """Option commitMode; `mixed`: another one for each attempt."""
     outage: str = "2m"
     """Option outageTimeout."""
+    proxy: str = ""
+    """Option proxy; empty: it is not given."""
 
     def batch_rows(self, batch: int) -> list[tuple[int, str, bytes]]:
         """(transaction id, log, value) of each row, in order."""
@@ -87,6 +89,8 @@ def run_driver(plan: Plan, seed: int) -> None:
 def run_batch(plan: Plan, batch: int, rng: random.Random) -> None:
     mode = rng.choice(["append", "segments", "auto"]) if plan.mode == "mixed" else plan.mode
     given = {"uri": plan.uri, "commitMode": mode, "appendIdleRelease": "5s", "outageTimeout": plan.outage}
+    if plan.proxy:
+        given["proxy"] = plan.proxy
     options = Options(given, Scope.SINK_STREAM)
     job = JobId(plan.query_id, batch, uuid.uuid4().hex)
     stamp_ms = SystemClock().now_ms()
