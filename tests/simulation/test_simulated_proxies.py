@@ -38,14 +38,15 @@ FREQUENT_POINTS = (
 """Those that a few dozen seeds reach several times."""
 QUICK_MUTATIONS = (
     "conditions",
+    "ended-epochs",
     "known-requests",
-    "late-answers",
     "move-finishes",
     "plain-once",
     "ring-begins",
     "stored-first",
     "take-over-reads",
     "waiting-order",
+    "window",
 )
 """Those that the first few seeds notice."""
 
