@@ -2,14 +2,15 @@
 
     header, u32 checksum, u32 timeout in ms, text stream, and the hosts tried where a flag says so
 
-A write of one payload without conditions, which is most of what a proxy gets, is read and written by one structure. No
-I/O; payloads travel uncopied. Whatever bytes a decoder is given, only ProtocolError goes out.
+A write without conditions is most of what a proxy gets: it is written by few structures, and one of a single payload
+is read by one. No I/O; payloads travel uncopied. Whatever bytes a decoder is given, only ProtocolError goes out.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from struct import Struct
+from struct import Struct, pack
+from struct import error as StructError
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
@@ -64,7 +65,7 @@ _ON_STREAM: Final = Struct(">IIH")
 _STREAM_AT: Final = HEADER.size + _ON_STREAM.size
 _ONE: Final = Struct(">II")
 _QUICK_HEAD: Final = Struct(FRAME_HEADER.format + "IIH")
-_LENGTHS: Final = _QUICK_HEAD.size - LENGTH_BYTES + _ONE.size
+_TEXT_LENGTH: Final = Struct(">H")
 _WRITE: Final = int(RequestKind.WRITE_RECORDS)
 
 
@@ -110,23 +111,34 @@ def taken_apart(frame: memoryview, flags: int) -> tuple[Reader, str, RequestCont
 def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
     """The frame of a write. Raises as `frames.encode_request` does."""
     context = request.context
-    if len(request.payloads) != 1 or request.is_whole or request.transaction_ids is not None or context.tried_hosts:
+    asks = request.expected_position is not None or request.fencing_token is not None
+    if asks or request.transaction_ids is not None or context.tried_hosts or len(request.payloads) > MAX_PAYLOADS:
         return _encode_any_write(correlation, request)
-    stream, payload, checksum = utf8(request.stream, "the stream"), request.payloads[0], context.checksum
-    flags = RECORD_SET if context.is_record_set else 0
-    if checksum is None:
-        checksum = 0
-    else:
+    try:
+        return _encode_plain_write(correlation, request, context)
+    except StructError:
+        return _encode_any_write(correlation, request)  # says what does not fit
+
+
+def _encode_plain_write(correlation: int, request: WriteRecords, context: RequestContext) -> list[Buffer]:
+    """That of a write without conditions, which is what a proxy gets most: few calls, however many fields."""
+    stream, payloads, stamp = utf8(request.stream, "the stream"), request.payloads, request.stamp
+    flags = (RECORD_SET if context.is_record_set else 0) | (ATOMIC if request.atomic else 0)
+    producer = b""
+    if context.checksum is not None:
         flags |= CHECKSUM
-    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    length = _LENGTHS + len(stream) + size
+    if stamp is not None:
+        flags |= STAMP
+        name = utf8(stamp.name, "the producer")
+        producer = _TEXT_LENGTH.pack(len(name)) + name + _STAMP.pack(stamp.epoch, stamp.sequence)
+    sizes = sizes_of(payloads)
+    lengths = pack(f">{len(sizes) + 1}I", len(sizes), *sizes)
+    length = _QUICK_HEAD.size - LENGTH_BYTES + len(stream) + len(producer) + len(lengths) + sum(sizes)
     check_length(length)
-    if len(stream) > 0xFFFF or not 0 <= checksum <= 0xFFFFFFFF or not 0 <= context.timeout_ms <= 0xFFFFFFFF:
-        return _encode_any_write(correlation, request)  # says which of them does not fit
     opened = _QUICK_HEAD.pack(
-        length, FRAME_VERSION, _WRITE, flags, correlation, checksum, context.timeout_ms, len(stream)
+        length, FRAME_VERSION, _WRITE, flags, correlation, context.checksum or 0, context.timeout_ms, len(stream)
     )
-    return [opened + stream + _ONE.pack(1, size), payload]
+    return [b"".join((opened, stream, producer, lengths)), *payloads]
 
 
 def _encode_any_write(correlation: int, request: WriteRecords) -> list[Buffer]:

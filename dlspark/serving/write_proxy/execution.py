@@ -104,7 +104,12 @@ class Execution:
         """Begin a request behind all that were begun before. Never raises."""
         try:
             request = taken.request
-            if type(request) is WriteRecords and _is_single(request):
+            if (
+                type(request) is WriteRecords
+                and len(request.payloads) == 1
+                and request.transaction_ids is None
+                and not (request.is_whole or request.context.is_record_set)
+            ):
                 self._taken.append(taken)
                 self._payloads.append(request.payloads[0])
                 self._send_soon()
@@ -349,12 +354,6 @@ def _error_of(future: asyncio.Future[T]) -> BaseException | None:
     if future.cancelled():
         return OutcomeUnknownError("the write was cancelled", advice="Read the log's end before writing again")
     return future.exception()
-
-
-def _is_single(request: WriteRecords) -> bool:
-    """Whether it is one record, of which nothing is asked."""
-    one = len(request.payloads) == 1 and request.transaction_ids is None
-    return one and not (request.is_whole or request.context.is_record_set)
 
 
 def _places(outcome: Appended, count: int) -> list[DLSN]:
