@@ -52,7 +52,7 @@ class Process:
         self.paused = False
         self.halted = False
         """Dead or paused: no callback runs."""
-        self.held: deque[_Call] = deque()
+        self.held: deque[_ScheduledCall] = deque()
         self.tasks: list[asyncio.Task[object]] = []
         self.steps = 0
         self.trap_at = -1
@@ -75,7 +75,7 @@ class Process:
             self.tasks = [task for task in self.tasks if not task.done()]
 
 
-class _Call(asyncio.TimerHandle):
+class _ScheduledCall(asyncio.TimerHandle):
     """A callback and when it is due. There are tens of thousands in a run: it has nothing of asyncio's debugging."""
 
     __slots__ = ()
@@ -94,7 +94,7 @@ class _Call(asyncio.TimerHandle):
         self._context = contextvars.copy_context() if context is None else context
 
     def __repr__(self) -> str:
-        return f"_Call({self._callback!r})"
+        return f"_ScheduledCall({self._callback!r})"
 
     def cancel(self) -> None:
         """Never run it. It leaves the heap when its time comes."""
@@ -109,8 +109,8 @@ def _nothing() -> None:
 class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module's docstring. Made by a `World`; `finish` must be called at last."""
 
-    _ready: deque[_Call]
-    _scheduled: list[tuple[float, int, _Call]]
+    _ready: deque[_ScheduledCall]
+    _scheduled: list[tuple[float, int, _ScheduledCall]]
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Run the callback in the next turn, whose order is shuffled at times; after the run's end nothing is
         scheduled."""
-        call = _Call(self._now, callback, args, context)
+        call = _ScheduledCall(self._now, callback, args, context)
         if not self._finished:
             self._ready.append(call)
         return call
@@ -204,7 +204,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """Run the callback at this virtual time; after the run's end nothing is scheduled."""
-        call = _Call(when, callback, args, context)
+        call = _ScheduledCall(when, callback, args, context)
         if not self._finished:
             heapq.heappush(self._scheduled, (when, next(self._timers), call))
         return call
@@ -248,7 +248,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             except BaseException as error:
                 self.call_exception_handler({"message": f"Exception in {call!r}", "exception": error})
 
-    def _hold(self, process: Process, call: _Call) -> None:
+    def _hold(self, process: Process, call: _ScheduledCall) -> None:
         if process.dead:
             self.graveyard.append(call)
         else:
@@ -269,7 +269,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _shuffle(self) -> None:
         """Draw which process goes first; the order within each stays."""
-        groups: dict[Process | None, list[_Call]] = {}
+        groups: dict[Process | None, list[_ScheduledCall]] = {}
         for call in self._ready:
             groups.setdefault(call._context.get(PROCESS), []).append(call)
         if len(groups) > 1:
