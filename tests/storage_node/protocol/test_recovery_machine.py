@@ -282,6 +282,16 @@ def test_the_window_bounds_what_is_read_ahead() -> None:
     assert {e.entry_id for e in effects if isinstance(e, ReadFencing)} == {2}
 
 
+def test_the_window_begins_narrow_and_widens_as_entries_are_added_again() -> None:
+    m = reading(window=16)
+    read: list[int] = []
+    for number in range(4):
+        m.entry_found(0, entry(number))
+        effects = m.added_again(number, marked().ensembles)
+        read.append(max(e.entry_id for e in effects if isinstance(e, ReadFencing)))
+    assert read == [4, 9, 18, 19]
+
+
 def test_an_ambiguous_entry_aborts_and_is_never_the_end() -> None:
     m = reading()
     m.entry_failed(0, 0, MISSING)
