@@ -87,11 +87,9 @@ class OwnersTransactions:
     ) -> LogState:
         """Run a transaction from the state `before` to the state `after`, until its outcome is known; returns `after`.
 
-        `attempt` is called with operations that fail the transaction unless the lock is held. With `releases` they also
-        give it up: it is the owner's last transaction.
-
-        `shared` is the path of a pool's allocator that is part of it. Where another process has set that allocator,
-        AllocatorLostError is raised; that says nothing about the log.
+        `attempt` is called with operations that fail the transaction unless the lock is held, and give it up if it
+        `releases`. `shared` is the path of a pool's allocator that is part of it. Where another process has set that
+        allocator, AllocatorLostError is raised; that says nothing about the log.
 
         Raises WriterDeposedError where nothing was applied, DeposedAfterwardsError where it was, DeposedInDoubtError
         where that is not known; and the store's error once it was out of reach for a session timeout, an
@@ -106,9 +104,7 @@ class OwnersTransactions:
             owned: list[Op] = []
             try:
                 owned = await self.owned(releases=releases)
-                state = await attempt(owned)
-                self._applied(owned)
-                return state
+                return self._heard(owned, await attempt(owned))
             except OutcomeUnknownError as error:
                 failure = doubt = error
             except (LockingError, OwnershipAcquireFailedError) as error:
@@ -130,7 +126,6 @@ class OwnersTransactions:
                 found = await self._look(doubt)
                 if applied(found):
                     # Versions one above ours: the transaction was the last one. Any further: another owner goes on.
-                    self._applied(owned)
                     if versions(found.state) != versions(after):
                         raise DeposedAfterwardsError(
                             "this transaction was applied, but another owner has gone on from it meanwhile",
@@ -164,11 +159,12 @@ class OwnersTransactions:
             raise MetadataUnavailableError("the log's lock is being taken again; nothing was changed", log=self._name)
         return [self._lock.release_op() if releases else Check(self._lock.member_path, ANY_VERSION)]
 
-    def _applied(self, owned: list[Op]) -> None:
-        """A transaction with these operations was applied."""
+    def _heard(self, owned: list[Op], after: LogState) -> LogState:
+        """A transaction with these operations was applied, so the lock is gone if one of them gave it up."""
         for op in owned:
             if isinstance(op, Delete) and self._lock is not None:
                 self._lock.deleted(op)
+        return after
 
     async def _look(self, doubt: OutcomeUnknownError) -> Found:
         """State and segments as they are now; raises `doubt` if they cannot be read."""
