@@ -24,7 +24,7 @@ from benchmarks.kafka_systems import Append, System
 from benchmarks.payloads import any_lengths
 from benchmarks.processes import loopback_bytes, own_cpu_s, tree_cpu_s
 from benchmarks.results import percentile
-from benchmarks.session import CORES, batch_ms, java_of
+from benchmarks.session import CORES, batch_ms, batch_times_ms, java_of
 from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ LAST_ROWS = 1_000
 ONE_BY_ONE_ROWS = 200
 WARM_UP_BATCHES = 5
 MICRO_BATCHES = 20
+OFTEN_BATCHES = 8
+OFTEN_ROWS = 100
 SETTLE_S = 3.0
 IDLE_S = 20.0
 TAIL_S = 12.0
@@ -73,6 +75,8 @@ class Load(Enum):
     """Milliseconds, and KB over the loopback: the end of a log read by time."""
     IDLE = auto()
     """Processor seconds a minute, of Spark and Python and of the servers: a query at the end of its log."""
+    OFTEN = auto()
+    """Milliseconds: a micro-batch of 100 rows at a trigger of one second, median and 99th percentile."""
     TAIL = auto()
     """Milliseconds from before an append: to the batch's function, median and 99th percentile; to its rows, median."""
 
@@ -136,6 +140,7 @@ class Jobs:
             Load.FROM_SOURCE: lambda _: (self._log_to_noop_ms(),),
             Load.REWIND: lambda _: self._rewind(),
             Load.IDLE: lambda _: self._idle(),
+            Load.OFTEN: self._often_ms,
             Load.TAIL: lambda _: self._tail(),
         }
 
@@ -218,6 +223,14 @@ class Jobs:
 
     def _rate_to_sink_ms(self) -> float:
         return rate_to_sink_ms(self._spark, self._system.format, self._system.sink("drops"), self._checkpoint())
+
+    def _often_ms(self, seconds: float) -> tuple[float, ...]:
+        rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", OFTEN_ROWS).load()
+        rows = rate.selectExpr("cast(lpad(cast(value as string), 100, 'x') as binary) as value")
+        writer = rows.writeStream.format(self._system.format).options(**self._system.sink("drops"))
+        batches = max(OFTEN_BATCHES, int(seconds))
+        took = batch_times_ms(writer, self._checkpoint(), WARM_UP_BATCHES, batches, trigger_s=1)
+        return percentile(took, 0.5), percentile(took, 0.99)
 
     def _log_to_noop_ms(self) -> float:
         rows = self._stream("few", startingOffsets="earliest", maxOffsetsPerTrigger=1)

@@ -1,4 +1,4 @@
-"""Rows P13 to P17: our connector to Spark beside Apache Kafka with spark-sql-kafka, in one session.
+"""Rows P13 to P17 and P24: our connector to Spark beside Apache Kafka with spark-sql-kafka, in one session.
 
 Ours: three storage nodes and ZooKeeper, every record on three nodes, synced (fdatasync) on two before it counts,
 a batch published exactly once. Kafka: one broker, one copy, `acks=all`; a record counts when it is in the broker's
@@ -39,7 +39,7 @@ WARM_UPS = {
 }
 """Runs before anything counts; what is not named runs the same code as another load, or as the filling of the logs."""
 WARM_UP_S = 3.0
-FLUSHED = {Load.SINK_BATCH, Load.SINK_STREAM, Load.TO_SINK}
+FLUSHED = {Load.SINK_BATCH, Load.SINK_STREAM, Load.TO_SINK, Load.OFTEN}
 """Loads that differ where the broker syncs."""
 REST_S = 5.0
 
@@ -142,6 +142,11 @@ def _rows(load: Load, other: str) -> Sequence[Row]:
         return [
             Row("P15", "read a log's end by time: time", "ms", f"ms: {other}", short),
             Row("P15", "read a log's end by time: loopback", "KB", f"KB: {other}", short),
+        ]
+    if load is Load.OFTEN:
+        return [
+            Row("P24", f"micro-batch to the sink at a 1 s trigger, {share}, {once}", "ms", f"ms: {other_once}", short)
+            for share in ("p50", "p99")
         ]
     if load is Load.IDLE:
         return [

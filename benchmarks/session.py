@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CORES = 2
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 MICRO_BATCH_TIMEOUT_S = 120.0
+MAX_BATCHES = 4_000
+"""Micro-batches of which one query can tell."""
 
 
 @contextmanager
@@ -44,6 +46,7 @@ def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSessio
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .config("spark.sql.streaming.numRecentProgressUpdates", 2 * MAX_BATCHES)  # idle looks are among them
         .getOrCreate()
     )
     try:
@@ -59,24 +62,30 @@ def java_of(spark: SparkSession) -> JVMView:
     return java
 
 
-def batch_ms(
-    writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int, *, trigger: str = "0 seconds"
-) -> float:
+def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:
     """Median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do not count."""
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
+    return statistics.median(batch_times_ms(writer, checkpoint, warm_up, batches))
+
+
+def batch_times_ms(
+    writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int, *, trigger_s: int = 0
+) -> list[float]:
+    """Durations of micro-batches, as `batch_ms`; one is begun every `trigger_s` seconds."""
+    check(warm_up + batches <= MAX_BATCHES, f"Spark keeps the durations of {MAX_BATCHES} micro-batches")
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=f"{trigger_s} seconds").start()
     try:
-        _await_batches(query, warm_up + batches)
+        _await_batches(query, warm_up + batches, MICRO_BATCH_TIMEOUT_S + (warm_up + batches) * 2 * trigger_s)
     finally:
         query.stop()
     durations = [progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows]
-    return statistics.median(durations[warm_up : warm_up + batches])
+    return durations[warm_up : warm_up + batches]
 
 
-def _await_batches(query: StreamingQuery, batches: int) -> None:
+def _await_batches(query: StreamingQuery, batches: int, timeout_s: float) -> None:
     """Wait until the query has run enough micro-batches. Raises what it failed with."""
-    deadline = time.monotonic() + MICRO_BATCH_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
         if (failure := query.exception()) is not None:
             raise failure
-        check(time.monotonic() < deadline, f"{batches} micro-batches took over {MICRO_BATCH_TIMEOUT_S} s")
+        check(time.monotonic() < deadline, f"{batches} micro-batches took over {timeout_s} s")
         time.sleep(0.2)

@@ -2,8 +2,9 @@
 
 The same query twice: Spark's rate source, 100 rows a batch, into a log of its own. One appends each batch to the log's
 open segment, the other makes a segment of each, before and after it. Times are of whole micro-batches, as Spark
-reports them. Counted are the segments that the batches of a query made besides its first one: what a day has beyond
-that comes of rolling by age (`logSegmentRollingMinutes`, twelve a day by default), and not of batches.
+reports them. A query runs as many batches as a window has seconds (`--seconds`), eight at least. Counted are the
+segments that the batches of a query made besides its first one: what a day has beyond that comes of rolling by age
+(`logSegmentRollingMinutes`, twelve a day by default), and not of batches.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cluster import Cluster
-from benchmarks.results import Row, Target
-from benchmarks.session import batch_ms
+from benchmarks.results import Row, Target, percentile
+from benchmarks.session import batch_times_ms
 from dlspark.core.sync.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 ROWS: Final = 100
 WARM_UP: Final = 3
 BATCHES: Final = 8
-TRIGGER: Final = "1 second"
+TRIGGER_S: Final = 1
+SHARES: Final = (0.5, 0.99)
 SEGMENTS_A_DAY: Final = 24
 SECONDS_A_DAY: Final = 86_400
 
@@ -36,28 +38,33 @@ class CommitBenchmark:
         self._directory = directory
         self._count = 0
         goal = Target(SEGMENTS_A_DAY / SECONDS_A_DAY, at_most=True)
-        self._time = Row(
-            "P24", "micro-batch at a 1 s trigger, appended", "ms", "ms: a segment each", Target(1.0, at_most=True)
-        )
+        short = Target(1.0, at_most=True)
+        self._times = [
+            Row("P24", f"micro-batch at a 1 s trigger, appended, p{share:.0%}"[:-1], "ms", "ms: a segment each", short)
+            for share in SHARES
+        ]
         self._segments = Row("P24", "segments made besides the first, appended", "segments", "batches", goal)
-        self.rows = [self._time, self._segments]
+        self.rows = [*self._times, self._segments]
 
     def round(self, seconds: float) -> None:
-        """Both ways; the queries run so many batches, whatever `seconds` says."""
-        before, _ = self._query("segments")
-        appended, segments = self._query("append")
-        after, _ = self._query("segments")
-        self._time.add(appended, before, after)
-        self._segments.add(segments - 1, WARM_UP + BATCHES)
+        """Both ways; the way beside, before and after, half as long each."""
+        batches = max(BATCHES, int(seconds / TRIGGER_S))
+        beside = max(BATCHES, batches // 2)
+        before, _ = self._query("segments", beside)
+        appended, segments = self._query("append", batches)
+        after, _ = self._query("segments", beside)
+        for row, share in zip(self._times, SHARES, strict=True):
+            row.add(percentile(appended, share), percentile(before, share), percentile(after, share))
+        self._segments.add(segments - 1, WARM_UP + batches)
 
-    def _query(self, mode: str) -> tuple[float, int]:
-        """Milliseconds of a micro-batch, and the segments that the query's log has then."""
+    def _query(self, mode: str, batches: int) -> tuple[list[float], int]:
+        """Milliseconds of each micro-batch, and the segments that the query's log has then."""
         self._count += 1
         name = f"commits-{self._count}"
         rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
         rows = rate.selectExpr("cast(lpad(cast(value as string), 100, 'x') as binary) as value")
         sink = rows.writeStream.format("distributedlog").option("uri", self._uri).option("commitMode", mode)
         checkpoint = self._directory / f"checkpoint-{name}"
-        took = batch_ms(sink.option("path", name), checkpoint, WARM_UP, BATCHES, trigger=TRIGGER)
+        took = batch_times_ms(sink.option("path", name), checkpoint, WARM_UP, batches, trigger_s=TRIGGER_S)
         with Namespace.open(self._uri) as namespace, namespace.open_log(name) as log:
             return took, len(log.segments())

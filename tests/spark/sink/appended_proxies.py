@@ -17,16 +17,15 @@ from dlspark.serving.protocol.operations import Answer, Heartbeat, Request, Writ
 from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from storage_node.edge import SystemClock
 
 
-class ClusterClock(SystemClock):
-    """Time that passes goes with the loop; the wall clock may be ahead."""
+class ClusterClock:
+    """Goes with the loop; the time of day may be ahead."""
 
     ahead_ms = 0
 
     def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
+        return int(asyncio.get_running_loop().time() * 1000) + self.ahead_ms
 
     def elapsed_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -159,6 +159,21 @@ async def test_an_idle_log_is_given_up_with_its_segment_completed() -> None:
     await cluster.stop()
 
 
+BATCHES_AN_HOUR = 3600
+
+
+@virtual_time
+async def test_an_hour_of_batches_at_a_trigger_of_one_second_makes_one_segment() -> None:
+    """24 a day at most: what a longer run adds comes of rolling by age (`logSegmentRollingMinutes`, 120)."""
+    cluster = await started()
+    driver = await cluster.driver()
+    for batch in range(BATCHES_AN_HOUR - 1):  # the test itself has an hour, and a segment is closed in it
+        assert await driver.append(batch, [b"x"]) is PUBLISHED
+        await asyncio.sleep(0.999)
+    assert len(await cluster.segments()) == 1
+    await cluster.stop()
+
+
 @virtual_time
 async def test_a_silent_sink_is_left_though_another_one_goes_on() -> None:
     cluster = await started()
