@@ -179,6 +179,8 @@ def test_the_sessions_conf_and_an_option_of_a_table_lead_through_proxies(
     by_option = spark.read.option("proxy", "discover").table(table)
     assert by_option.count() == 120
     assert rows(by_option) == rows(spark.read.table(table))
+    older = spark.read.option("proxy", "discover").option("versionAsOf", "2:0:0").table(table)
+    assert older.count() == older.select("value").distinct().count() == 41, "the position itself is of the version"
     # Where nothing listens, it shows that the option is not passed over.
     nowhere = spark.read.option("proxy", NOWHERE).option("outageTimeout", "0s").table(table)
     assert NOWHERE in failure(lambda: nowhere.select("value").collect())
@@ -268,7 +270,7 @@ def test_without_proxies_a_query_says_so_before_it_runs_and_a_task_whom_it_asked
 
     def none_announced() -> bool:
         try:
-            partitions_of(sandbox, three_segments, proxy="discover")
+            partitions_of(sandbox, three_segments, proxy="discover", outageTimeout="1s")
         except NoProxiesError:
             return True
         return False
