@@ -25,7 +25,9 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamReader, DataStreamWriter, StreamingQuery
 
+from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
+from dlspark.errors import NotAppliedError
 from dlspark.spark import start
 
 ROWS_PER_BATCH = 50
@@ -89,6 +91,14 @@ class Queries:
         return self._spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 4 * ROWS_PER_BATCH)
 
 
+def have(logs: list[Log], rows: int) -> bool:
+    """Whether each log has its rows; no, as long as its storage nodes are away."""
+    try:
+        return min(log.record_count() for log in logs) >= rows
+    except NotAppliedError:
+        return False
+
+
 def main(master: str, directory: str, name: str, rows: int, outage_timeout: str, mode: str) -> None:
     spark = (
         SparkSession.builder.master(master)
@@ -104,7 +114,7 @@ def main(master: str, directory: str, name: str, rows: int, outage_timeout: str,
     queries.start()
     with Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
         logs = [namespace.open_log(f"{name}-{part}") for part in "abc"]
-        while min(log.record_count() for log in logs) < rows:
+        while not have(logs, rows):
             queries.look()
             time.sleep(PAUSE_S)
     queries.stop()

@@ -347,7 +347,8 @@ OPTIONS: tuple[Option, ...] = (
         Scope.ANY,
         "Go through proxies of the serving tier: `discover`, those that are announced in the namespace, or a list of "
         "their addresses for frames, `host:port,host:port`: of read proxies for a source, of write proxies for a sink. "
-        "The tasks of a source then talk to read proxies alone; its driver plans as ever",
+        "The tasks of a source then talk to read proxies alone; its driver plans as ever. Each batch of a sink is one "
+        "request to a write proxy: for one log, of at most 1 MB, with a number",
         default_words="no proxies",
     ),
     _option(

@@ -80,8 +80,9 @@ def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> sock
         try:
             return _connect(folder)  # another commit was faster
         except _NONE_THERE:
+            left = folder.left_session()
             folder.make()
-            _start(folder, options)
+            _start(folder, options, left)
     return _connect(folder)
 
 
@@ -95,15 +96,15 @@ def _connect(folder: AppenderFolder) -> socket.socket:
     return connection
 
 
-def _start(folder: AppenderFolder, options: Options) -> None:
-    """Start the process and return once it listens."""
+def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> None:
+    """Start the process and return once it listens. `left_session`: of the one in whose place it is."""
     # The same modules as here: what Spark's workers are given by PYTHONPATH and by other means.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         # The command ends as soon as the process that it leaves behind listens, so nobody has to wait for that one.
         done = subprocess.run(
             [sys.executable, "-m", PROCESS_MODULE, os.fspath(folder.path)],
-            input=pickle.dumps((options, driver_process())),
+            input=pickle.dumps((options, driver_process(), left_session)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment,

@@ -4,8 +4,12 @@
         starting                                 locked by whoever starts such a process, or ends as one
         <key>/                                   one for each driver, namespace and settings
             socket, secret, process, output      where it listens, what it must be shown, who it is, what it prints
+            session                              its session with ZooKeeper, by which others can end that
 
-A process that was killed leaves its folder; the next one that is started for any driver removes it.
+A process that was killed leaves its folder; the next one that is started for any driver removes it. Where that one
+takes its place, it ends the session of the one that was killed, whose logs would be locked until the session ends by
+itself. It does so only where the process, by number and time of start, does not run any more: nobody else has that
+session. To end one in error would cost a process its logs, and no data: a deposed owner writes nothing (I5, I7, I20).
 """
 
 from __future__ import annotations
@@ -97,6 +101,11 @@ class AppenderFolder:
         return self.path / "process"
 
     @property
+    def session(self) -> Path:
+        """The token of its session with ZooKeeper, a secret."""
+        return self.path / "session"
+
+    @property
     def output(self) -> Path:
         """What it prints."""
         return self.path / "output"
@@ -124,6 +133,14 @@ class AppenderFolder:
             return ProcessName.decode(self.process.read_text()).runs
         except (OSError, ValueError):
             return False
+
+    def left_session(self) -> bytes:
+        """The token of the session that a process has left here which does not run any more; empty: there is none.
+        Under `starting`."""
+        try:
+            return b"" if self.in_use() else bytes.fromhex(self.session.read_text())
+        except (OSError, ValueError):
+            return b""
 
     def is_of(self, process: ProcessName) -> bool:
         """Whether this process wrote itself down here."""

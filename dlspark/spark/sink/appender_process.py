@@ -1,7 +1,8 @@
 """The process that appends for a driver: `python -m dlspark.spark.sink.appender_process FOLDER` (`appender_client`).
 
-It is given the query's options and the driver's name on its standard input. The command itself ends as soon as the
-process listens in the folder, so that this is no child of a worker of Spark's: by a fork, before anything is loaded.
+It is given the query's options, the driver's name and what a killed predecessor left on its standard input. The command
+itself ends as soon as the process listens in the folder, so that this is no child of a worker of Spark's: by a fork,
+before anything is loaded.
 
 It ends by itself (`appender_server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,
 it leaves segments in progress and marks that say so, and any other owner of these logs goes on from there (I20).
@@ -63,7 +64,7 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
     from dlspark.spark.sink.appender_server import serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    options, driver = pickle.loads(given)
+    options, driver, left_session = pickle.loads(given)
     place = AppenderFolder(folder)
     place.write_private(place.process, this_process().encode())
     threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
@@ -77,7 +78,7 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
         os.close(saying)
 
     try:
-        runtime.run(serve(options, place, driver, stop, listens))
+        runtime.run(serve(options, place, driver, left_session, stop, listens))
         runtime.close()
     except BaseException:
         logging.exception("the process ends")

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from dlspark.spark.options.query_options import Options
@@ -31,6 +32,7 @@ from dlspark.spark.sink.log_opening import open_log
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
+from metadata.store import MetadataStore, SessionState
 
 LOOK_EVERY_S: Final = 0.5
 """How often it looks whether the driver runs, and whether anything is left to do."""
@@ -131,13 +133,19 @@ async def serve(
     options: Options,
     folder: AppenderFolder,
     driver: ProcessName,
+    left_session: bytes,
     stop: asyncio.Event,
     listens: Callable[[], None],
 ) -> None:
-    """Append what comes, until there is nothing left to do; `listens` is called once batches are taken."""
+    """Append what comes, until there is nothing left to do; `listens` is called once batches are taken.
+
+    `left_session`: of a process that was killed, in whose place this one is; it is ended before a log is opened.
+    """
+    noting = SessionNote(folder, left_session)
 
     async def open_one(log: str) -> AppendedLog:
         session = await open_session(options, appending=True)
+        await noting.take(session.namespace.store)
         return await open_log(session.append_tools, session.proxies, log, always=options.proxies is not None)
 
     appender = SinkAppender(open_one, deadline_s=max(options.outage_ms / 1000, HAND_OVER_S))
@@ -151,3 +159,32 @@ async def serve(
         # Where ZooKeeper does not come back, it cannot be done, nor be cut off: the process ends all the same, and the
         # next owner recovers the logs.
         await asyncio.wait([asyncio.ensure_future(appender.close())], timeout=END_S)
+
+
+class SessionNote:
+    """Writes down by which session this process holds its logs, and ends that of its predecessor."""
+
+    def __init__(self, folder: AppenderFolder, left: bytes) -> None:
+        self._folder = folder
+        self._left = left
+        self._store: MetadataStore | None = None
+
+    async def take(self, store: MetadataStore) -> None:
+        """Before a log is opened: note the session of `store`, and each one that follows it. Never raises."""
+        if self._store is not store:
+            self._store = store
+            store.on_session(self._changed)
+            self._changed(store.state)
+        left, self._left = self._left, b""
+        if left:
+            try:
+                await store.end_session(left)
+            except DistributedLogError as error:
+                _log.warning(
+                    "the session of the process before was not ended, its logs are locked for a while: %s", error
+                )
+
+    def _changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED and self._store is not None:
+            with suppress(OSError):  # the folder has been removed: the process is at its end
+                self._folder.write_private(self._folder.session, self._store.session_token.hex())

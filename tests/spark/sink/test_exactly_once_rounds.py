@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_processes import Spawner, fault, finish
+from driver_processes import SESSION_VARIABLE, Spawner, fault, finish
 from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
@@ -118,6 +119,18 @@ def test_an_appending_process_killed_anywhere_leaves_one_copy(
     assert finish(spawn(plan, 1, this.fault(point, "die", 0 if "mark" in point else 1))) == 0
     assert this.flag.exists()
     this.check()
+
+
+def test_the_next_appending_process_does_not_wait_for_the_session_of_one_that_was_killed(
+    sandbox: Sandbox, tmp_path: Path, spawn: Spawner
+) -> None:
+    """The log's lock is waited for 5 seconds here, and a session lasts 30."""
+    this = Round(sandbox, tmp_path, "session", 0)
+    plan = replace(this.plan, logs=this.plan.logs[:1], mode="append", empty=0.0, rows=50, outage="2s")
+    environment = this.fault("sink.applied", "die", 1)
+    assert finish(spawn(plan, 1, {**environment, SESSION_VARIABLE: "30"})) == 0
+    assert this.flag.exists()
+    assert read_values(plan.uri, plan.logs[0])[1] == plan.expected(plan.logs[0])
 
 
 def test_a_replay_of_committed_batches_leaves_one_copy(
