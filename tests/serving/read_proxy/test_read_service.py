@@ -10,6 +10,8 @@ from helpers.waiting import until
 from read_world import LOCATION, Puller, ReadWorld, submitted
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.client.answer_rules import AnswerRule, rule_of
+from dlspark.serving.protocol.deliveries import decode_stored
 from dlspark.serving.protocol.operations import (
     Applied,
     Delivery,
@@ -319,3 +321,38 @@ async def test_a_stopped_proxy_refuses_what_waits_and_what_comes(world: ReadWorl
     for answer in (await waiting, await reader.ask()):
         assert isinstance(answer, Refusal)
         assert (answer.code, answer.applied) == (StatusCode.SERVICE_UNAVAILABLE, Applied.NO)
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+async def test_a_damaged_entry_is_refused_for_good_or_leaves_a_hole_that_its_reader_sees(
+    world: ReadWorld, skipping: bool
+):
+    namespace = await world.namespace(skip_broken_entries=skipping)
+    log = await namespace.open_log("log")
+    async with await log.open_writer() as writer:
+        for payload in (b"a", b"b", b"c"):
+            writer.write(1, payload)
+            await writer.commit()
+    (segment,) = await log.segments()
+    damaged = 0
+    for bookie in world.bookies:
+        entries = bookie.ledgers[segment.ledger_id].entries
+        damaged = next(entry_id for entry_id, entry in sorted(entries.items()) if entry.endswith(b"b"))
+        entries[damaged] = entries[damaged][:-1] + b"x"
+    reader = Puller(await world.proxy(namespace), "log", form=ReadForm.ENTRIES)
+    ids: list[int] = []
+    refused: Refusal | None = None
+    while len(ids) <= damaged and refused is None:
+        answer = await reader.pull()
+        if isinstance(answer, Refusal):
+            refused = answer
+        else:
+            ids += [decode_stored(part).entry_id for part in answer.parts]
+    assert ids[:damaged] == list(range(damaged))
+    if skipping:
+        assert refused is None
+        assert ids[damaged] == damaged + 1
+    else:
+        assert refused is not None
+        assert refused.error == "DigestError"
+        assert rule_of(refused, fail_fast=False) is AnswerRule.FAIL
