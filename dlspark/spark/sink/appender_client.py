@@ -39,9 +39,7 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
 
     None: as `Appender.append`. Raises as `Appender.append`, and AppenderStartError with nothing visible.
     """
-    driver = driver_process()
-    settings = settings_of(options, appending=True)
-    folder = AppenderFolder.of(options.uri, settings, options.proxies, driver, sys.executable)
+    folder = folder_of(options)
     deadline = time.monotonic() + DEADLINE_S + options.outage_ms / 1000 + SLACK_S
     sent = False
     while True:
@@ -67,6 +65,12 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
                 log=batch.rows.log,
                 advice="Start the query again from its checkpoint, or repeat the write with the same txnVersion",
             ) from error
+
+
+def folder_of(options: Options) -> AppenderFolder:
+    """The folder of this driver's process for these options."""
+    settings = settings_of(options, appending=True)
+    return AppenderFolder.of(options.uri, settings, options.proxies, driver_process(), sys.executable)
 
 
 def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> socket.socket:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,12 +25,12 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append_messages import encode_request
 from dlspark.spark.sink.appender import BatchToAppend
-from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName, driver_process
+from dlspark.spark.sink.appender_client import folder_of
+from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.sink.session import settings_of
 from dlspark.spark.sink.staging import run_task
 from metadata.foundation.errors import CallerError
 
@@ -68,8 +67,7 @@ class Query:
 
     @property
     def folder(self) -> AppenderFolder:
-        settings = settings_of(self.options, appending=True)
-        return AppenderFolder.of(self.options.uri, settings, driver_process(), sys.executable)
+        return folder_of(self.options)
 
     @property
     def process(self) -> ProcessName:
