@@ -77,7 +77,8 @@ def batch_times_ms(
         _await_batches(query, warm_up + batches, MICRO_BATCH_TIMEOUT_S + (warm_up + batches) * 2 * trigger_s)
     finally:
         query.stop()
-    durations = [progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows]
+    progresses = [progress for progress in query.recentProgress if progress.numInputRows]
+    durations = [float(progress.durationMs["triggerExecution"]) for progress in progresses]
     return durations[warm_up : warm_up + batches]
 
 

@@ -419,5 +419,3 @@ def _parsed(method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Reque
     except DecodeError as error:
         raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
     return message, rpc_messages.request_from_pb(method.name, message)
-
-

@@ -451,8 +451,13 @@ class ProxyReader:
         return self._inner.closed
 
     def next_entries(self) -> list[StoredEntry]:
-        """The next entries as they are stored; waits at the tail. In the form ENTRIES only. Raises as `read_next`."""
+        """The next entries as they are stored, those without records of a user too; waits at the tail. In the form
+        ENTRIES only. Raises as `read_next`."""
         return self._runtime.run(self._inner.next_entries())
+
+    def poll_entries(self) -> list[StoredEntry]:
+        """What one poll brings: as `next_entries`, but perhaps nothing."""
+        return self._runtime.run(self._inner.poll_entries())
 
     def next_batches(self) -> list[pa.RecordBatch]:
         """The next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as `read_next`."""

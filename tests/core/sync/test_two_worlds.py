@@ -28,6 +28,7 @@ ONLY_ASYNC = {
     "Log": {"open_segment": OVER_EDGES},
     "LogWriter": {
         "open": BY_LOG,
+        "on_failed": "for proxies, which hold a writer whose failure concerns others",
         "owned": OVER_EDGES,
         "push": "for proxies, which wait for nothing",
         "use_settings": LISTENER,
