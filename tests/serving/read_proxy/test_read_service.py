@@ -356,3 +356,25 @@ async def test_a_damaged_entry_is_refused_for_good_or_leaves_a_hole_that_its_rea
         assert refused is not None
         assert refused.error == "DigestError"
         assert rule_of(refused, fail_fast=False) is AnswerRule.FAIL
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_reader_that_asks_for_another_place_or_log_under_its_number_gets_what_it_asks_for(
+    world: ReadWorld, form
+):
+    namespace = await world.namespace()
+    await in_one_entry_each(namespace, "log", SEGMENTS)
+    await in_one_entry_each(namespace, "other", [[b"x0", b"x1"]])
+    service = await world.proxy()
+
+    async def found_at(stream: str, start: DLSN | int | ReadFrom, count: int) -> list[bytes]:
+        reader = Puller(service, stream, start, form=form)
+        assert await reader.until(count) is None
+        return reader.payloads[:count]
+
+    assert await found_at("log", ReadFrom.OLDEST, 5) == FLAT[:5]
+    assert await found_at("log", DLSN(1, 0, 1), 2) == FLAT[1:3], "back"
+    assert await found_at("log", DLSN(3, 0, 1), 3) == FLAT[6:], "forth"
+    assert await found_at("other", DLSN(1, 0, 1), 1) == [b"x1"], "elsewhere"
+    assert await found_at("log", 10, 2) == FLAT[1:3], "by transaction id"
+    assert await found_at("log", ReadFrom.OLDEST, 3) == FLAT[:3], "from the beginning again"
