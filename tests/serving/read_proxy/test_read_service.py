@@ -365,10 +365,10 @@ async def test_a_reader_that_asks_for_another_place_or_log_under_its_number_gets
     namespace = await world.namespace()
     await in_one_entry_each(namespace, "log", SEGMENTS)
     await in_one_entry_each(namespace, "other", [[b"x0", b"x1"]])
-    service = await world.proxy()
+    service, caller = await world.proxy(), Caller("client:1")
 
     async def found_at(stream: str, start: DLSN | int | ReadFrom, count: int) -> list[bytes]:
-        reader = Puller(service, stream, start, form=form)
+        reader = Puller(service, stream, start, form=form, caller=caller)
         assert await reader.until(count) is None
         return reader.payloads[:count]
 
