@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError, OverCapacityError
 from dlspark.serving.client.answer_rules import StreamRequest
 from dlspark.serving.client.batching import BatchBounds
@@ -66,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PRODUCERS: Final = 10_000
 """Producers that a client has at a time; the one that was not used for longest ends, if nothing of it is under way."""
+_NAME_ONE: Final = "Give host:port, a namespace's URI, or the setting finagleNameStr"
 LOCAL_REGION: Final = "local"
 """What the first region is called; the others are `region-2` and so on."""
 _RANDOM: Final = random.SystemRandom()
@@ -112,18 +114,15 @@ class AsyncClient(StreamOperations):
         network: Network | None = None,
     ) -> AsyncClient:
         """A client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are announced;
-        a sequence has one such text for each region, the local one first. None: what the settings name.
+        a sequence has one such text for each region, the local one first. None: what the settings name, else the
+        namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
 
         `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
         proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
         Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where none is announced.
         """
         made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
-        named = where if where is not None else list(made.regions())
-        if not named:
-            raise CallerError(
-                "no proxy is named", advice="Give host:port, a namespace's URI, or the setting finagleNameStr"
-            )
+        named = where if where is not None else list(made.regions()) or uri_or_default(None, _NAME_ONE)
         reading = fleets_of(read_from) if read_from is not None else []
         client = cls(fleets_of(named), made, _over_frames(network), read_fleets=reading)
         await client.open()

@@ -63,6 +63,12 @@ _SETTINGS_OF_OPTIONS = {
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
+def owner_name() -> str:
+    """The name that other writers see. It must not look like an address: a client that a proxy sends to a log's owner
+    would dial it."""
+    return f"dlspark-sink/{socket.gethostname()}/{os.getpid()}"
+
+
 class SinkSession:
     """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
 
@@ -79,7 +85,7 @@ class SinkSession:
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         services = self._services
         rules = LogRules(
-            owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
+            owner=owner_name(),
             lock_timeout_ms=settings.lock_timeout_s * 1000,
             create_missing=self._create_missing,
             first_lssn=services.binding.first_lssn or settings.first_lssn,

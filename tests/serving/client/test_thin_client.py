@@ -609,7 +609,13 @@ async def test_what_a_client_can_not_be_made_of():
     for where in ("", " , ", "host", "host:99999", "http://a:1", "distributedlog://zk", []):
         with pytest.raises(CallerError):
             await AsyncClient.connect(where)
-    with pytest.raises(CallerError):
-        await AsyncClient.connect()
     with pytest.raises(CallerError, match="requestTimeoutMs"):
         await AsyncClient.connect("a:1", {"requestTimeout": 3})
+
+
+async def test_without_a_place_the_namespace_is_the_one_that_the_library_would_take(no_namespace, monkeypatch):
+    with pytest.raises(CallerError, match=r"no namespace was named.*finagleNameStr"):
+        await AsyncClient.connect()
+    monkeypatch.setenv("DLSPARK_URI", "distributedlog://zk")
+    with pytest.raises(CallerError, match="distributedlog://zk"):
+        await AsyncClient.connect()

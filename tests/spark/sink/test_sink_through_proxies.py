@@ -14,9 +14,11 @@ from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
 from dlspark.serving.protocol.operations import Refusal, WriteReceipt
+from dlspark.serving.routing.hosts import split_address
 from dlspark.spark.errors import BatchRefusedError, PublishUnknownError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from metadata.foundation.errors import DistributedLogError
+from dlspark.spark.sink.session import owner_name
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.memory import Fault
 
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
@@ -400,3 +402,8 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
             assert await commit(cluster, batch, rng.choice(WAYS)) is COVERED
         assert await cluster.contents() == all_rows(done + 1)
         assert done > 5
+
+
+def test_clients_that_a_proxy_sends_to_a_sink_do_not_take_its_name_for_an_address() -> None:
+    with pytest.raises(CallerError):
+        split_address(owner_name())

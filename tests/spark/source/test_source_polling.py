@@ -41,6 +41,9 @@ class ToldDriver:
     async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
         return self.begin
 
+    async def read_proxies(self) -> tuple[str, ...]:
+        return ()
+
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
         self.newest = self.end
         return self.end
