@@ -6,6 +6,7 @@ as far as the cluster can tell, and may die at any await.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 
@@ -27,7 +28,7 @@ from dlspark.spark.sink.write_proxies import WriteProxies
 from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
 from metadata.segments import SegmentMetadata
 from metadata.sink_marks import LogMark
@@ -199,3 +200,27 @@ class Driver:
         await self.appender.close()
         await self.proxies.close()
         await self.namespace.close()
+
+
+class Strike:
+    """Counts the requests to a cluster's metadata store from now on, and strikes the one of this number: with a fault,
+    or, where that is None, its session ends."""
+
+    def __init__(self, cluster: Cluster, fault: Fault | None, strike_at: int) -> None:
+        self.requests = 0
+        self._tree = cluster.tree
+        self._fault = fault
+        self._strike_at = strike_at
+        self._tree.inject = self._inject
+
+    def _inject(self, session: int, _operation: str, _path: str) -> Fault | None:
+        self.requests += 1
+        if self.requests != self._strike_at + 1:
+            return None
+        if self._fault is None:
+            asyncio.get_running_loop().call_soon(self._tree.expire, session)
+        return self._fault
+
+    def end(self) -> None:
+        """Count and strike no more."""
+        self._tree.inject = None

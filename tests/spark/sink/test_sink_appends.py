@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from appends_world import LOG, QUERY, Cluster, Driver, inline, rows_of
+from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
@@ -316,25 +316,14 @@ async def life_with(fault: Fault | None, strike_at: int) -> int:
     """Commit batches with the request of this number struck. How many requests there were."""
     cluster = await started()
     driver = await cluster.driver()
-    requests = 0
-
-    def inject(session: int, _operation: str, _path: str) -> Fault | None:
-        nonlocal requests
-        requests += 1
-        if requests != strike_at + 1:
-            return None
-        if fault is None:
-            asyncio.get_running_loop().call_soon(cluster.tree.expire, session)
-        return fault
-
-    cluster.tree.inject = inject
+    strike = Strike(cluster, fault, strike_at)
     for batch, mode in enumerate(MODES):
         driver = await committed(cluster, driver, batch, mode)
-    cluster.tree.inject = None
+    strike.end()
     await driver.appender.close()
     assert await cluster.contents() == all_rows(len(MODES)), strike_at
     await cluster.stop()
-    return requests
+    return strike.requests
 
 
 async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> Driver:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from appended_proxies import LinkedProxy
-from appends_world import LOG, QUERY, Cluster, Driver, rows_of
+from appends_world import LOG, QUERY, Cluster, Driver, Strike, rows_of
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
@@ -314,23 +314,12 @@ async def test_any_fault_at_any_request_leaves_one_copy_whichever_way_comes_next
 async def life_with(fault: Fault | None, strike_at: int) -> int:
     """Commit batches with the request of this number struck. How many requests there were."""
     async with clusters(2) as (cluster, _):
-        requests = 0
-
-        def inject(session: int, _operation: str, _path: str) -> Fault | None:
-            nonlocal requests
-            requests += 1
-            if requests != strike_at + 1:
-                return None
-            if fault is None:
-                asyncio.get_running_loop().call_soon(cluster.tree.expire, session)
-            return fault
-
-        cluster.tree.inject = inject
+        strike = Strike(cluster, fault, strike_at)
         for batch, way in enumerate(LIFE):
             await committed(cluster, batch, way)
-        cluster.tree.inject = None
+        strike.end()
         assert await cluster.contents() == all_rows(len(LIFE)), strike_at
-        return requests
+        return strike.requests
 
 
 async def committed(cluster: Cluster, batch: int, way: str) -> None:
