@@ -231,6 +231,7 @@ class Outage:
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
         self._since: float | None = None
+        self._spent = False
         self._pause_s = FIRST_PAUSE_S
 
     async def wait(self, error: DistributedLogError | None = None) -> bool:
@@ -241,7 +242,8 @@ class Outage:
             if error is not None and self._limit_s:
                 logger.warning("what is away is waited for, up to %g s: %s", self._limit_s, error)
         left_s = self._since + self._limit_s - now
-        if left_s <= 0:
+        self._spent = left_s <= 0
+        if self._spent:
             return False
         await asyncio.sleep(min(self._pause_s, left_s))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
@@ -250,11 +252,12 @@ class Outage:
     def over(self) -> None:
         """The operation succeeded, or a part of it."""
         self._since = None
+        self._spent = False
         self._pause_s = FIRST_PAUSE_S
 
     def lasted(self, error: DistributedLogError) -> DistributedLogError:
-        """`error`; its message now also says how long this has waited."""
-        if self._limit_s and self._since is not None:
+        """`error`; its message now also says how long this has waited, if it has waited in vain."""
+        if self._limit_s and self._spent:
             error.message = f"{error.message} (waited {self._limit_s:g} s for what is away to come back)"
         return error
 

@@ -33,6 +33,7 @@ from storage_node.errors import (
     EntryTooLargeError,
     LedgerClosedError,
     LedgerFencedError,
+    NotEnoughBookiesError,
     QuorumWriteError,
     UnauthorizedAccessError,
 )
@@ -98,6 +99,12 @@ def check_payload(piece: object) -> None:
         raise CallerError(f"a payload must be bytes, not {type(piece).__name__}", advice="Encode it first")
     if isinstance(piece, memoryview) and (piece.nbytes != len(piece) or not piece.c_contiguous):
         raise CallerError("a payload must be bytes or a contiguous view of bytes", advice='Use memoryview.cast("B")')
+
+
+def _no_other(wanted: PickReplacements) -> NotEnoughBookiesError:
+    """What is waited for where other bookies could be asked for, and there are too few."""
+    failed = ", ".join(wanted.bookies[index] for index in wanted.indices)
+    return NotEnoughBookiesError(f"no storage node is left that could take the place of {failed}")
 
 
 class Tasks:
@@ -356,6 +363,7 @@ class AddPipeline:
         elif isinstance(effect, Cut):
             self._end_entries(effect.error)
         elif isinstance(effect, Failed):
+            self._outage.lasted(effect.error)
             self._end_entries(effect.error)
             self._failed(effect.error)
         elif isinstance(effect, Closed):
@@ -385,7 +393,7 @@ class AddPipeline:
     async def _pick(self, wanted: PickReplacements) -> None:
         picked, failure = await self._replacements(wanted)
         if not self._recovering:  # one is repeated as a whole
-            while not self.machine.suffices(picked) and await self._outage.wait(failure):
+            while not self.machine.suffices(picked) and await self._outage.wait(failure or _no_other(wanted)):
                 # No other bookie is left: also pick from those that have failed this change, which may be back by now.
                 gone = {wanted.bookies[index] for index in wanted.indices}
                 excluded = (frozenset(wanted.bookies) - gone) | wanted.strangers

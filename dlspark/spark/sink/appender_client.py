@@ -4,14 +4,18 @@ Spark commits each batch in a process that it may end afterwards, and a log's wr
 So a small process has it (`appender_process`): one for each driver, namespace and settings. Here it is found, or
 started, and handed the batch.
 
+While an answer is waited for, what that process says is passed on: a query that waits for storage nodes says so.
+
 Fault model: that process may die at any line. Then the connection ends without an answer; another one is started, and
 gets the same batch again: it is appended once all the same (I20).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
@@ -31,7 +35,11 @@ START_TIMEOUT_S: Final = 60.0
 SLACK_S: Final = 30.0
 """How much longer than the process's own limits its answer is waited for."""
 _PAUSE_S: Final = 0.05
+_LISTEN_S: Final = 0.5
+"""How often it is looked what the process says."""
 _NONE_THERE: Final = (FileNotFoundError, ConnectionRefusedError)
+
+_log = logging.getLogger(__name__)
 
 
 def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome | None:
@@ -47,8 +55,10 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
             with _connected(folder, options, start=bool(batch.rows.record_count)) as connection:
                 connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))
                 secret = folder.secret.read_text()
+                said = _Said(folder)
                 sent = True
                 connection.sendall(encode_request(secret, batch))
+                said.pass_on_until_answered(connection, deadline)
                 head = _answer(connection)
             return decode_answer(head)
         except OSError as error:
@@ -127,6 +137,30 @@ def _not_started(why: str) -> AppenderStartError:
         f"The process that appends batches to an open segment could not be started: {why}",
         advice="Use commitMode=segments, which needs none",
     )
+
+
+class _Said:
+    """What the process prints from now on."""
+
+    def __init__(self, folder: AppenderFolder) -> None:
+        self._output = folder.output
+        self._passed_on = self._output.stat().st_size
+
+    def pass_on_until_answered(self, connection: socket.socket, deadline: float) -> None:
+        """Return once there is something to receive. Raises TimeoutError."""
+        while not select.select([connection], [], [], _LISTEN_S)[0]:
+            self._pass_on()
+            if time.monotonic() > deadline:
+                raise TimeoutError("the process did not answer in time")
+
+    def _pass_on(self) -> None:
+        with self._output.open("rb") as output:
+            output.seek(self._passed_on)
+            text = output.read()
+        whole = text.rfind(b"\n") + 1
+        self._passed_on += whole
+        for line in text[:whole].decode(errors="replace").splitlines():
+            _log.warning("%s", line)
 
 
 def _answer(connection: socket.socket) -> bytes:
