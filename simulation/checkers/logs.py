@@ -202,7 +202,8 @@ class LogCheckers:
     def confirmed(self, record: WrittenRecord, dlsn: DLSN) -> None:
         """A record of a producer's request was written before, at `dlsn`: so its answer says, whoever asked."""
         self._place(self.truth_of(record.session), record, dlsn)
-        record.outcome, record.ended = OperationOutcome.OK, record.ended if record.ended >= 0 else self._tick()
+        if record.outcome is not OperationOutcome.OK:  # when an earlier attempt failed says nothing of this one
+            record.outcome, record.ended = OperationOutcome.OK, self._tick()
 
     def judged(self, record: WrittenRecord, outcome: OperationOutcome, error: BaseException) -> None:
         """A producer's request ended with an error; `outcome` is what is known of it from all its attempts."""

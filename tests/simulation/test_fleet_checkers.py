@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import ProducerFencedError
+from dlspark.errors import NotAppliedError, ProducerFencedError
 from dlspark.serving.protocol.operations import ProducerStamp, Refusal, StatusCode, WriteReceipt, WriteRecords
 from simulation.checkers.conditions import ConditionCheckers
+from simulation.checkers.history import OperationOutcome
 from simulation.checkers.ledgers import ViolationError
-from simulation.checkers.logs import SeenRecord
+from simulation.checkers.logs import SeenRecord, WriterSession
 from simulation.checkers.proxies import ProxyCheckers
 from simulation.cluster import ClientMachine, World
+from simulation.environment.loop import Process
 from simulation.workloads.programs import Workload
 
 
@@ -32,6 +34,23 @@ def seen(*payloads: bytes) -> list[SeenRecord]:
 
 def stamped(payload: bytes, epoch: int, sequence: int) -> WriteRecords:
     return WriteRecords("log", (payload,), atomic=True, stamp=ProducerStamp("name", epoch, sequence))
+
+
+# ---------------------------------------------------------------------------------------- order
+
+
+def test_a_request_is_acknowledged_when_an_answer_says_so_and_not_when_an_attempt_before_failed(world: World) -> None:
+    checkers = world.log_checkers
+    session = WriterSession("log", "client", Process("host", "client"), 1)
+    again = checkers.written(session, 1, b"again")
+    checkers.judged(again, OperationOutcome.FAILED, NotAppliedError("it was not sent"))
+    before = checkers.written(session, 2, b"before")
+    checkers.written_again(again, session)
+    checkers.confirmed(again, DLSN(1, 1, 0))
+    checkers._check_order("log", seen(b"before", b"again"), [before, again])
+    late = checkers.written(session, 3, b"late")
+    with pytest.raises(ViolationError, match="I4"):
+        checkers._check_order("log", seen(b"late", b"again"), [late, again])
 
 
 # ---------------------------------------------------------------------------------------- conditions
