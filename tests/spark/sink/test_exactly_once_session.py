@@ -148,9 +148,12 @@ def the_answer_to_the_publication_is_lost(this: Round, place: Place) -> None:
 
 
 def the_committing_process_dies(this: Round, place: Place) -> None:
-    """Spark does not learn how the commit ended, aborts the batch and ends the query."""
+    """Spark does not learn how the commit ended, aborts the batch and ends the query.
+
+    Where the batch is for one log it is appended by a process beside the driver: another one takes that one's place.
+    """
     this.strike(this.rng.choice(["sink.applied", "sink.published", "sink.before-publish"]), "die")
-    assert this.run() is not None
+    assert this.run() is not None or len(this.stream.plan.logs) == 1
     this.finish()
 
 
