@@ -93,7 +93,10 @@ class LogAdmin:
                 if doubted and not await self._logs.exists(old) and await self._logs.exists(new):
                     await self._check_moved(old, new, doubted)
                     return  # the answer was lost, the change was not
-                ops = await self._rename_ops(old, new, extra)
+                try:
+                    ops = await self._rename_ops(old, new, extra)
+                except BadVersionError:
+                    continue  # something in it went while it was read
                 try:
                     await self._store.multi(ops)
                     return
@@ -131,6 +134,8 @@ class LogAdmin:
             nodes = await self._subtree(source.partition)
             root = _ZnodeRead(source.root, *await self._store.get(source.root))
         except NoNodeError as error:
+            if error.path not in (source.root, source.partition):
+                raise BadVersionError("a znode of the log has just gone", log=old, path=error.path) from error
             raise log_not_found(old, error.path) from error
         if source.ledgers not in {node.path for node in nodes}:
             raise log_not_found(old, source.ledgers)

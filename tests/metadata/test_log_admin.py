@@ -18,7 +18,7 @@ from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
 from metadata.permissions import Permissions, PermissionStore
 from metadata.segments import SegmentMetadata
-from metadata.store import Create, MetadataStore
+from metadata.store import Create, MetadataStore, Stat, Watcher
 
 BINDING = Binding.for_cluster("h:1")
 
@@ -335,3 +335,29 @@ async def test_a_partition_of_another_name_is_no_log(store: MetadataStore, root:
     assert await logs.list("a") == ["b"]
     with pytest.raises(InvalidLogNameError, match="unpartitionedStreamName"):
         await logs.create("a/part")
+
+
+class _Forgetting(MemoryStore):
+    """A store in which a znode goes just before it is read, once."""
+
+    going: str | None = None
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        if path == self.going:
+            self.going = None
+            await self.delete(path)
+        return await super().get(path, watch)
+
+
+async def test_what_goes_from_a_log_while_it_is_read_does_not_make_it_another_or_none() -> None:
+    """A note or a claim comes and goes at any time."""
+    store = _Forgetting(MemoryTree())
+    await store.create("/ns")
+    logs = LogStore(store, "/ns")
+    await logs.create("log")
+    await store.create(f"{logs.paths('log').partition}/deletedLedgers")
+    store.going = f"{logs.paths('log').partition}/deletedLedgers"
+    await LogAdmin(logs).rename("log", "new")
+    assert store.going is None
+    assert await logs.list() == ["new"]
+    await store.close()
