@@ -30,7 +30,7 @@ from dlspark.core.sync.namespace import Namespace
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-DEFAULT_ROUNDS = 24
+DEFAULT_ROUNDS = 12
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
 NODE_SETTINGS = {"zkTimeout": 1000}

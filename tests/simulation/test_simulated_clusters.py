@@ -1,4 +1,4 @@
-"""Whole clusters in simulation: 300 seeds, each with faults of its own, none of which may break an invariant.
+"""Whole clusters in simulation: 150 seeds, each with faults of its own, none of which may break an invariant.
 
 A failing seed prints the command that replays it. `make sim SEEDS=n` runs more of them, on all processors.
 """
@@ -15,8 +15,9 @@ from simulation import mutations
 from simulation.faults.coverage import COVERAGE_POINTS
 from simulation.runs.seeds import replay_command, run_many, run_seed
 
-SEEDS = 300
+SEEDS = 150
 MORE_SEEDS = 1500
+MUTATION_SEEDS = 300
 QUICK_MUTATIONS = (
     "answer-order",
     "batch-order",
@@ -32,7 +33,7 @@ QUICK_MUTATIONS = (
 )
 """Those that the first few seeds notice."""
 RARE_MUTATIONS = ("coverage", "fragment-start", "reads-fence", "reused-number", "stored-end")
-"""Those that take a coincidence; the others are noticed within SEEDS."""
+"""Those that take a coincidence; the others are noticed within MUTATION_SEEDS."""
 LOG_MUTATIONS = ("moved-versions",)
 """Those that only runs with logs notice soon enough."""
 UNIT_TESTED = ("segment-guard",)
@@ -91,7 +92,7 @@ def test_a_missing_safety_rule_is_noticed_at_once(name: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(mutations.MUTATIONS.keys() - set(UNIT_TESTED)))
 def test_every_missing_safety_rule_is_noticed(name: str) -> None:
-    limit, logs = 2_000 if name in RARE_MUTATIONS else SEEDS, name in LOG_MUTATIONS
+    limit, logs = 2_000 if name in RARE_MUTATIONS else MUTATION_SEEDS, name in LOG_MUTATIONS
     assert mutations.seeds_needed(name, limit, logs=logs) is not None
 
 
