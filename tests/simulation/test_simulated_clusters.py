@@ -1,4 +1,4 @@
-"""Whole clusters in simulation: 150 seeds, each with faults of its own, none of which may break an invariant.
+"""Whole clusters in simulation: 100 seeds, each with faults of its own, none of which may break an invariant.
 
 A failing seed prints the command that replays it. `make sim SEEDS=n` runs more of them, on all processors.
 """
@@ -15,7 +15,7 @@ from simulation import mutations
 from simulation.faults.coverage import COVERAGE_POINTS
 from simulation.runs.seeds import replay_command, run_many, run_seed
 
-SEEDS = 150
+SEEDS = 100
 MORE_SEEDS = 1500
 MUTATION_SEEDS = 300
 QUICK_MUTATIONS = (

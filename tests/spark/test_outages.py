@@ -21,6 +21,10 @@ from dlspark.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(3000)]
 
+MODES = ("segments", "append")
+MIXED = "mixed"
+BOTH = "both"
+"""A driver whose queries take one mode each; see three_queries.py."""
 SCRIPT = Path(__file__).with_name("three_queries.py")
 PATIENCE_S = 400
 WAITED_FOR = "is waited for, up to"
@@ -29,13 +33,11 @@ ALL_BUT_ONE = 3
 """A segment that is open goes on with two of its three nodes, so batches that are appended need not wait for two."""
 OUTAGE_S = 30
 """Long enough for nodes to be started on a busy machine."""
-LOST_NODES = {"segments": LOST, "append": ALL_BUT_ONE}
+LOST_NODES = {"segments": LOST, "append": ALL_BUT_ONE, BOTH: ALL_BUT_ONE}
 """As many as every batch waits for."""
 ROUNDS = 2
 """Kills of a driver, with --rounds as many as it says."""
-
-MODES = ("segments", "append")
-MIXED = "mixed"
+ONE_MODE_SKIPPED = "one mode alone is for the long rounds (--rounds); the ordinary run goes through both at once"
 ENDLESS = 10**9
 """Rows of a driver that cannot be done before the test has done to it what it is about."""
 
@@ -160,10 +162,12 @@ def finish(sandbox: Sandbox, place: Path, name: str, mode: str, drivers: list[Dr
         assert read_values(sandbox.uri, f"{name}-{part}")[1] == first, part
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, BOTH])
 def test_queries_wait_for_nodes_and_end_when_they_stay_away_and_go_on_exactly_from_their_checkpoints(
-    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], mode: str
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, mode: str
 ) -> None:
+    if rounds is None and mode != BOTH:
+        pytest.skip(ONE_MODE_SKIPPED)
     uri = own_sandbox.uri
     lost = range(LOST_NODES[mode])
     make_logs(uri, "gone")
@@ -194,7 +198,7 @@ def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_los
 ) -> None:
     """`mixed`: each driver takes another mode than the one before it."""
     if rounds is None and mode != MIXED:
-        pytest.skip("one mode alone is for the long rounds (--rounds); the mixed kills go through both")
+        pytest.skip(ONE_MODE_SKIPPED)
     kills = rounds or ROUNDS
     rng = random.Random(seed or 0)
     uri = own_sandbox.uri

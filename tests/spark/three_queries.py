@@ -8,7 +8,8 @@
 | 2 | log NAME-a | log NAME-b |
 | 3 | log NAME-a | log NAME-c, by foreachBatch and numbered writes |
 
-Where batches are appended, queries 1 and 2 have a trigger of one second.
+Where batches are appended, queries 1 and 2 have a trigger of one second. `both` as COMMIT_MODE: query 1 appends its
+batches, query 2 makes segments.
 
 It ends when every log has its rows, or with the error of the first query that has failed.
 """
@@ -33,6 +34,7 @@ from dlspark.spark import start
 ROWS_PER_BATCH = 50
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 PAUSE_S = 0.2
+BOTH = "both"
 
 
 class Queries:
@@ -41,7 +43,7 @@ class Queries:
         self._directory = directory
         self._name = name
         self._rows = rows
-        self._trigger = "0 seconds" if mode == "segments" else "1 second"
+        self._modes = {"a": "append", "b": "segments"} if mode == BOTH else dict.fromkeys("ab", mode)
         self._running: list[StreamingQuery] = []
 
     def start(self) -> None:
@@ -75,8 +77,9 @@ class Queries:
         return self._written(rows, "b")
 
     def _written(self, rows: DataFrame, part: str) -> DataStreamWriter:
-        writer = rows.writeStream.format("distributedlog").option("log", f"{self._name}-{part}")
-        return writer.trigger(processingTime=self._trigger)
+        mode = self._modes[part]
+        writer = rows.writeStream.format("distributedlog").options(log=f"{self._name}-{part}", commitMode=mode)
+        return writer.trigger(processingTime="0 seconds" if mode == "segments" else "1 second")
 
     def _third(self) -> DataStreamWriter:
         name = f"{self._name}-c"
@@ -107,7 +110,7 @@ def main(master: str, directory: str, name: str, rows: int, outage_timeout: str,
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .config("spark.distributedlog.outageTimeout", outage_timeout)
-        .config("spark.distributedlog.commitMode", mode)
+        .config("spark.distributedlog.commitMode", "auto" if mode == BOTH else mode)
         .getOrCreate()
     )
     queries = Queries(spark, Path(directory), name, rows, mode)

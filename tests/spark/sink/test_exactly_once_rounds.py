@@ -27,7 +27,7 @@ from dlspark.spark.sink.session import open_session
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-ROUNDS = 8
+ROUNDS = 6
 COMMIT_MODES = ("append", "segments", "mixed")
 
 
