@@ -35,7 +35,7 @@ OUTAGE_S = 30
 """Long enough for nodes to be started on a busy machine."""
 LOST_NODES = {"segments": LOST, "append": ALL_BUT_ONE, BOTH: ALL_BUT_ONE}
 """As many as every batch waits for."""
-ROUNDS = 2
+ROUNDS = 1
 """Kills of a driver, with --rounds as many as it says."""
 ONE_MODE_SKIPPED = "one mode alone is for the long rounds (--rounds); the ordinary run goes through both at once"
 ENDLESS = 10**9

@@ -333,7 +333,7 @@ def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int, faults
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "round_seed" in metafunc.fixturenames:
         seed = metafunc.config.getoption("--seed")
-        few = 3 if "local" in metafunc.fixturenames else 2
+        few = 2 if "local" in metafunc.fixturenames else 1
         faults = FAULTS_OF_TABLES if "tables" in metafunc.fixturenames else FAULTS
         rounds = range(metafunc.config.getoption("--rounds") or few)
         seeds = [seed] if seed is not None else list(rounds)
