@@ -35,6 +35,7 @@ from dlspark.serving.protocol.operations import (
     Applied,
     FindOwner,
     Handshake,
+    ListProxies,
     ReadBatch,
     Refusal,
     Request,
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_MS: Final = 5_000
 LAST_NUMBER: Final = 2**64 - 1
 """The numbers of requests begin at 1 again behind it; 0 is about the connection."""
-ASKING: Final = (Handshake, FindOwner, ReadBatch)
+ASKING: Final = (Handshake, FindOwner, ListProxies, ReadBatch)
 """Requests that change nothing: a lost answer leaves nothing in doubt."""
 
 

@@ -35,6 +35,7 @@ from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
+    Reason,
     Refusal,
     RequestContext,
     WriteReceipt,
@@ -177,7 +178,13 @@ class _Set:
     def _fail(self, refusal: Refusal) -> None:
         if (self._doubtful or self._attempts) and refusal.applied is not Applied.UNKNOWN:
             message = f"another stream may have the records; the last one refused: {refusal.message}"
-            refusal = replace(refusal, message=message, applied=Applied.UNKNOWN, error=ProxyLostError.__name__)
+            refusal = replace(
+                refusal,
+                message=message,
+                applied=Applied.UNKNOWN,
+                error=ProxyLostError.__name__,
+                reason=Reason.PROXY_LOST,
+            )
         for future, _ in self.end():
             if not future.done():
                 future.set_exception(error_of(refusal, stream=None))

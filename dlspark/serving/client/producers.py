@@ -54,6 +54,7 @@ from dlspark.serving.protocol.operations import (
     BeginEpoch,
     EpochBegun,
     ProducerStamp,
+    Reason,
     Refusal,
     StatusCode,
     WriteReceipt,
@@ -62,9 +63,6 @@ from dlspark.serving.protocol.operations import (
 from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
-FENCED: Final = "ProducerFencedError"
-GAP: Final = "SequenceGapError"
-PASSED: Final = "SequencePassedError"
 MAX_QUEUED: Final = 1_024
 """Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
 JUMP_BITS: Final = 31
@@ -309,7 +307,7 @@ class ProducerSession:
         check(isinstance(answer, Refusal), "the begin of an epoch was answered with something else")
         if not isinstance(answer, Refusal):
             return []
-        if answer.error == FENCED:
+        if answer.reason is Reason.PRODUCER_FENCED:
             return self._epoch_passed(answer)
         if finished.in_doubt or answer.applied is Applied.UNKNOWN:
             return self._pause()  # the same again does no harm: a named epoch is begun once, another is a later one
@@ -397,12 +395,12 @@ class ProducerSession:
         if not isinstance(answer, Refusal):
             return []
         pending.doubtful = pending.doubtful or finished.in_doubt or answer.applied is Applied.UNKNOWN
-        if answer.error == FENCED:
+        if answer.reason is Reason.PRODUCER_FENCED:
             self._fence = answer
-        elif answer.error == GAP:
+        elif answer.reason is Reason.SEQUENCE_GAP:
             self._strict = True
             self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)  # it was forgotten
-        elif answer.error == PASSED:
+        elif answer.reason is Reason.SEQUENCE_PASSED:
             self._window.remove(pending)  # the log has written later ones, and cannot say more
             return self._settle(pending, answer)
         elif not pending.doubtful:

@@ -40,6 +40,7 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     MoveStream,
     OwnerFound,
+    Reason,
     Refusal,
     ReleaseStream,
     RequestContext,
@@ -107,7 +108,7 @@ class Finished:
         if not self.in_doubt or not isinstance(self.answer, Refusal) or self.answer.applied is Applied.UNKNOWN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
-        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST)
+        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST, reason=Reason.PROXY_LOST)
 
 
 Effect: TypeAlias = AskHost | BackOff | Finished

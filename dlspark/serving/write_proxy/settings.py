@@ -291,10 +291,10 @@ class LifeKeys:
 
     keep_alive_ms: int = setting(
         WHOLE,
-        300_000,
+        60_000,
         "server_keep_alive_ms",
-        "gRPC clients may send keep-alive pings no more often than this, in milliseconds; the proxy sends its own as "
-        "often",
+        "The proxy pings a gRPC client from which nothing has come for so long, in milliseconds. How often clients may "
+        "ping it does not depend on this: docs/serving/bindings.md#grpc",
         minimum=1000,
         maximum=MAX_INT,
         own=True,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,6 +46,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution
 from dlspark.serving.write_proxy.limits import WriteLimiter
@@ -81,6 +82,9 @@ ENTRY_BYTES: Final = 512 * 1024
 loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
+STRANGER_KEPT_S: Final = 1.0
+"""How long it is remembered, at most, that an owner has a log which is not announced as a proxy: nobody says when its
+session has ended."""
 FOUND_LOG_S: Final = 1.0
 """How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
 the others for all of its streams, several times a second, until its session has ended."""
@@ -103,6 +107,8 @@ class StreamHost:
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
     """Called with the reason when the process has to end."""
+    announced: Callable[[str], bool] = lambda _: True
+    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
     found: int = 0
     """How many streams were found to be owned elsewhere since that was logged last."""
     found_logged_s: float = -FOUND_LOG_S
@@ -119,6 +125,10 @@ class StreamHost:
     def found_kept_s(self) -> float:
         """How long it is remembered that another proxy has a log."""
         return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
+
+    def kept_s(self, owner: str) -> float:
+        """Likewise of this owner."""
+        return self.found_kept_s if self.announced(owner) else min(self.found_kept_s, STRANGER_KEPT_S)
 
     def run(self, work: Awaitable[None]) -> None:
         """Run something in a task that is waited for at the end."""
@@ -223,6 +233,13 @@ class ProxyStream:
             self._kept.cancel()
             self._forget()
 
+    def owner_gone(self, addresses: Collection[str]) -> None:
+        """Proxies at these addresses are not announced any more, so that the session by which they held logs has ended,
+        or they give them up: who is remembered as the owner is not, and the lock is asked."""
+        owner = self.refusal.location if self.refusal is not None else None
+        if owner is not None and address_of(owner) in addresses:
+            self.forget()
+
     def caller_gone(self, caller: Caller) -> None:
         """Nobody waits for the answers of what this caller asked: what waits is not begun."""
         if any(taken.caller is caller for taken in self._waiting):
@@ -303,7 +320,7 @@ class ProxyStream:
         self._keep_s = 0.0
         if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
             self._refusal = not_begun(refusal_of(error))
-            self._keep_s = self._host.found_kept_s
+            self._keep_s = self._host.kept_s(error.owner)
             if error.owner == self._host.location:
                 self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
             return
