@@ -304,6 +304,10 @@ class Registry:
             raise self._error(f"the setting {key} has no effect here: {reason}", advice="Remove it")
         raise self._error(f"there is no setting {shown(key)}", advice=nearest(key, self._names, self._page))
 
+    def reason_against(self, key: str) -> str | None:
+        """Why a key of upstream's would do nothing here; None for one that is understood, or unknown."""
+        return None if key in self._names else self._refused.get(key)
+
     def read(self, key: str, value: object) -> object:
         """A value in the field's type and unit. Raises the registry's error for what is not one, or out of bounds."""
         return read_value(self.find(key)[2], key, value, self._error)

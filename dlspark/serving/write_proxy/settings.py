@@ -3,7 +3,7 @@
 Keys are upstream's, lower case with `_` or camel case as they have them there; new ones begin with `server_` and are
 marked as own. They come from a properties file and a mapping, later ones over earlier ones. A key or value that cannot
 be honoured is an error that names the nearest key; for a key of upstream's that means nothing here the error gives the
-reason (`WITHOUT_MEANING`).
+reason (`WITHOUT_MEANING`), and a proxy that finds it in its file warns with it.
 
 Keys of the group `StreamLimitKeys` hold for each stream by itself and change while it is served: a stream's file of
 dynamic settings may have others (`for_stream`).
@@ -405,6 +405,6 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolCoreName of the log library names the pool",
     "server_resource_placement_refresh_interval_sec": "loads are computed every two minutes, as upstream's default",
 }
-"""Upstream's keys that mean nothing here: they are refused, with the reason, rather than ignored."""
+"""Upstream's keys that mean nothing here, and why: a proxy's file may have them (`configuration`), nothing else."""
 
 REGISTRY: Final = Registry([WriteProxySettings], SettingsError, page=PAGE, refused=WITHOUT_MEANING)

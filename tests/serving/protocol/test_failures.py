@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.paths import DOCS
 
 import dlspark
 import metadata
@@ -290,3 +292,10 @@ def test_every_producer_s_refusal_has_a_reason() -> None:
     for kind in TREE:
         if issubclass(kind, errors.ProducerError):
             assert refusal_of(made(kind)).reason is not Reason.NONE, kind
+
+
+def test_the_reference_lists_reasons_and_their_names() -> None:
+    text = (DOCS / "reference" / "serving.md").read_text()
+    rows = re.findall(r"^\| (\d+) (\w+) \| ((?:\w+Error(?:, )?)+) \|", text, re.M)
+    listed = {name: (int(number), reason) for number, reason, names in rows for name in names.split(", ")}
+    assert listed == {name: (int(reason), reason.name) for name, reason in REASON_OF_ERROR.items()}
