@@ -106,6 +106,8 @@ class GrpcCalls:
         self.held_bytes = 0
         self.under_way = 0
         """Calls that are being handled."""
+        self.waiting_reads = 0
+        """Reads among them whose log does not exist."""
         self.idle = asyncio.Event()
         """There are none."""
         self.idle.set()
@@ -378,15 +380,27 @@ class _Read:
         self._caller = caller
         self._request = request
         self._wait_for_log = wait_for_log
+        self._waits = False
 
     async def run(self) -> None:
         """Send what comes, and a heartbeat whenever nothing came in its time, to the end or a refusal."""
+        try:
+            await self._run()
+        finally:
+            self._count_waiting(waits=False)
+
+    def _count_waiting(self, *, waits: bool) -> None:
+        self._calls.waiting_reads += waits - self._waits
+        self._waits = waits
+
+    async def _run(self) -> None:
         while True:
             answer = await self._next()
             if answer is None:
                 await self._call.write(_NOT_YET)
                 continue
             self._wait_for_log = False
+            self._count_waiting(waits=False)
             answer = await self._deliver(answer)
             if not isinstance(answer, Delivery) or answer.end_of_stream:
                 return
@@ -400,13 +414,15 @@ class _Read:
             answer = await self._ask()
             if not (self._wait_for_log and isinstance(answer, Refusal) and answer.code is StatusCode.LOG_NOT_FOUND):
                 return answer
+            if not self._waits and self._calls.waiting_reads >= self._calls.limits.waiting_reads:
+                return too_many_wait()
+            self._count_waiting(waits=True)
             if self._request.start is ReadFrom.LATEST:
                 # All that will be in the log is written after the call: who asked for that gets all of it.
                 self._request = replace(self._request, start=ReadFrom.OLDEST)
-            left_s = until_s - loop.time()
-            if left_s <= 0:
+            await self._unless_stopping(asyncio.sleep(LOOK_MS / 1000))
+            if loop.time() >= until_s:
                 return None
-            await self._unless_stopping(asyncio.sleep(min(LOOK_MS / 1000, left_s)))
 
     async def _ask(self) -> Answer:
         calls = self._calls
@@ -460,6 +476,12 @@ def _host(address: str) -> str:
 def stopping() -> Refusal:
     """What is answered while the server stops."""
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
+
+
+def too_many_wait() -> Refusal:
+    """What is answered where so many Reads wait for their logs as may."""
+    message = "the log does not exist, and as many readers wait for theirs as may"
+    return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
 
 
 def over_capacity() -> Refusal:

@@ -1011,7 +1011,7 @@ class ReadRequest(google.protobuf.message.Message):
     """About how much comes in one response, 0: the proxy's choice. One entry comes always, however long it is."""
     heartbeat_ms: builtins.int
     """How often a response comes while there is nothing to read. 0: every 10,000; else it is taken as 500 at least and
-    60,000 at most.
+    60,000 at most. A Read that waits for its log sends one a second at most.
     """
     wait_for_log: builtins.bool
     """A log that does not exist is waited for, and then read from its begin where the start is OLDEST or LATEST: all of it

@@ -76,8 +76,8 @@ def _row(info: Setting) -> tuple[str, ...]:
 def _refused() -> Iterator[str]:
     yield "## Keys of Apache DistributedLog that do nothing here\n"
     yield "In a file they are ignored, with a warning that names the line and the reason, so that a proxy starts with a"
-    yield "file of Apache DistributedLog's. The same holds there for the log library's keys that do nothing. By option or"
-    yield "environment variable, setting one is an error that gives the reason.\n"
+    yield "file of Apache DistributedLog's. The same holds there for the log library's keys that do nothing. By option,"
+    yield "or by environment variable, setting one is an error that gives the reason.\n"
     yield from markdown_table(("key", "reason"), ((f"`{key}`", why) for key, why in WITHOUT_MEANING.items()))
 
 

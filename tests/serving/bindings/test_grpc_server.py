@@ -428,6 +428,22 @@ async def test_a_log_is_waited_for_and_read_from_its_begin(start):
         assert (answer.end_of_stream, len(log.asked), log.asked[0].start) == (True, 1, ReadFrom.OLDEST)
 
 
+async def test_readers_that_wait_for_their_logs_are_bounded():
+    async with world(waiting_reads=2) as it:
+        it.service.answer = lambda *_: MISSING
+        waiting = [it.client.read(pb.ReadRequest(stream="s", wait_for_log=True)) for _ in range(2)]
+        await until(lambda: it.service.count == 2)
+        refused = await it.client.read(pb.ReadRequest(stream="s", wait_for_log=True)).read()
+        assert (refused.status.code, refused.status.applied) == (pb.Status.OVER_CAPACITY, pb.Status.NOT_APPLIED)
+        for call in waiting:
+            call.cancel()
+        await until(lambda: it.server.calls_under_way == 0)
+        it.service.count = 0
+        again = it.client.read(pb.ReadRequest(stream="s", wait_for_log=True))
+        await until(lambda: it.service.count == 2), "it has looked twice"
+        again.cancel()
+
+
 async def test_a_log_that_was_there_is_not_waited_for_again():
     async with world() as it:
         log = Log([b"entry"])
