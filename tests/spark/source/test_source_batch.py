@@ -205,19 +205,19 @@ def test_pushed_filters_decide_what_is_planned(spark: SparkSession, three_segmen
 
 def test_settings_of_the_clients_reach_the_tasks(sandbox: Sandbox, three_segments: str) -> None:
     raw = {"uri": sandbox.uri, "log": three_segments, "bkc.speculativereadtimeout": "777"}
-    reader = batch_reader(Options(raw, Scope.SOURCE_BATCH), SCHEMA, filters=False)
+    reader = batch_reader(Options(raw, Scope.SOURCE_BATCH), SCHEMA)
     (partition,) = reader.partitions()
     assert isinstance(partition, LogPartition)
     assert partition.client_settings.speculative_read_ms == 777
     wrong = Options({**raw, "bkc.speculativereadtimeot": "7"}, Scope.SOURCE_BATCH)
     with pytest.raises(CallerError, match="speculativereadtimeot"):
-        batch_reader(wrong, SCHEMA, filters=False).partitions()
+        batch_reader(wrong, SCHEMA).partitions()
 
 
 def test_a_task_needs_no_metadata_client_at_all(sandbox: Sandbox, three_segments: str, tmp_path: Path) -> None:
     """It runs in a process that cannot even import one."""
     options = Options({"uri": sandbox.uri, "log": three_segments, "maxRecordsPerPartition": "50"}, Scope.SOURCE_BATCH)
-    reader = batch_reader(options, SCHEMA, filters=False)
+    reader = batch_reader(options, SCHEMA)
     (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))
     program = textwrap.dedent("""
         import pickle, sys
