@@ -14,6 +14,7 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
 | `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
 | `filters` | `filters` | for each whether it is kept exactly |
+| `columns` | `schema` that a user has given to a reader, `metadata` | names of the columns |
 | `statistics` | `options` of a read | rows and bytes |
 | `summarise` | `options` of a read, `functions` | values of aggregates, or null; what the query has seen of logs |
 """
@@ -43,7 +44,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.offsets import parse_dlsn
-from dlspark.spark.source.schema import SCHEMA
+from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.source.snapshot import Snapshot
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
@@ -100,6 +101,8 @@ async def answer(
     try:
         if operation == "filters":
             return {"result": exact([_words(one) for one in _list(request, "filters")])}
+        if operation == "columns":
+            return {"result": _columns(request)}
         if operation in ("statistics", "summarise"):
             return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
@@ -398,6 +401,12 @@ class Catalog:
             f"{table.name} is a metadata table: it can only be read; nothing was changed",
             advice="Name a log",
         )
+
+
+def _columns(request: Json) -> list[str]:
+    """The columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
+    full = table_named(str(request["metadata"])).schema if request["metadata"] else SCHEMA
+    return list(column_names(StructType.fromJson(json.loads(str(request["schema"]))), full))
 
 
 def _check_slash(name: str) -> None:

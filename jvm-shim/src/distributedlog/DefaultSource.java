@@ -26,6 +26,14 @@ import org.dlspark.sql.SparkVersions;
  */
 public final class DefaultSource extends PythonDataSourceV2 {
 
+  private StructType inferred;
+
+  @Override
+  public StructType inferSchema(CaseInsensitiveStringMap options) {
+    inferred = super.inferSchema(options);
+    return inferred;
+  }
+
   /** The connector's table; {@code partitioning} is what {@code df.write.partitionBy} named. */
   @Override
   public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> properties) {
@@ -41,7 +49,7 @@ public final class DefaultSource extends PythonDataSourceV2 {
               + " column log");
     }
     return SparkVersions.isTested()
-        ? new FormatTable(schema, new CaseInsensitiveStringMap(properties))
+        ? new FormatTable(schema, !schema.equals(inferred), new CaseInsensitiveStringMap(properties))
         : super.getTable(schema, partitioning, properties);
   }
 

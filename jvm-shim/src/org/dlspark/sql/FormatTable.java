@@ -3,6 +3,7 @@ package org.dlspark.sql;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -25,13 +26,28 @@ public final class FormatTable extends LogTable {
           TableCapability.TRUNCATE);
 
   private final StructType schema;
-  private final boolean metadata;
+  private final String metadata;
+  private volatile boolean checked;
 
-  /** {@code schema} is what Python says of the options, or what the user has given in its place. */
-  public FormatTable(StructType schema, CaseInsensitiveStringMap options) {
+  /**
+   * {@code schema} is what Python says of the options, or, if {@code given}, what the user has said in its place, or the
+   * columns of what is to be written.
+   */
+  public FormatTable(StructType schema, boolean given, CaseInsensitiveStringMap options) {
     super(Requests.ofFormat(), Errors.ofFormat());
     this.schema = schema;
-    this.metadata = options.containsKey(METADATA);
+    this.metadata = options.getOrDefault(METADATA, "");
+    this.checked = !given;
+  }
+
+  /** Columns that the user has named are checked all: a query may need but some of them. */
+  @Override
+  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+    if (!checked) {
+      ask(Requests.request("columns").put("schema", schema.json()).put("metadata", metadata));
+      checked = true;
+    }
+    return super.newScanBuilder(options);
   }
 
   @Override
@@ -66,7 +82,7 @@ public final class FormatTable extends LogTable {
 
   @Override
   boolean takesPushDown() {
-    return !metadata;
+    return metadata.isEmpty();
   }
 
   @Override
