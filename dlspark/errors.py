@@ -10,6 +10,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── TransactionIdOutOfOrderError       513: below the log's highest, negative, or the reserved maximum
     │   ├── EndOfStreamError                   512: the log is sealed: nothing follows, nothing can be written
     │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
+    │   ├── OpenedElsewhereError           *   what is open in one process, on one event loop, was used elsewhere
     │   ├── NotBoundError                  *   no namespace is bound at the path
     │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
@@ -80,6 +81,7 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     NoAuthError,
     NotAppliedError,
+    OpenedElsewhereError,
     OutcomeUnknownError,
     SessionExpiredError,
 )
@@ -359,6 +361,7 @@ __all__ = [
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
+    "OpenedElsewhereError",
     "OperationNotServedError",
     "OutcomeUnknownError",
     "OverCapacityError",

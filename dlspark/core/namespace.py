@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
@@ -27,6 +28,7 @@ from dlspark.errors import AlreadyClosedError
 from metadata.allocators import pool_path
 from metadata.bindings import Binding
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
@@ -41,7 +43,7 @@ from storage_node.edge import Clock, Network, SystemClock
 from storage_node.settings.client import ClientSettings
 
 
-class AsyncNamespace:
+class AsyncNamespace(OnOneLoop):
     """An open namespace: a ZooKeeper session, a ledger client, and the logs. All calls come from one event loop."""
 
     def __init__(
@@ -54,6 +56,7 @@ class AsyncNamespace:
     ) -> None:
         """Used by `open` and `over`; `own` are the stores to close with the namespace."""
         self.uri = uri
+        self._loop = asyncio.get_running_loop()
         self._services = services
         self._files = files
         self._own = own
@@ -325,6 +328,7 @@ class AsyncNamespace:
 
         Idempotent. Raises the first failure of a writer, and a cancellation, after everything is closed.
         """
+        self._check_loop()
         await self._closing.run()
 
     async def _close(self) -> None:
@@ -352,5 +356,6 @@ class AsyncNamespace:
         await self.close()
 
     def _check_open(self) -> None:
+        self._check_loop()
         if self._closing.begun:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")

@@ -36,6 +36,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
 from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.foundation.opened_here import OnOneLoop
 
 BATCH_BYTES = 8 << 20
 """A batch takes fetched entries up to about this size."""
@@ -49,7 +50,7 @@ Start: TypeAlias = "DLSN | int | str"
 _log = logging.getLogger(__name__)
 
 
-class AsyncLogReader:
+class AsyncLogReader(OnOneLoop):
     """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
 
     def __init__(
@@ -66,6 +67,7 @@ class AsyncLogReader:
         """
         self.name = name
         self._services = services
+        self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._locate = locate
         self._ahead = LogReadAhead(services, name, settings, start)
@@ -115,10 +117,11 @@ class AsyncLogReader:
 
     async def read_next(self) -> LogRecord:
         """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        self._check_loop()
         # No other read is under way, so records keep their order without the lock.
         if self._records.made and not self._turn.locked():
             return self._deliver()
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             return self._deliver()
@@ -129,7 +132,7 @@ class AsyncLogReader:
         What has not been delivered comes back with the next call of any method that reads, this one included, and is
         taken away where the reader ends.
         """
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             self._loan = self._records.lend()
@@ -140,9 +143,9 @@ class AsyncLogReader:
 
         There is always at least one: with none, it waits on.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             if deadline is not None:
@@ -156,8 +159,8 @@ class AsyncLogReader:
         With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
         Raises EndOfStreamError and other final errors only when no record is left before them.
         """
-        loop = asyncio.get_running_loop()
-        async with self._turn:
+        loop = self._loop
+        async with self._own_turn():
             self._end_loan()
             deadline: float | None = None
             while wait and not self._has(count) and self._final is None:
@@ -184,7 +187,7 @@ class AsyncLogReader:
         position = await self._locate(start) if self._locate is not None else start
         if not isinstance(position, DLSN):
             raise CallerError(f"{start!r} is not a position", advice="Give a DLSN")
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             if self._final is not None and not isinstance(self._final, EndOfStreamError):
                 raise self._told(self._final)
@@ -214,7 +217,7 @@ class AsyncLogReader:
 
         Raises EndOfStreamError and the reader's other final errors.
         """
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             while True:
                 if not self._settings.expand_record_sets:
@@ -253,6 +256,7 @@ class AsyncLogReader:
         """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         self._end_loan()
         self._records.clear()
@@ -269,6 +273,11 @@ class AsyncLogReader:
         await self.close()
 
     # ------------------------------------------------------------------ record by record
+
+    def _own_turn(self) -> asyncio.Lock:
+        """The turn to read, for a caller on this reader's loop."""
+        self._check_loop()
+        return self._turn
 
     def _end_loan(self) -> None:
         """Take back what another thread has not delivered; the position is behind what it has."""

@@ -22,6 +22,7 @@ from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
 from metadata.bindings import Binding
+from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.settings import Value
 from metadata.log_watch import LogChange
 from metadata.namespaces import NamespaceUri
@@ -41,7 +42,7 @@ def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable
     return call
 
 
-class Namespace:
+class Namespace(OpenedHere):
     """A namespace of logs, synchronously. Use it as a context manager, or call `close`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncNamespace) -> None:
@@ -205,7 +206,7 @@ class Namespace:
     # --- made up to here
 
 
-class AccessControl:
+class AccessControl(OpenedHere):
     """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:

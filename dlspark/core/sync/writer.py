@@ -20,11 +20,12 @@ from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
+from metadata.foundation.opened_here import OpenedHere
 
 _T = TypeVar("_T")
 
 
-class PendingWrite(Generic[_T]):
+class PendingWrite(OpenedHere, Generic[_T]):
     """A write under way. `result` sends what is buffered first: it would else wait for the buffer to be full."""
 
     __slots__ = ("_future", "_writer")
@@ -45,7 +46,7 @@ class PendingWrite(Generic[_T]):
         return self._future.result(timeout_s)
 
 
-class LogWriter:
+class LogWriter(OpenedHere):
     """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:

@@ -44,12 +44,13 @@ from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import AlreadyClosedError, EndOfStreamError, StreamNotReadyError, WriteCancelledError
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
 
 
-class AsyncLogWriter(Appending):
+class AsyncLogWriter(OnOneLoop, Appending):
     """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
 
     def __init__(
@@ -137,6 +138,7 @@ class AsyncLogWriter(Appending):
 
     async def wait_for_room(self) -> None:
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
+        self._check_loop()
         while self._transition is not None and self._queue.crowded:
             await asyncio.wait([self._transition])
         segment = self._sequence.current
@@ -145,6 +147,7 @@ class AsyncLogWriter(Appending):
 
     async def send(self) -> None:
         """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
+        self._check_loop()
         while self._transition is not None:
             await asyncio.wait([self._transition])
         if self._sequence.current is not None:
@@ -152,6 +155,7 @@ class AsyncLogWriter(Appending):
 
     def push(self) -> None:
         """Send everything accepted, and wait for nothing: what waits for a segment is sent once that has started."""
+        self._check_loop()
         if self._transition is not None or self._queue:
             self._push_late = True
         elif self._sequence.current is not None:
@@ -179,6 +183,7 @@ class AsyncLogWriter(Appending):
             return await self._mark_end_of_stream()
 
     async def _mark_end_of_stream(self) -> DLSN:
+        self._check_loop()
         future: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._accept(EndOfStreamWrite(future)):
             return await future
@@ -195,6 +200,7 @@ class AsyncLogWriter(Appending):
 
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
         """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
         await self._services.permit(self.name, Action.TRUNCATE)
@@ -279,6 +285,7 @@ class AsyncLogWriter(Appending):
         return True
 
     def _check_writable(self) -> None:
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
@@ -421,6 +428,7 @@ class AsyncLogWriter(Appending):
 
     async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
         """Run `action` on the segment that has everything accepted up to now."""
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed", log=self.name)
         await self._settle(action)
@@ -480,6 +488,7 @@ class AsyncLogWriter(Appending):
 
     async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
         """Run `step` and release everything, once, for all callers, and even if a caller is cancelled (I16)."""
+        self._check_loop()
         if self._shutdown is None:
             self._shutdown = self._loop.create_task(self._release_after(step))
         await asyncio.shield(self._shutdown)

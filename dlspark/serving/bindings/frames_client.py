@@ -42,6 +42,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
 )
 from dlspark.serving.service import Reply
+from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
 
@@ -56,10 +57,10 @@ ASKING: Final = (Handshake, FindOwner, ListProxies, ReadBatch)
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of `host:port`, a host with colons in square brackets. Raises CallerError."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+    found = parse_address(address)
+    if found is None:
         raise CallerError(f"{address!r} is not a proxy's address, which is host:port", node=address)
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return found
 
 
 class FramesClient:

@@ -24,6 +24,7 @@ from dlspark.serving.bindings.grpc_options import server_options
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
 from dlspark.serving.protocol.rpc_messages import SERVICE
 from dlspark.serving.service import ProxyService
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks
 
@@ -74,7 +75,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        where = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
+        where = address_text(host or "::", port)
         try:
             self._port = server.add_insecure_port(where)
         except RuntimeError as error:

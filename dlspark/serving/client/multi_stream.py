@@ -43,6 +43,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 
 COMPRESSIONS: Final = {"none": Compression.NONE, "lz4": Compression.LZ4}
 _SET_ROOM: Final = 4096
@@ -210,7 +211,7 @@ class _Set:
         return records
 
 
-class AsyncMultiStreamWriter:
+class AsyncMultiStreamWriter(OnOneLoop):
     """Writes to several streams. Open it with `AsyncClient.multi_stream_writer`."""
 
     def __init__(
@@ -224,7 +225,7 @@ class AsyncMultiStreamWriter:
         """Raises CallerError unless there is a stream, and each is named once."""
         if not streams or len(set(streams)) != len(streams):
             raise CallerError("a multi-stream writer needs streams, each named once", advice="Name two at least")
-        self.loop = asyncio.get_running_loop()
+        self.loop = self._loop = asyncio.get_running_loop()
         self.send = send
         self.limits = limits if limits is not None else MultiStreamLimits()
         self.streams = list(streams)
@@ -249,6 +250,7 @@ class AsyncMultiStreamWriter:
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many bytes
         wait for their outcome; nothing was written then.
         """
+        self._check_loop()
         if self._closed:
             raise AlreadyClosedError("the multi-stream writer is closed")
         if not isinstance(payload, bytes | bytearray | memoryview):
@@ -278,11 +280,13 @@ class AsyncMultiStreamWriter:
 
     async def flush(self) -> None:
         """Send what is collected, and wait until everything has an outcome."""
+        self._check_loop()
         self._transmit()
         await self._settled.wait()
 
     async def close(self) -> None:
         """`flush`, then take no more. Idempotent. Cancelled, it gives up what is under way."""
+        self._check_loop()
         self._closed = True
         try:
             await self.flush()

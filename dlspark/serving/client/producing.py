@@ -34,6 +34,7 @@ from dlspark.serving.client.requests import Finished
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
 from metadata.foundation.errors import DistributedLogError, check
+from metadata.foundation.opened_here import OnOneLoop
 from storage_node.edge import Clock
 from storage_node.errors import ProtocolError
 
@@ -104,7 +105,7 @@ class _Whole:
     size: int
 
 
-class AsyncProducer:
+class AsyncProducer(OnOneLoop):
     """Writes records to one stream, in order. Open it with `AsyncClient.producer`; all calls come from one loop."""
 
     def __init__(
@@ -176,6 +177,7 @@ class AsyncProducer:
         wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
         OutcomeUnknownError means that the record may be in the log.
         """
+        self._check_loop()
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
         data = payload_bytes(payload)
@@ -196,6 +198,7 @@ class AsyncProducer:
 
         Cancelled, the record is taken back where it is not in a request yet; else it may be written.
         """
+        self._check_loop()
         data = payload_bytes(payload)
         if not self._budget.has_room or self._budget.has_waiting:
             await self._budget.wait()
@@ -209,6 +212,7 @@ class AsyncProducer:
 
     async def wait_for_room(self) -> None:
         """Wait until `send` has room for another record."""
+        self._check_loop()
         await self._budget.wait()
 
     async def append(
@@ -224,6 +228,7 @@ class AsyncProducer:
         `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
         found in `actual`; and as `send`.
         """
+        self._check_loop()
         data = tuple(map(payload_bytes, payloads))
         if not data:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
@@ -247,6 +252,7 @@ class AsyncProducer:
 
     async def flush(self) -> None:
         """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
+        self._check_loop()
         futures = self._hurry()
         if futures:
             await asyncio.wait(futures)
@@ -261,6 +267,7 @@ class AsyncProducer:
         """
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         try:
             if futures := self._hurry():
