@@ -316,7 +316,7 @@ class AsyncLogWriter(Appending):
             return
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
-        if self._requests is not None and segment.since_snapshot >= self._settings.producer_snapshot_entries:
+        if self._requests is not None and segment.snapshot_is_due():
             segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
         operation.number(self._next_txid())
         operation.issue(segment)
