@@ -29,7 +29,7 @@ from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
 MINIMUM_JAVA: Final = 17
-TICK_MS: Final = 1_000
+TICK_MS: Final = 250
 START_TIMEOUT_MS: Final = 30_000
 STOP_TIMEOUT_MS: Final = 5_000
 _LOG_TAIL_BYTES: Final = 2_000

@@ -15,8 +15,9 @@ from dlspark.core.reading import read_ahead
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.writing import producer_recovery, segment_sequence
+from dlspark.core.writing import segment_sequence
 from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.segment_ends import SegmentEnd
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.core.writing.transitions import SegmentTransitions
@@ -172,9 +173,9 @@ OWNERS = {
 PRODUCERS = {
     "requests-replayed": Mutation(
         "a new owner takes in the requests behind the snapshot (I19)",
-        producer_recovery._SegmentEnd,
-        "restore",
-        edited(("in reversed(following)", "in ()")),
+        SegmentEnd,
+        "read",
+        edited(("said.following[::-1]", "[]")),
     ),
     "copies-wait": Mutation(
         "a copy of a request that is under way waits for its outcome (I3)",

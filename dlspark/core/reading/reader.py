@@ -25,9 +25,16 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import decode_entry
+from dlspark.core.codec.entries import declared_bytes, decode_entry
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, record_rows, rows
+from dlspark.core.codec.vector_decoding import (
+    EXPANDED_BYTES,
+    DecodedBatch,
+    decode_entries,
+    decode_up_to,
+    record_rows,
+    rows,
+)
 from dlspark.core.reading.decoded_records import DecodedRecords, Loan
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
@@ -35,7 +42,7 @@ from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
-from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, check
 from metadata.foundation.opened_here import OnOneLoop
 
 BATCH_BYTES = 8 << 20
@@ -338,7 +345,7 @@ class AsyncLogReader(OnOneLoop):
         """Decode an entry and those fetched behind it: by columns where that pays. Columns expand record sets."""
         expand = self._settings.expand_record_sets
         entries = self._gather(first, RECORDS_BYTES) if expand else [first]
-        if not expand or sum(len(one.payload) for one in entries) < VECTOR_BYTES:
+        if not expand or sum(declared_bytes(one.payload, one.segment.enveloped) for one in entries) < VECTOR_BYTES:
             for fetched in entries:
                 if self._final is None:
                     self._decode(fetched)
@@ -465,20 +472,23 @@ class AsyncLogReader(OnOneLoop):
         return entries
 
     def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """The user records of `fetched` from the start on. Records before an error come first, the error next."""
+        """The user records of `fetched` from the start on. Records before an error come first, the error next. Where
+        they expand to more than EXPANDED_BYTES, the last entries are left for the next time."""
         segment = fetched[0].segment
         try:
-            batch = decode_entries(
+            batch, taken = decode_up_to(
                 [(f.entry_id, f.payload) for f in fetched],
                 lssn=segment.lssn,
                 start_sequence_id=fetched[0].start_sequence_id,
                 enveloped=segment.enveloped,
+                max_bytes=EXPANDED_BYTES,
             )
         except DistributedLogError as error:
             if len(fetched) == 1:
                 self._fail(error)
                 raise self._told(error) from None
             return self._decode_before_error(fetched)
+        self._ahead.put_back(fetched[taken:])
         self._numbers.enter(segment.lssn)
         if batch.end_of_stream is not None:
             self._final = self._end_of_stream(batch.end_of_stream)
@@ -496,9 +506,8 @@ class AsyncLogReader(OnOneLoop):
         return batch
 
     def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """Decode the entries before the first damaged one of several; then the reader has failed."""
-        intact: list[FetchedEntry] = []
-        for one in fetched:
+        """Decode the entries before the first damaged one of several; that one, and what is behind it, comes next."""
+        for number, one in enumerate(fetched):
             try:
                 decode_entries(
                     [(one.entry_id, one.payload)],
@@ -507,15 +516,12 @@ class AsyncLogReader(OnOneLoop):
                     enveloped=one.segment.enveloped,
                 )
             except DistributedLogError as error:
-                self._fail(error)
-                break
-            intact.append(one)
-        if not intact and self._final is not None:
-            raise self._told(self._final)
-        final, self._final = self._final, None
-        batch = self._decode_columns(intact)
-        self._final = self._final or final
-        return batch
+                if not number:
+                    self._fail(error)
+                    raise self._told(error) from None
+                self._ahead.put_back(fetched[number:])
+                return self._decode_columns(fetched[:number])
+        raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
 
     def _due(self, batch: DecodedBatch) -> DecodedBatch:
         """`batch` without records below the start, which only the first entry can hold."""

@@ -191,6 +191,16 @@ class WriterKeys:
         own=True,
         dynamic=True,
     )
+    producer_snapshot_bytes: int = setting(
+        WHOLE,
+        8 << 20,
+        "producerSnapshotBytes",
+        "Bytes of entries after which it does, too, but not before a segment has grown by twice what that takes; a "
+        "successor reads no more than about these",
+        minimum=1,
+        own=True,
+        dynamic=True,
+    )
     producer_expiry_s: int = setting(
         WHOLE,
         604_800,

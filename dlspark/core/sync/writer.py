@@ -101,7 +101,7 @@ class LogWriter(OpenedHere):
             _raise_if_failed(future)
         return [PendingWrite(self, future) for future in futures]
 
-    def write_encoded_set(self, txid: int, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+    def write_encoded_set(self, txid: int | None, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
         """Append a record set that was encoded elsewhere: see `AsyncLogWriter.write_encoded_set`. Raises a refusal at
         once."""
 

@@ -12,7 +12,7 @@ another away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -47,14 +47,13 @@ class Condition:
 class AppendWrite(QueuedWrite):
     """One request on its way into a segment. Its future gets an `Appended`."""
 
-    __slots__ = ("_floor_txid", "_given", "_log", "condition", "fence", "future", "in_order", "producer", "request")
+    __slots__ = ("_given", "_log", "condition", "fence", "future", "in_order", "producer", "request")
 
     def __init__(
         self,
         log: Callable[[], RequestLog],
         records: Columns,
         future: Waiting,
-        floor_txid: int,
         *,
         in_order: bool = True,
         producer: ProducerRequest | None = None,
@@ -63,12 +62,11 @@ class AppendWrite(QueuedWrite):
     ) -> None:
         """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
 
-        `floor_txid` stands for the transaction id of a request without records: the log's highest. With `in_order`, a
-        request whose ids are below those before it is refused; but not one that comes again, whose ids are old.
+        With `in_order`, a request whose ids are below those before it is refused; but not one that comes again, whose
+        ids are old.
         """
         self.in_order = in_order
         self._log = log
-        self._floor_txid = max(floor_txid, 0)
         self._given = records
         self.future = future
         self.producer = producer
@@ -78,9 +76,9 @@ class AppendWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
-        """The id with which a segment begins that is started for it: the first record's, but not below the log's."""
-        own = self.request.run.txids[0] if self.request.run else self._floor_txid
-        return max(own, self._floor_txid)
+        """-1: a segment that is started for it begins at the log's highest id. With its own ids a request that is then
+        refused would move those of everybody behind it (I4)."""
+        return -1
 
     @property
     def last_txid(self) -> int:
@@ -90,7 +88,7 @@ class AppendWrite(QueuedWrite):
     @property
     def records(self) -> int:
         """One position for each record."""
-        return len(self._given[0])
+        return len(self._given[1])
 
     @property
     def size(self) -> int:
@@ -126,6 +124,10 @@ class AppendWrite(QueuedWrite):
     def check_follows(self, highest: int, log: str | None) -> None:
         """Only its own order: ids below the log's highest may be those of a request that comes again."""
         self.check_order()
+
+    def number(self, txid: int) -> None:
+        """One id for all records, where they came without."""
+        self.request = replace(self.request, run=self.request.run.at(txid))
 
     def check_new(self, highest: int) -> None:
         """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4).

@@ -1,7 +1,8 @@
 """What a log says of its producers, as a new owner reads it: the newest snapshot, and the requests behind it.
 
 Every segment of a writer with producers begins with a snapshot, and there is another one every
-`producerSnapshotEntries` entries; so the end of one segment is read, and little more than that many entries of it.
+`producerSnapshotEntries` entries or `producerSnapshotBytes` bytes; so the end of one segment is read (`segment_ends`),
+and little more than so much of it.
 Segments of other writers (upstream's, the Spark sink's, one without producers) say nothing of producers. Those behind
 the newest segment of a writer with producers are not looked at, nor those before the one that has a whole snapshot
 (`metadata.producer_segments`); those between are passed over, by their first entry.
@@ -12,24 +13,19 @@ one. The segments have their end: recovery comes first.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import decode_entry
-from dlspark.core.codec.producer_records import FencingToken, ProducerRequest, SnapshotPart, decode_control
-from dlspark.core.codec.records import LogRecord
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.segment_ends import BETWEEN_PAUSES, Following, SegmentEnd
 from dlspark.core.writing.transitions import SegmentTransitions
+from metadata.foundation.pacing import Slices
 from metadata.foundation.plurals import counted
-from metadata.foundation.tasks import end_tasks
-from metadata.segments import SegmentMetadata
-from storage_node.client.reader import LedgerReader
 
 _log = logging.getLogger(__name__)
 
@@ -66,12 +62,12 @@ async def read_producers(
             continue
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
         try:
-            end = _SegmentEnd(ledger, segment, settings, services.counters)
-            if looked_for:
-                await end.fetch_both_ends()
-            last = last or await end.last_user_record()
-            if looked_for and await end.restore(producers, services.clock.now_ms()):
+            end = SegmentEnd(ledger, segment, settings, services.counters)
+            following = await end.read(producers if looked_for else None, find_last=last is None)
+            last = last or end.last
+            if following is not None:
                 restored, whole = True, segment.lssn
+                await _replay(producers, following, services.clock.now_ms())
             passed += looked_for and not restored
         finally:
             await ledger.close()
@@ -85,85 +81,9 @@ async def read_producers(
     return Known(producers, whole, last)
 
 
-class _SegmentEnd:
-    """Reads one segment backwards, each entry once, in reads that double."""
-
-    def __init__(
-        self, ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, counters: Counter[str]
-    ) -> None:
-        self._ledger = ledger
-        self._segment = segment
-        self._read: dict[int, list[LogRecord]] = {}
-        self._at_once = settings.first_scan_entries
-        self._most = max(settings.max_scan_entries, self._at_once)
-        self._counters = counters
-
-    async def records(self, entry_id: int) -> list[LogRecord]:
-        """All records of an entry, read with some of those before it."""
-        if entry_id not in self._read:
-            entries = await self._ledger.read(max(0, entry_id - self._at_once + 1), entry_id)
-            self._at_once = min(2 * self._at_once, self._most)
-            self._counters["producer-entries-read"] += len(entries)
-            for entry in entries:
-                self._read[entry.entry_id] = decode_entry(
-                    entry.payload,
-                    lssn=self._segment.lssn,
-                    entry_id=entry.entry_id,
-                    start_sequence_id=0,
-                    enveloped=self._segment.enveloped,
-                )
-        return self._read[entry_id]
-
-    async def fetch_both_ends(self) -> None:
-        """Read the first entry and the last ones at the same time: both are needed."""
-        end = self._ledger.last_add_confirmed
-        if end >= 0:
-            reading = [asyncio.ensure_future(self.records(entry_id)) for entry_id in {0, end}]
-            try:
-                await asyncio.gather(*reading)
-            finally:
-                await end_tasks(reading, drop_errors=True)
-
-    async def last_user_record(self) -> DLSN | None:
-        """Where it is; None in a segment without user records."""
-        if not self._segment.record_count:
-            return None
-        for entry_id in range(self._ledger.last_add_confirmed, -1, -1):
-            for record in reversed(await self.records(entry_id)):
-                if record.is_user:
-                    return record.dlsn
-        return None
-
-    async def restore(self, producers: Producers, now_ms: int) -> bool:
-        """Take in the newest whole snapshot and what follows it; False where the segment has none."""
-        end = self._ledger.last_add_confirmed
-        if end < 0 or not isinstance(await self._said_first(), SnapshotPart):
-            return False
-        parts: list[SnapshotPart] = []
-        following: list[tuple[LogRecord, ProducerRequest | FencingToken]] = []
-        for entry_id in range(end, -1, -1):
-            for record in reversed(await self.records(entry_id)):
-                said = decode_control(record.payload, record.dlsn) if record.is_control else None
-                if isinstance(said, SnapshotPart):
-                    parts = _with(parts, said)
-                    if parts and said.number == 0:
-                        producers.restore(parts[::-1])
-                        for request, what in reversed(following):
-                            producers.replay(what, request.dlsn, now_ms)
-                        return True
-                elif said is not None:
-                    following.append((record, said))
-        return False  # a crash cut the segment's first snapshot off
-
-    async def _said_first(self) -> ProducerRequest | SnapshotPart | FencingToken | None:
-        first = await self.records(0)
-        return decode_control(first[0].payload, first[0].dlsn) if first and first[0].is_control else None
-
-
-def _with(parts: list[SnapshotPart], found: SnapshotPart) -> list[SnapshotPart]:
-    """The parts found so far, last to first, with the one before them; empty where they are not of one snapshot."""
-    if found.number == found.parts - 1:
-        return [found]
-    if parts and parts[-1].number == found.number + 1 and parts[-1].parts == found.parts:
-        return [*parts, found]
-    return []
+async def _replay(producers: Producers, following: Sequence[Following], now_ms: int) -> None:
+    slices = Slices()
+    for number, (said, place) in enumerate(following):
+        if number % BETWEEN_PAUSES == 0:
+            await slices.pause()
+        producers.replay(said, place, now_ms)

@@ -42,7 +42,13 @@ from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
-from dlspark.errors import AlreadyClosedError, EndOfStreamError, StreamNotReadyError, WriteCancelledError
+from dlspark.errors import (
+    AlreadyClosedError,
+    EndOfStreamError,
+    StreamNotReadyError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+)
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.permissions import Action
@@ -74,7 +80,10 @@ class AsyncLogWriter(OnOneLoop, Appending):
         self._sequence = SegmentSequence(
             services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
         )
-        self._acknowledged_txid = -1
+        self._acknowledged_txid = self._recovered_txid = -1
+        self._issued_txid = -1
+        """Highest transaction id in the log or on its way into a segment: what waits in the queue does not count, for
+        it may yet be refused."""
         self._transition: asyncio.Task[None] | None = None
         self._shutdown: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
@@ -193,6 +202,8 @@ class AsyncLogWriter(OnOneLoop, Appending):
         except BaseException:
             if future.done() and not future.cancelled():
                 future.exception()  # Seen: flush has raised the same failure.
+            if not self._sequence.usable:
+                self._sealed = False  # Recovery says whether it is: before it nothing is written behind this record.
             raise
         dlsn = await future
         await self._run_transition(self._sequence.complete_current)
@@ -254,7 +265,7 @@ class AsyncLogWriter(OnOneLoop, Appending):
             self._sequence.current.send_due()
 
     def _takes_all(self, run: RecordRun) -> bool:
-        in_order = not self._settings.max_id_sanity_check or (run.in_order and run.txids[0] >= self.last_txid)
+        in_order = not self._settings.max_id_sanity_check or (run.in_order and not 0 <= run.first_txid < self.last_txid)
         return in_order and self._limits.has_room(self._settings, run, self.unacknowledged, self._queue)
 
     def _accept(self, operation: QueuedWrite) -> bool:
@@ -312,13 +323,19 @@ class AsyncLogWriter(OnOneLoop, Appending):
             return
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
-        if self._requests is not None and segment.since_snapshot >= self._settings.producer_snapshot_entries:
+        if self._requests is not None and segment.snapshot_is_due():
             segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
+        operation.number(self._next_txid())
         operation.issue(segment)
-        if self._requests is not None:
-            self.last_txid = max(self.last_txid, segment.highest_txid)
+        if segment.error is None:
+            self._issued_txid = max(self._issued_txid, segment.highest_txid)
+            self.last_txid = max(self.last_txid, self._issued_txid)
         if self._sequence.roll_is_due():
             self._begin(self._roll)
+
+    def _next_txid(self) -> int:
+        """The id of records that came without: the time, but never below the log's highest (I4)."""
+        return max(self._services.clock.now_ms(), self._issued_txid)
 
     def _issue_queued(self) -> None:
         while self._queue and self._transition is None and self._error is None:
@@ -338,7 +355,13 @@ class AsyncLogWriter(OnOneLoop, Appending):
         if segment is not None:
             segment.waiting_since = self._queue.since
         try:
+            if self._settings.max_id_sanity_check:
+                # Again: what was accepted before it was not certain to be written, or recovery found more than was.
+                operation.check_follows(self._issued_txid, self.name)
             self._issue(operation)
+        except TransactionIdOutOfOrderError as error:
+            operation.fail(error)
+            self._send_due()  # The last record of a bulk sends the others, and it may be this one.
         finally:
             if segment is not None:
                 segment.waiting_since = None
@@ -386,7 +409,9 @@ class AsyncLogWriter(OnOneLoop, Appending):
                 # Of what was under way, recovery has decided what the log keeps: only the log knows.
                 await self._learn_requests(highest)
         if self._queue:
-            await self._sequence.start(self._queue.first.first_txid)
+            first = self._queue.first
+            first.number(self._next_txid())  # for good: nothing is issued before it
+            await self._sequence.start(first.first_txid if first.first_txid >= 0 else max(self._issued_txid, 0))
             self._retention.begin()
 
     def _request_log(self) -> RequestLog:
@@ -413,7 +438,7 @@ class AsyncLogWriter(OnOneLoop, Appending):
     def _adopt(self, highest: int) -> None:
         """Go on from the log's highest transaction id, as recovery found it."""
         # Records of a failed segment count only as far as recovery found them: the others are not in the log.
-        self.last_txid = highest
+        self.last_txid = self._issued_txid = self._recovered_txid = highest
         if highest == MAX_TXID:
             self._sealed = True
             self._queue.refuse(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
@@ -459,6 +484,9 @@ class AsyncLogWriter(OnOneLoop, Appending):
         self._limits.count(self.unacknowledged)
         if self._requests is not None:
             self._requests.failed = True
+        # What was not acknowledged may not be in the log: recovery decides, and until then it keeps no record out.
+        self._issued_txid = max(self._acknowledged_txid, self._recovered_txid)
+        self.last_txid = max(self._issued_txid, self._queue.last_txid)
         if self._settings.disable_rolling_on_error:
             self._fail(cause)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import ChecksumFailedError, DistributedLogError, ServiceUnavailableError
+from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
 from dlspark.serving.directory import ProxyDirectory
 from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
@@ -204,16 +204,25 @@ class WriteProxyService:
             self._check_checksum(request)
         if stream is None or stream.state is not StreamState.INITIALIZED:
             stream = self._stream(stream, request)
-        if stream.limiter.active and not self._no_limits.is_available():
-            stream.limiter.check(size, now, dark=self._settings.dark_mode)
-        stream.submit(taken)
+        try:
+            if stream.limiter.active and not self._no_limits.is_available():
+                stream.limiter.check(size, now, dark=self._settings.dark_mode)
+            stream.submit(taken)
+        except OverCapacityError:
+            stream.forget_unused()
+            raise
 
     def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:
         stream = self._table.get(request.stream)
         if self._table.status is ProxyStatus.DOWN:
             self._check_up(request.stream, stream)
         self._check_checksum(request)
-        self._stream(stream, request).submit(taken)
+        stream = self._stream(stream, request)
+        try:
+            stream.submit(taken)
+        except OverCapacityError:
+            stream.forget_unused()
+            raise
 
     def _check_up(self, name: str, stream: ProxyStream | None) -> None:
         """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone, or it is served

@@ -70,7 +70,6 @@ from dlspark.serving.write_proxy.stream_model import (
     step,
     verdict_of,
 )
-from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
 from metadata.permissions import ALLOW_ALL, Permissions
@@ -240,6 +239,11 @@ class ProxyStream:
         if owner is not None and address_of(owner) in addresses:
             self.forget()
 
+    def forget_unused(self) -> None:
+        """Its first request was refused: nothing of it stays, for names come from clients."""
+        if self.state is StreamState.UNINITIALIZED:
+            self._happened(StreamEvent.GIVE_UP)
+
     def caller_gone(self, caller: Caller) -> None:
         """Nobody waits for the answers of what this caller asked: what waits is not begun."""
         if any(taken.caller is caller for taken in self._waiting):
@@ -395,8 +399,7 @@ class ProxyStream:
             raise
         self._log, self._writer = log, writer
         writer.on_failed = self._writer_failed
-        ids = TransactionIds(writer.last_txid, host.namespace.services.clock)
-        self._execution = Execution(writer, ids, self, host.settings.entries_under_way)
+        self._execution = Execution(writer, self, host.settings.entries_under_way)
 
     def _overrides(self) -> dict[str, Value]:
         """The settings of a log that a proxy writes, where they differ from the namespace's."""

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from dlspark.core.codec.vector_decoding import ROW_SCHEMA, DecodedBatch, decode_entries, timestamps
+from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, ROW_SCHEMA, DecodedBatch, decode_up_to, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.source.planning import Partition, SegmentSpan
@@ -97,7 +97,8 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     fetcher = runtime.run(_Fetcher.start(runtime, partition))
     try:
         while (chunk := runtime.run(fetcher.take())) is not None:
-            yield from record_batches(_decode(chunk), chunk.span.log, names)
+            for rows in _decode(chunk):
+                yield from record_batches(rows, chunk.span.log, names)
     finally:
         # Also when Spark stops asking early (LIMIT, a killed task).
         runtime.run(fetcher.stop())
@@ -153,16 +154,25 @@ async def _fetch(source: SpanEntries, spans: Sequence[SegmentSpan]) -> AsyncGene
             yield _Chunk(span, entries)
 
 
-def _decode(chunk: _Chunk) -> DecodedBatch:
-    """The user records of a chunk that belong to the span: cut to its first and end slot, checked for gaps."""
+def _decode(chunk: _Chunk) -> Iterator[DecodedBatch]:
+    """The user records of a chunk, in one piece unless they expand to more than EXPANDED_BYTES."""
+    span, entries = chunk.span, chunk.entries
+    while entries:
+        rows, taken = decode_up_to(
+            entries,
+            lssn=span.lssn,
+            start_sequence_id=span.start_sequence_id,
+            enveloped=span.enveloped,
+            max_bytes=EXPANDED_BYTES,
+        )
+        _check_no_gap(rows, span)
+        yield _within(rows, _Chunk(span, entries[:taken]))
+        entries = entries[taken:]
+
+
+def _within(rows: DecodedBatch, chunk: _Chunk) -> DecodedBatch:
+    """The records of a chunk that belong to the span: cut to its first and end slot."""
     span = chunk.span
-    rows = decode_entries(
-        chunk.entries,
-        lssn=span.lssn,
-        start_sequence_id=span.start_sequence_id,
-        enveloped=span.enveloped,
-    )
-    _check_no_gap(rows, span)
     # Only whole entries are fetched. What lies in them outside of the span belongs to another batch or partition.
     first, end = 0, len(rows)
     if span.first_slot and chunk.entries[0][0] == span.first_entry:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.core.codec.records import MAX_TXID
 from dlspark.errors import OverCapacityError, StreamUnavailableError
 from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, Permits, RecentRate, WriteLimiter
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 
 
 def test_permits_come_by_the_second_and_a_second_of_them_is_kept() -> None:
@@ -147,37 +144,3 @@ def test_no_limit_no_refusal(limit: int) -> None:
     for number in range(100):
         counts.check(f"flights_{number}", limit, "acquired")
         counts.add(f"flights_{number}")
-
-
-# ---- transaction ids -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class SetClock:
-    now: int = 1000
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def elapsed_s(self) -> float:
-        return self.now / 1000
-
-
-def test_ids_are_the_time_and_never_decrease() -> None:
-    clock = SetClock()
-    ids = TransactionIds(-1, clock)
-    assert [ids.next(), ids.next()] == [1000, 1000]
-    clock.now = 900
-    assert ids.next() == 1000
-    clock.now = 1001
-    assert ids.next() == 1001
-
-
-def test_ids_are_not_below_those_of_the_log_and_of_clients() -> None:
-    ids = TransactionIds(5000, SetClock())
-    assert ids.next() == 5000
-    ids.note((7, 6000))
-    assert ids.next() == 6000
-    ids.note((MAX_TXID,))
-    ids.note(())
-    assert ids.next() == 6000
