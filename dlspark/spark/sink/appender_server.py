@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from dlspark.spark.sink.appender import AppendedLog, Appender, BatchToAppend, Si
 from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
 from dlspark.spark.sink.log_opening import open_log
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
+from dlspark.spark.sink.user_folders import ShortPath
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
@@ -55,6 +55,7 @@ class AppenderServer:
         self._holds_logs = holds_logs
         self._secret = secrets.token_hex(32)
         self._listening: asyncio.AbstractServer | None = None
+        self._address: ShortPath | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._under_way = 0
         self._idle_s = FIRST_BATCH_S
@@ -64,9 +65,8 @@ class AppenderServer:
         """Begin to take batches."""
         self._folder.write_private(self._folder.secret, self._secret)
         self._folder.socket.unlink(missing_ok=True)
-        self._listening = await asyncio.start_unix_server(
-            self._accept, os.fspath(self._folder.socket), limit=MAX_BODY_BYTES
-        )
+        self._address = self._folder.address()
+        self._listening = await asyncio.start_unix_server(self._accept, self._address.text, limit=MAX_BODY_BYTES)
 
     async def until_done(self, stop: asyncio.Event, driver: ProcessName) -> None:
         """Return when there is nothing left to do, the driver has ended, or `stop` is set."""
@@ -87,6 +87,8 @@ class AppenderServer:
         self._folder.socket.unlink(missing_ok=True)
         if self._listening is not None:
             self._listening.close()
+        if self._address is not None:
+            self._address.close()
         while self._under_way:
             await asyncio.wait(self._serving, timeout=LOOK_EVERY_S)
         await end_tasks(self._serving, drop_errors=True)

@@ -20,7 +20,7 @@ from helpers.waiting import PATIENCE_S
 from sink_driver import read_values
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.spark.errors import BatchRefusedError
+from dlspark.spark.errors import AppenderStartError, BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append_messages import encode_request
@@ -32,8 +32,7 @@ from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.staging import run_task
-from metadata.foundation.errors import CallerError
-
+from dlspark.spark.sink.user_folders import RUNTIME_VARIABLE
 if TYPE_CHECKING:
     from dlspark.sandbox import Sandbox
 
@@ -197,12 +196,39 @@ def test_errors_of_the_process_are_those_of_the_sink(sandbox: Sandbox) -> None:
     assert caught.value.log == query.log
 
 
-def test_a_folder_that_others_may_use_is_not_used(
-    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_long_path_and_a_name_that_another_user_took_keep_no_batch_from_being_appended(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / f"dlspark-{os.getuid()}"
-    shared.mkdir(mode=0o777)
-    shared.chmod(0o777)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(CallerError, match="this user alone"):
-        AppenderFolder.of("x")
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    taken = long / f"dlspark-{os.getuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    query = Query(sandbox.uri, appendIdleRelease="200ms")
+    for batch in range(3):
+        query.run(batch)
+    process = query.process
+    assert query.folder.path.parent.name.startswith(f"{taken.name}-")
+    assert not any(taken.iterdir())
+    query.check(3)
+    await_that(lambda: not process.runs, "it ends")
+    assert len(open_segments(query)) == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "auto"])
+def test_where_there_is_no_folder_auto_makes_segments_and_append_says_why(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    query = Query(sandbox.uri, commitMode=mode)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    if mode == "append":
+        with pytest.raises(AppenderStartError, match="gone"):
+            query.run(0)
+        return
+    query.run(0)
+    query.run(1)
+    query.check(2)
+    assert open_segments(query) == [False, False]
