@@ -22,6 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from enum import Enum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
@@ -43,6 +44,16 @@ _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
 _REACQUIRE_PAUSE_S: Final = 0.5
 _LAST: Final = 2**63  # where a member without a number sorts
+GIVES_WAY: Final = "dlspark-sink/"
+"""How an owner's name begins that gives its lock up once another client waits for it: a Spark query's (spark.md)."""
+SAID_AFTER_S: Final = 5.0
+SAID_EVERY_S: Final = 30.0
+"""How long a lock is waited for before that is logged, with its owner, and how often it is logged again."""
+
+
+def gives_way(owner: str) -> bool:
+    """Whether the owner of this name gives its lock up in a moment if another client waits for it."""
+    return owner.startswith(GIVES_WAY)
 
 
 class LockingError(NotAppliedError):
@@ -73,9 +84,18 @@ class OwnershipAcquireFailedError(NotAppliedError):
             f"the lock is held by {owner}",
             path=path,
             log=log,
-            advice="One writer at a time: close that one, or wait until its session has ended",
+            advice=_advice(owner),
         )
         self.owner = owner
+
+
+def _advice(owner: str) -> str:
+    if gives_way(owner):
+        return "It gives the lock up between two batches for who waits in the lock's queue: wait for longer"
+    return (
+        "One writer at a time: close that one, or write through it if it is a proxy; if it has died, wait until its "
+        "session has ended"
+    )
 
 
 class LockId(NamedTuple):
@@ -354,8 +374,35 @@ class DistributedLock:
                 await self._remove_remains()
                 continue
             self._ensure_current(member)
-            if deadline is None or not await self._wait_for(names[position - 1], member, deadline):
+            if deadline is None:
                 raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
+            saying = asyncio.get_running_loop().create_task(self._say_waiting(deadline))
+            try:
+                if not await self._wait_for(names[position - 1], member, deadline):
+                    raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
+            finally:
+                await end_tasks([saying], drop_errors=True)
+
+    async def _say_waiting(self, deadline: float) -> None:
+        """Log now and then for whom this waits, and since when that one has the lock."""
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), SAID_AFTER_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = SAID_EVERY_S
+            names = await self._members()
+            owner = await self._identify(names[0]) if names else None
+            stat = await self._store.exists(join(self._path, names[0])) if names else None
+            if owner is None or stat is None:
+                continue  # it has just given it up
+            _LOG.warning(
+                "waiting for the lock %s for %.0f s now, and for %.0f s at most: %s has it (it came at %s)",
+                self._path,
+                loop.time() - began,
+                max(deadline - loop.time(), 0),
+                owner.client_id,
+                datetime.fromtimestamp(stat.ctime_ms / 1000, timezone.utc).isoformat(sep=" ", timespec="seconds"),
+            )
 
     async def _wait_for(self, name: str, member: _Member, deadline: float) -> bool:
         """Wait until `name` may be gone; False when the time is up."""

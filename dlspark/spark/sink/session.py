@@ -36,7 +36,7 @@ from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.settings import Value
-from metadata.locks import OwnershipAcquireFailedError
+from metadata.locks import GIVES_WAY, OwnershipAcquireFailedError
 from metadata.log_names import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
@@ -66,7 +66,7 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 def owner_name() -> str:
     """The name that other writers see. It must not look like an address: a client that a proxy sends to a log's owner
     would dial it."""
-    return f"dlspark-sink/{socket.gethostname()}/{os.getpid()}"
+    return f"{GIVES_WAY}{socket.gethostname()}/{os.getpid()}"
 
 
 class SinkSession:

@@ -1,4 +1,4 @@
-"""`own_folder`: a directory for this user alone, which each process of the user finds again, and no other user can take.
+"""`own_folder`: a directory for this user alone, which each process of the user finds, and no other user can take.
 
     $XDG_RUNTIME_DIR/dlspark                where that directory is the user's own and closed to others
     <temporary directory>/dlspark-<uid>     else, unless another user was first
@@ -40,7 +40,7 @@ def own_folder() -> Path:
 
 
 def own_folders() -> list[Path]:
-    """All such directories that are there: other processes of this user may have another environment. Raises OSError."""
+    """All that are there: other processes of this user may have another environment. Raises OSError."""
     return [path for path in (*_by_name(), *_by_search()) if is_private(path)]
 
 

@@ -33,6 +33,7 @@ from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.staging import run_task
 from dlspark.spark.sink.user_folders import RUNTIME_VARIABLE
+
 if TYPE_CHECKING:
     from dlspark.sandbox import Sandbox
 
