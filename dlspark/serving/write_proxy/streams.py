@@ -392,7 +392,7 @@ class ProxyStream:
                     raise
 
     def _waits_for(self, owner: str) -> bool:
-        """Whether the owner would give the log up for what waits here; not for its deletion: nobody gives way to that."""
+        """Whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
         wanted = self.state is StreamState.INITIALIZING and any(
             not isinstance(taken.request, DeleteStream) for taken in self._waiting
         )

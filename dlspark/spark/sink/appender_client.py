@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome | None:
     """Append a batch through this driver's process, which is started if none runs and the batch has rows.
 
-    None: as `Appender.append`. Raises as `Appender.append`, and AppenderStartError with nothing visible.
+    None: as `SinkAppender.append`. Raises as that, and AppenderStartError with nothing visible.
     """
     deadline = time.monotonic() + DEADLINE_S + options.outage_ms / 1000 + SLACK_S
     start = bool(batch.rows.record_count)

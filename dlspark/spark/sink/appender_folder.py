@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dlspark.spark.sink.user_folders import ShortPath, own_folder
+from dlspark.spark.sink.user_folders import ShortPath, own_folder, own_folders
 from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE
 from metadata.foundation.processes import started
 
@@ -111,6 +111,22 @@ class AppenderFolder:
         """The folder that these values name. Raises OSError where there can be none for this user alone."""
         key = hashlib.sha256(repr(named_by).encode()).hexdigest()[:16]
         return cls(own_folder() / key)
+
+    @classmethod
+    def of_process(cls, pid: int) -> AppenderFolder | None:
+        """The folder of the process of this number that runs; None: it has none, or it cannot be looked for."""
+        try:
+            folders = [cls(path) for home in own_folders() for path in home.iterdir()]
+        except OSError:
+            return None
+        return next((one for one in folders if one.in_use() and one.named() == pid), None)
+
+    def named(self) -> int | None:
+        """The number of the process that wrote itself down here."""
+        try:
+            return ProcessName.decode(self.process.read_text()).pid
+        except (OSError, ValueError):
+            return None
 
     def address(self) -> ShortPath:
         """The way to the socket. Raises OSError."""

@@ -50,6 +50,8 @@ ABANDONED_JOBS_EVERY_S = 3600.0
 MARKS_AT_ONCE = 64
 HAND_OVER_S = 5
 """How long a log's lock is waited for at least, also where `outageTimeout` is shorter."""
+APPENDS = "/appends"
+"""How the name of an owner ends that keeps its logs for the next batch, until somebody wants them."""
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
 
@@ -63,17 +65,21 @@ _SETTINGS_OF_OPTIONS = {
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
-def owner_name() -> str:
-    """The name that other writers see. It must not look like an address: a client that a proxy sends to a log's owner
-    would dial it."""
-    return f"{GIVES_WAY}{socket.gethostname()}/{os.getpid()}"
+def owner_name(pid: int | None = None, *, appending: bool = False) -> str:
+    """The name that other writers see of this process, or of the one of this number; `appending`: of one that keeps its
+    logs for the next batch. It must not look like an address: a client that a proxy sends to a log's owner would dial
+    it."""
+    name = f"{GIVES_WAY}{socket.gethostname()}/{os.getpid() if pid is None else pid}"
+    return f"{name}{APPENDS}" if appending else name
 
 
 class SinkSession:
     """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
 
-    def __init__(self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies) -> None:
-        """`proxies`: those of the namespace, which may own its logs."""
+    def __init__(
+        self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
+    ) -> None:
+        """`proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from batch to batch."""
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies
@@ -85,7 +91,7 @@ class SinkSession:
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         services = self._services
         rules = LogRules(
-            owner=owner_name(),
+            owner=owner_name(appending=appending),
             lock_timeout_ms=settings.lock_timeout_s * 1000,
             create_missing=self._create_missing,
             first_lssn=services.binding.first_lssn or settings.first_lssn,
@@ -368,7 +374,7 @@ async def open_session(options: Options, *, patient: bool = True, appending: boo
     chosen = options.proxies
     where = options.uri if chosen is None or chosen.discover else ",".join(chosen.addresses)
     proxies = proxies_at(where, namespace.uri.path, options.outage_ms)
-    session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies)
+    session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies, appending=appending)
     Runtime.shared().on_close(proxies.close)
     Runtime.shared().on_close(namespace.close)
     return session

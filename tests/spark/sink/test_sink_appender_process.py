@@ -43,8 +43,9 @@ pytestmark = pytest.mark.processes
 class Query:
     """A query of this process, whose options make the appending process its own."""
 
-    def __init__(self, uri: str, **more: str) -> None:
-        self.log = f"appended-{uuid.uuid4().hex[:8]}"
+    def __init__(self, uri: str, log: str | None = None, **more: str) -> None:
+        self.log = log or f"appended-{uuid.uuid4().hex[:8]}"
+        self.sink = f"q-{uuid.uuid4().hex[:8]}"
         # Sessions end soon, and the name makes the settings (and so the process) this test's.
         own = {"commitMode": "append", "appendIdleRelease": "1m", "distributedlog.zksessiontimeoutseconds": "4"}
         self.options = Options(
@@ -53,7 +54,7 @@ class Query:
         self.columns = SinkColumns(value=0, transaction_id=None, log=None, one_log=self.log)
 
     def run(self, batch: int, tasks: int = 2) -> None:
-        job = JobId(self.log, batch, uuid.uuid4().hex)
+        job = JobId(self.sink, batch, uuid.uuid4().hex)
         parts = [pa.record_batch({"value": pa.array([value], pa.binary())}) for value in self.rows(batch, tasks)]
         messages = [
             run_task(self.options, self.columns, job, number, 1000, iter([part])) for number, part in enumerate(parts)
@@ -164,6 +165,26 @@ def test_another_writer_gets_the_log_while_the_process_lives(query: Query) -> No
     query.run(1)
     _, values = read_values(query.options.uri, query.log)
     assert values == [*query.rows(0), b"foreign", *query.rows(1)]
+
+
+def test_two_queries_on_one_machine_share_an_owner_and_one_goes_on_when_the_other_is_killed(query: Query) -> None:
+    other = Query(query.options.uri, query.log)
+    try:
+        query.run(0)
+        for batch in range(3):
+            other.run(batch)
+            query.run(batch + 1)
+        assert query.process != other.process
+        assert len(open_segments(query)) == 1
+        os.kill(query.process.pid, signal.SIGKILL)
+        other.run(3)  # waits until the session of the killed one has ended
+        query.run(4)
+        _, values = read_values(query.options.uri, query.log)
+        ours = [row for batch in range(5) for row in query.rows(batch)]
+        assert sorted(values) == sorted([*ours, *(row for batch in range(4) for row in other.rows(batch))])
+    finally:
+        if other.folder.in_use():
+            os.kill(other.process.pid, signal.SIGTERM)
 
 
 def test_it_ends_with_its_driver(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
@@ -343,10 +343,15 @@ async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> 
 @pytest.mark.parametrize("seed", range(12))
 @virtual_time
 async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_in_order(seed: int) -> None:
-    """Two drivers with one checkpoint die, are cut off, are tried again in other modes; storage nodes fail."""
+    """Two drivers with one checkpoint, on one machine or on two, die, are cut off, are tried again in other modes;
+    storage nodes fail."""
     rng = random.Random(seed)
     cluster = await started()
-    drivers = [await cluster.driver(), await cluster.driver()]
+
+    def another() -> Awaitable[Driver]:
+        return cluster.driver(neighbour=rng.random() < 0.5)
+
+    drivers = [await another(), await another()]
     done = 0
     for _ in range(60):
         number = rng.randrange(2)
@@ -355,7 +360,7 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
         event = rng.random()
         if event < 0.15:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         if event < 0.25:
             cluster.tree.expire(driver.namespace.store.session_id)
@@ -369,13 +374,13 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
             work.cancel()
             await asyncio.wait([work])
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         try:
             await work
         except DistributedLogError:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
         else:
             done = max(done, batch + 1)
         for bookie in cluster.bookies[1:]:

@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 from appended_proxies import LinkedProxy
-from appends_world import LOG, Cluster, Driver, rows_of
+from appends_world import IDLE_MS, LOG, Cluster, Driver, inline, rows_of
 from helpers.virtual_time import virtual_time
 
 from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError
 from dlspark.serving.client.client import AsyncClient
+from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name
+from metadata.memory import Fault
 
 PUBLISHED = CommitOutcome.PUBLISHED
 
@@ -65,10 +68,10 @@ async def test_a_query_gives_its_log_to_the_proxy_that_is_asked_for_it_and_both_
         driver = await cluster.driver()
         await run_query(driver, 3)
         assert driver.appender.held == [LOG]
-        await asyncio.gather(run_query(driver, 300, 3), run_client(client, 300))
+        await asyncio.gather(run_query(driver, 120, 3), run_client(client, 120))
         assert len(owners_of(proxies)) == 1
         assert len(await cluster.segments()) == 2
-        await check_contents(cluster, 303, 300)
+        await check_contents(cluster, 123, 120)
 
 
 @virtual_time
@@ -86,8 +89,8 @@ async def test_a_query_that_comes_to_a_proxys_log_writes_through_the_proxy_and_b
 async def test_thin_clients_wait_for_a_batch_that_makes_segments_and_no_longer() -> None:
     async with clusters() as (cluster, _, client):
         driver = await cluster.driver()
-        await asyncio.gather(run_query(driver, 60, mode="segments"), run_client(client, 60))
-        await check_contents(cluster, 60, 60)
+        await asyncio.gather(run_query(driver, 30, mode="segments"), run_client(client, 30))
+        await check_contents(cluster, 30, 30)
 
 
 @virtual_time
@@ -183,3 +186,123 @@ async def test_a_proxy_keeps_its_log_from_a_library_writer_which_is_told_its_nam
             await log.open_writer()
         await client.write(LOG, b"thin:1")
         await namespace.close()
+
+
+# ---- two queries -----------------------------------------------------------------------------------------------------
+
+
+async def run_sink(driver: Driver, batches: int, first: int = 0) -> None:
+    """A query of its own name, with a batch a second."""
+    for batch in range(first, first + batches):
+        values = [f"{driver.sink}:{batch}".encode()]
+        assert await driver.append(batch, values) in (CommitOutcome.PUBLISHED, CommitOutcome.COVERED)
+        await asyncio.sleep(1)
+
+
+async def check_sinks(cluster: Cluster, batches: dict[str, int]) -> None:
+    """Each query's batches once, in their order."""
+    found = await cluster.contents()
+    for sink, count in batches.items():
+        ours = [one for one in found if one.startswith(f"{sink}:".encode())]
+        assert ours == [f"{sink}:{batch}".encode() for batch in range(count)]
+    assert len(found) == sum(batches.values())
+
+
+@virtual_time
+async def test_two_queries_on_one_machine_make_one_segment() -> None:
+    async with clusters(0) as (cluster, _, _client):
+        one, other = await cluster.driver(sink="one"), await cluster.driver(sink="other")
+        await run_sink(one, 1)
+        await asyncio.gather(run_sink(one, 99, 1), run_sink(other, 100))
+        assert (one.opened, other.opened) == (1, 1)
+        assert len(await cluster.segments()) == 1
+        await check_sinks(cluster, {"one": 100, "other": 100})
+
+
+@virtual_time
+async def test_two_queries_on_two_machines_go_through_a_proxy_where_one_runs() -> None:
+    async with clusters() as (cluster, proxies, _client):
+        one, other = [await cluster.driver(sink=sink, neighbour=False) for sink in ("one", "other")]
+        await run_sink(one, 1)
+        await asyncio.gather(run_sink(one, 99, 1), run_sink(other, 100))
+        assert len(owners_of(proxies)) == 1
+        assert len(await cluster.segments()) == 2
+        await check_sinks(cluster, {"one": 100, "other": 100})
+
+
+@virtual_time
+async def test_two_queries_on_two_machines_without_proxies_take_turns_and_say_what_that_costs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with clusters(0) as (cluster, _, _client):
+        one, other = [await cluster.driver(sink=sink, neighbour=False) for sink in ("one", "other")]
+        await asyncio.gather(run_sink(one, 20), run_sink(other, 20))
+        said = [record.getMessage() for record in caplog.records if "take turns" in record.getMessage()]
+        assert len(said) <= 2, "each says it once"
+        assert said
+        await check_sinks(cluster, {"one": 20, "other": 20})
+
+
+@pytest.mark.parametrize("end", ["crash", "stop", "expire"])
+@virtual_time
+async def test_a_query_goes_on_by_itself_when_the_one_that_appended_for_it_ends(end: str) -> None:
+    """It ends at each await of a batch in turn; every batch is there once."""
+    for turns in range(0, 400, 43):
+        async with clusters(0) as (cluster, _, _client):
+            one, other = await cluster.driver(sink="one"), await cluster.driver(sink="other")
+            await run_sink(one, 1)
+            await run_sink(other, 1)
+            assert len(await cluster.segments()) == 1
+            appending = asyncio.ensure_future(run_sink(other, 1, 1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            over = appending.done()
+            if end == "expire":
+                cluster.tree.expire(one.namespace.store.session_id)
+            else:
+                await (one.crash() if end == "crash" else one.stop())
+            await appending
+            await run_sink(other, 2, 2)
+            third = await cluster.driver(sink="one")
+            await run_sink(third, 2)
+            await check_sinks(cluster, {"one": 2, "other": 4})
+        if over:
+            break
+
+
+@virtual_time
+async def test_who_stands_still_is_asked_no_longer_once_the_log_is_anothers() -> None:
+    async with clusters(0) as (cluster, _, _client):
+        one, other = await cluster.driver(sink="one"), await cluster.driver(sink="other")
+        await run_sink(one, 1)
+        await run_sink(other, 1)
+        place = one.appender._places[LOG]
+        async with place.turn:  # it does nothing from here on
+            appending = asyncio.ensure_future(run_sink(other, 1, 1))
+            await asyncio.sleep(3)
+            assert not appending.done()
+            cluster.tree.expire(one.namespace.store.session_id)
+            one_writes = cluster.tree.inject
+            cluster.tree.inject = lambda session, _what, _path: (
+                Fault.REFUSE if session == one.namespace.store.session_id else None
+            )
+            await asyncio.wait_for(appending, 100)
+            cluster.tree.inject = one_writes
+        await run_sink(other, 1, 2)
+        await run_sink(one, 1, 1)
+        await check_sinks(cluster, {"one": 2, "other": 3})
+
+
+@virtual_time
+async def test_another_session_than_the_locks_owner_appends_nothing() -> None:
+    async with clusters(0) as (cluster, _, _client):
+        one, other = await cluster.driver(sink="one"), await cluster.driver(sink="other")
+        rows = joined(inline([b"x"]))
+        batch = BatchToAppend(other.job(0), rows, IDLE_MS)
+        assert await one.appender.append_as_owner(batch) is None, "it owns nothing"
+        await run_sink(one, 1)
+        await run_sink(other, 1)
+        assert await other.appender.append_as_owner(BatchToAppend(one.job(1), rows, IDLE_MS)) is None, (
+            "it only asks the owner"
+        )
+        await check_sinks(cluster, {"one": 1, "other": 1})
