@@ -37,6 +37,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
+from metadata.owner_names import what_to_do
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchEvent, check_path, join
 
@@ -44,16 +45,9 @@ _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
 _REACQUIRE_PAUSE_S: Final = 0.5
 _LAST: Final = 2**63  # where a member without a number sorts
-GIVES_WAY: Final = "dlspark-sink/"
-"""How an owner's name begins that gives its lock up once another client waits for it: a Spark query's (spark.md)."""
 SAID_AFTER_S: Final = 5.0
 SAID_EVERY_S: Final = 30.0
 """How long a lock is waited for before that is logged, with its owner, and how often it is logged again."""
-
-
-def gives_way(owner: str) -> bool:
-    """Whether the owner of this name gives its lock up in a moment if another client waits for it."""
-    return owner.startswith(GIVES_WAY)
 
 
 class LockingError(NotAppliedError):
@@ -84,18 +78,9 @@ class OwnershipAcquireFailedError(NotAppliedError):
             f"the lock is held by {owner}",
             path=path,
             log=log,
-            advice=_advice(owner),
+            advice=what_to_do(owner),
         )
         self.owner = owner
-
-
-def _advice(owner: str) -> str:
-    if gives_way(owner):
-        return "It gives the lock up between two batches for who waits in the lock's queue: wait for longer"
-    return (
-        "One writer at a time: close that one, or write through it if it is a proxy; if it has died, wait until its "
-        "session has ended"
-    )
 
 
 class LockId(NamedTuple):

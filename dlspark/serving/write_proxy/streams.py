@@ -74,7 +74,7 @@ from dlspark.serving.write_proxy.stream_model import (
 from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
-from metadata.locks import gives_way
+from metadata.owner_names import gives_way
 from metadata.permissions import ALLOW_ALL, Permissions
 
 _LOG: Final = logging.getLogger(__name__)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
 from dlspark.spark.errors import LogBusyError
 from dlspark.spark.sink.append_messages import LENGTHS, check_lengths, decode_answer, encode_request
 from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.appender_folder import AppenderFolder
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.session import APPENDS, owner_name
 from metadata.foundation.errors import OutcomeUnknownError
 from metadata.locks import LockId
+from metadata.owner_names import process_of, sink_owner
 
 
 def find_peer(holder: LockId) -> Peer | None:
     """The process that holds a lock, if it is another one of this user's on this machine that appends."""
-    number = holder.client_id.removesuffix(APPENDS).rpartition("/")[2]
-    pid = int(number) if number.isascii() and number.isdecimal() else os.getpid()
-    if pid == os.getpid() or holder.client_id != owner_name(pid, appending=True):
+    pid = process_of(holder.client_id)
+    if pid is None or pid == os.getpid() or holder.client_id != sink_owner(socket.gethostname(), pid, appending=True):
         return None
     folder = AppenderFolder.of_process(pid)
     return Peer(folder) if folder is not None else None

@@ -22,10 +22,10 @@ from dlspark.spark.sink.appender import AppendedLog
 from dlspark.spark.sink.kept_mark import AppendTools
 from dlspark.spark.sink.owned_log import OwnedLog
 from dlspark.spark.sink.proxied_log import ProxiedLog
-from dlspark.spark.sink.session import APPENDS
 from dlspark.spark.sink.shared_log import FindAppender, SharedLog
 from dlspark.spark.sink.write_proxies import WriteProxies
-from metadata.locks import LockId, gives_way
+from metadata.locks import LockId
+from metadata.owner_names import appends
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class LogOpener:
         holder = await self._holder(log)
         if holder is not None and await self._proxies.are(self._tools.namespace.services, holder.client_id):
             return await self._through_proxies(log)
-        if holder is None or not _appends(holder):
+        if holder is None or not appends(holder.client_id):
             return await OwnedLog.open(self._tools, log)
         other = self._find(holder)
         if other is not None:
@@ -87,11 +87,6 @@ class LogOpener:
                 log,
                 holder.client_id,
             )
-
-
-def _appends(holder: LockId) -> bool:
-    """Whether it is the process of a query, which keeps the log until somebody wants it."""
-    return gives_way(holder.client_id) and holder.client_id.endswith(APPENDS)
 
 
 async def settle(tools: AppendTools, proxies: WriteProxies, log: str, sink_id: str) -> None:

@@ -36,8 +36,9 @@ from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.settings import Value
-from metadata.locks import GIVES_WAY, OwnershipAcquireFailedError
+from metadata.locks import OwnershipAcquireFailedError
 from metadata.log_names import LogNotFoundError
+from metadata.owner_names import sink_owner
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
 from metadata.sinks import JOB_PREFIX, SinkStore
@@ -50,8 +51,6 @@ ABANDONED_JOBS_EVERY_S = 3600.0
 MARKS_AT_ONCE = 64
 HAND_OVER_S = 5
 """How long a log's lock is waited for at least, also where `outageTimeout` is shorter."""
-APPENDS = "/appends"
-"""How the name of an owner ends that keeps its logs for the next batch, until somebody wants them."""
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
 
@@ -65,12 +64,9 @@ _SETTINGS_OF_OPTIONS = {
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
-def owner_name(pid: int | None = None, *, appending: bool = False) -> str:
-    """The name that other writers see of this process, or of the one of this number; `appending`: of one that keeps its
-    logs for the next batch. It must not look like an address: a client that a proxy sends to a log's owner would dial
-    it."""
-    name = f"{GIVES_WAY}{socket.gethostname()}/{os.getpid() if pid is None else pid}"
-    return f"{name}{APPENDS}" if appending else name
+def owner_name(*, appending: bool = False) -> str:
+    """The name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
+    return sink_owner(socket.gethostname(), os.getpid(), appending=appending)
 
 
 class SinkSession:
