@@ -37,7 +37,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.owner_names import what_to_do
+from metadata.owner_names import how_to_free, what_to_do
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchEvent, check_path, join
 
@@ -73,12 +73,13 @@ class OwnershipAcquireFailedError(NotAppliedError):
 
     code: ClassVar[int] = 302
 
-    def __init__(self, owner: str, *, path: str, log: str | None = None) -> None:
+    def __init__(self, owner: str, *, path: str, log: str | None = None, kept: str | None = None) -> None:
+        """`kept`: what was not done to the log, of what would have taken it away from its owner."""
         super().__init__(
-            f"the lock is held by {owner}",
+            f"the lock is held by {owner}" if kept is None else f"the lock is held by {owner}; {kept}",
             path=path,
             log=log,
-            advice=what_to_do(owner),
+            advice=what_to_do(owner) if kept is None else how_to_free(owner),
         )
         self.owner = owner
 

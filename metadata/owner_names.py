@@ -46,3 +46,15 @@ def what_to_do(owner: str) -> str:
     if owner.startswith(_PROXY):
         return "A write proxy has it: write through that, or have it release the log"
     return "One writer at a time: close that one; if it has died, wait until its session has ended"
+
+
+def how_to_free(owner: str) -> str:
+    """Advice for who would take the log away from its owner, which nobody gives way to."""
+    if gives_way(owner):
+        return (
+            "A Spark query has it: stop it; its process gives the log up appendIdleRelease (1 minute) after the last "
+            "batch, or when the driver ends"
+        )
+    if owner.startswith(_PROXY):
+        return "A write proxy has it: have that one delete it, or release it first"
+    return "Close that writer; if it has died, wait until its session has ended"

@@ -17,7 +17,9 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
+from dlspark.spark.sink.session import owner_name
 from metadata.foundation.errors import DistributedLogError
+from metadata.locks import OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.sinks import application_sink
 from storage_node.protocol.schema import Status
@@ -256,9 +258,13 @@ async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_ag
     driver = await cluster.driver()
     await driver.append(0)
     namespace = await cluster.namespace()
-    await until(lambda: driver.appender.held == [LOG], "the log is held")
-    deleting = asyncio.ensure_future(namespace.delete_log(LOG))
-    await deleting
+    for taking in (namespace.delete_log(LOG), namespace.rename_log(LOG, "other")):
+        with pytest.raises(OwnershipAcquireFailedError, match="A Spark query has it") as refused:
+            await taking
+        assert refused.value.owner == owner_name(appending=True)
+    assert driver.appender.held == [LOG], "nobody gives way to that"
+    await driver.appender.close()
+    await namespace.delete_log(LOG)
     assert await driver.append(0) is PUBLISHED
     assert await cluster.contents() == rows_of(0)
     await namespace.close()
