@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest
 from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
-from helpers.waiting import until
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.appender import BatchToAppend
