@@ -170,9 +170,9 @@ class Namespace(OpenedHere):
     def rename_log(self, old: str, new: str) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while another
-        client writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments:
-        nothing was renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
+        LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
+        renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._runtime.run(self._inner.rename_log(old, new))
 
@@ -191,7 +191,8 @@ class Namespace(OpenedHere):
     def delete_log(self, name: str) -> None:
         """Delete a log with all its segments. After any error it may be called again, and finishes what was begun.
 
-        Raises OwnershipAcquireFailedError while another client writes it, LogNotFoundError if there is no such log.
+        Raises LogNotFoundError if there is no such log, and OwnershipAcquireFailedError, at once, while another client
+        owns it: a writer, a Spark query, a proxy.
         """
         self._runtime.run(self._inner.delete_log(name))
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import TracebackType
 
@@ -445,7 +445,7 @@ class AsyncProducer(OnOneLoop):
         for number, (_, due) in list(self._requests.items()):
             if due > now:
                 break
-            self._effects.extend(self._session.give_up(number, self._now()))
+            self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
         refusal = Refusal(StatusCode.SERVICE_UNAVAILABLE, "the record was not sent in time")
         while self._hurried and self._hurried[0][1] <= now:
             self._settle_batch(self._hurried.popleft()[0], refusal)
@@ -458,6 +458,13 @@ class AsyncProducer(OnOneLoop):
             waits.append(waiting + self._timeout_s)
         if waits and self._expiring is None:
             self._expiring = self._loop.call_at(min(waits), self._expire)
+
+    def _explained(self, effect: SessionEffect) -> SessionEffect:
+        """A refusal of what took too long says what the proxies said: all that is under way is for one stream."""
+        said = next((journey.asked for journey in self._journeys.values() if journey.asked), "")
+        if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
+            return effect
+        return replace(effect, answer=replace(effect.answer, message=f"{effect.answer.message}; {said}"))
 
 
 def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:

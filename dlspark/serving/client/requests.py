@@ -47,8 +47,8 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import Route, address_of, split_address
-from metadata.foundation.errors import CallerError, check
+from dlspark.serving.routing.hosts import Route, address_of, is_address
+from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
 MAX_TRIED_HOSTS: Final = 64
@@ -262,10 +262,17 @@ class RequestWay:
             self._doubt(len(self._attempts) - 1)
         return self._time_up()
 
-    def _time_up(self) -> Finished:
+    @property
+    def asked(self) -> str:
+        """Whom it was sent to, and what the last one said."""
         asked = ", ".join(dict.fromkeys(self._attempts)) or "no proxy"
-        last = f"; the last answer: {self._last.message}" if self._last is not None else ""
-        said = f"the request was not done in {self._timeout_ms} ms; asked were: {asked}{last}"
+        if self._last is None:
+            return f"asked were: {asked}"
+        advice = f" ({self._last.advice})" if self._last.advice else ""
+        return f"asked were: {asked}; the last answer: {self._last.message}{advice}"
+
+    def _time_up(self) -> Finished:
+        said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
         return self._finish(_lost(said) if self._doubtful else _unreachable(said))
 
     # ------------------------------------------------------------------ what follows
@@ -289,6 +296,8 @@ class RequestWay:
             if owner is not None and owner != address:
                 self._ownerships.learn(stream, owner)
                 return self._go(owner, now)
+            if owner is None and isinstance(self._request, DeleteStream):
+                return self._finish(refusal)  # nobody gives a log up for its deletion
         if rule in (AnswerRule.FAIL, AnswerRule.FINISH):
             return self._finish(refusal)
         if rule is AnswerRule.LEAVE_HOST:
@@ -374,14 +383,8 @@ class RequestWay:
 
 def _owner_in(refusal: Refusal) -> str | None:
     """The address that a redirect names; None where it names none, or what cannot be dialled."""
-    if refusal.location is None:
-        return None
-    address = address_of(refusal.location)
-    try:
-        split_address(address)
-    except CallerError:
-        return None
-    return address
+    location = refusal.location
+    return address_of(location) if location is not None and is_address(location) else None
 
 
 def _unreachable(message: str) -> Refusal:

@@ -37,6 +37,15 @@ def split_address(address: str) -> tuple[str, int]:
     return found
 
 
+def is_address(location: str) -> bool:
+    """Whether it names a proxy that can be dialled: the owner of a log may be any writer, with a name of its own."""
+    try:
+        split_address(address_of(location))
+    except CallerError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ProxyHost:
     """One proxy."""

@@ -112,7 +112,8 @@ class StreamKeys:
         10_000,
         "server_take_timeout_ms",
         "How long a move may take, in milliseconds: so long the target waits for the log's lock, and the source for "
-        "the target's answer, and for its own writer to close",
+        "the target's answer, and for its own writer to close. So long a Spark query is waited for, too, which gives "
+        "its log up for a proxy",
         minimum=1000,
         maximum=MAX_INT,
         own=True,

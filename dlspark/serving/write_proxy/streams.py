@@ -46,7 +46,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import address_of
+from dlspark.serving.routing.hosts import address_of, is_address
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution
 from dlspark.serving.write_proxy.limits import WriteLimiter
@@ -62,6 +62,7 @@ from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
     FOUND_KEPT_SHARE,
     ON_REQUEST,
+    OTHERS_KEPT_S,
     OnRequest,
     StreamEffect,
     StreamEvent,
@@ -72,6 +73,7 @@ from dlspark.serving.write_proxy.stream_model import (
 )
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
+from metadata.owner_names import gives_way
 from metadata.permissions import ALLOW_ALL, Permissions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -81,9 +83,8 @@ ENTRY_BYTES: Final = 512 * 1024
 loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
-STRANGER_KEPT_S: Final = 1.0
-"""How long it is remembered, at most, that an owner has a log which is not announced as a proxy: nobody says when its
-session has ended."""
+STAY_S: Final = 1
+"""How long the lock's queue is waited in, again and again, for an owner that gives way."""
 FOUND_LOG_S: Final = 1.0
 """How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
 the others for all of its streams, several times a second, until its session has ended."""
@@ -126,8 +127,9 @@ class StreamHost:
         return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
 
     def kept_s(self, owner: str) -> float:
-        """Likewise of this owner."""
-        return self.found_kept_s if self.announced(owner) else min(self.found_kept_s, STRANGER_KEPT_S)
+        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
+        is_proxy = is_address(owner) and self.announced(owner)
+        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
 
     def run(self, work: Awaitable[None]) -> None:
         """Run something in a task that is waited for at the end."""
@@ -370,10 +372,9 @@ class ProxyStream:
         try:
             # Who waits for another owner to give the log up must not keep the others from their turns.
             if self._lock_timeout_s:
-                await self._open_log()
+                await self._open_log(self._lock_timeout_s)
             else:
-                async with self._host.opening:
-                    await self._open_log()
+                await self._open_in_turn()
         except Exception as error:
             verdict = verdict_of(error)
             if isinstance(error, OwnershipAcquireFailedError):
@@ -388,9 +389,35 @@ class ProxyStream:
             return
         self._happened(StreamEvent.OPENED)
 
-    async def _open_log(self) -> None:
+    async def _open_in_turn(self) -> None:
+        """Open the log unless another owner has it; one that gives way to who waits in the lock's queue is waited for.
+
+        In short stays: of two proxies that wait, the second learns then that the first one has it.
+        """
+        try:
+            async with self._host.opening:
+                return await self._open_log(0)
+        except OwnershipAcquireFailedError as error:
+            if not self._waits_for(error.owner):
+                raise
+        deadline = self._loop.time() + self._host.settings.take_timeout_ms / 1000
+        while True:
+            try:
+                return await self._open_log(STAY_S)
+            except OwnershipAcquireFailedError as error:
+                if self._loop.time() >= deadline or not self._waits_for(error.owner):
+                    raise
+
+    def _waits_for(self, owner: str) -> bool:
+        """Whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
+        wanted = self.state is StreamState.INITIALIZING and any(
+            not isinstance(taken.request, DeleteStream) for taken in self._waiting
+        )
+        return wanted and gives_way(owner)
+
+    async def _open_log(self, lock_timeout_s: int) -> None:
         host = self._host
-        log = await host.namespace.open_log(self.name, self._overrides())
+        log = await host.namespace.open_log(self.name, self._overrides(lock_timeout_s))
         try:
             await self.refresh_permissions()
             writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
@@ -401,10 +428,10 @@ class ProxyStream:
         writer.on_failed = self._writer_failed
         self._execution = Execution(writer, self, host.settings.entries_under_way)
 
-    def _overrides(self) -> dict[str, Value]:
+    def _overrides(self, lock_timeout_s: int) -> dict[str, Value]:
         """The settings of a log that a proxy writes, where they differ from the namespace's."""
         settings = self._host.namespace.settings
-        overrides: dict[str, Value] = {"lockTimeoutSeconds": self._lock_timeout_s}
+        overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
         if "output_buffer_bytes" not in settings.given:
             overrides["writerOutputBufferSize"] = ENTRY_BYTES
         if not self._create_missing:

@@ -86,6 +86,11 @@ class OwnedLog:
         self._paths = paths
         self._sinks: dict[str, _Entered] = {}
 
+    @property
+    def is_owner(self) -> bool:
+        """As `AppendedLog.is_owner`."""
+        return True
+
     @classmethod
     async def open(cls, tools: AppendTools, log: str) -> OwnedLog:
         """Become the log's owner; it is created where that is allowed.

@@ -101,6 +101,11 @@ class ProxiedLog:
         self._settle = settle
         self._sinks: dict[str, _Sender] = {}
 
+    @property
+    def is_owner(self) -> bool:
+        """As `AppendedLog.is_owner`."""
+        return False
+
     @classmethod
     async def open(cls, tools: AppendTools, proxies: WriteProxies, log: str, settle: Settle) -> ProxiedLog:
         """Begin to append; the log is created where that is allowed.

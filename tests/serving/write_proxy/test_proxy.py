@@ -55,7 +55,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
-from dlspark.serving.write_proxy.streams import STRANGER_KEPT_S
+from dlspark.serving.write_proxy.stream_model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join
 
@@ -197,7 +197,7 @@ async def test_an_owner_that_is_no_proxy_is_remembered_for_a_second() -> None:
         assert (refused.code, refused.location) == (StatusCode.FOUND, "a program")
         await writer.close()
         assert isinstance(await tier.write(proxy, "a"), Refusal), "from memory"
-        await asyncio.sleep(STRANGER_KEPT_S + 0.01)
+        await asyncio.sleep(OTHERS_KEPT_S + 0.01)
         assert isinstance(await tier.write(proxy, "a"), WriteReceipt)
         await other.close()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
-from helpers.waiting import until
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.appender import BatchToAppend
@@ -17,7 +16,9 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
+from dlspark.spark.sink.session import owner_name
 from metadata.foundation.errors import DistributedLogError
+from metadata.locks import OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.sinks import application_sink
 from storage_node.protocol.schema import Status
@@ -256,9 +257,13 @@ async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_ag
     driver = await cluster.driver()
     await driver.append(0)
     namespace = await cluster.namespace()
-    await until(lambda: driver.appender.held == [LOG], "the log is held")
-    deleting = asyncio.ensure_future(namespace.delete_log(LOG))
-    await deleting
+    for taking in (namespace.delete_log(LOG), namespace.rename_log(LOG, "other")):
+        with pytest.raises(OwnershipAcquireFailedError, match="A Spark query has it") as refused:
+            await taking
+        assert refused.value.owner == owner_name(appending=True)
+    assert driver.appender.held == [LOG], "nobody gives way to that"
+    await driver.appender.close()
+    await namespace.delete_log(LOG)
     assert await driver.append(0) is PUBLISHED
     assert await cluster.contents() == rows_of(0)
     await namespace.close()
@@ -343,10 +348,15 @@ async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> 
 @pytest.mark.parametrize("seed", range(12))
 @virtual_time
 async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_in_order(seed: int) -> None:
-    """Two drivers with one checkpoint die, are cut off, are tried again in other modes; storage nodes fail."""
+    """Two drivers with one checkpoint, on one machine or on two, die, are cut off, are tried again in other modes;
+    storage nodes fail."""
     rng = random.Random(seed)
     cluster = await started()
-    drivers = [await cluster.driver(), await cluster.driver()]
+
+    def another() -> Awaitable[Driver]:
+        return cluster.driver(neighbour=rng.random() < 0.5)
+
+    drivers = [await another(), await another()]
     done = 0
     for _ in range(60):
         number = rng.randrange(2)
@@ -355,7 +365,7 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
         event = rng.random()
         if event < 0.15:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         if event < 0.25:
             cluster.tree.expire(driver.namespace.store.session_id)
@@ -369,13 +379,13 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
             work.cancel()
             await asyncio.wait([work])
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         try:
             await work
         except DistributedLogError:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
         else:
             done = max(done, batch + 1)
         for bookie in cluster.bookies[1:]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -344,7 +344,11 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
     answers and requests are lost, and requests arrive late."""
     rng = random.Random(seed)
     async with clusters(2) as (cluster, proxies):
-        drivers = [await cluster.driver(proxied=number > 0) for number in range(3)]
+
+        def another(number: int) -> Awaitable[Driver]:
+            return cluster.driver(proxied=number > 1, neighbour=rng.random() < 0.5)
+
+        drivers = [await another(number) for number in range(3)]
         done = 0
         for _ in range(60):
             number = rng.randrange(3)
@@ -352,7 +356,7 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
             event = rng.random()
             if event < 0.1:
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
                 continue
             if event < 0.2:
                 doomed = proxies[rng.randrange(2)]
@@ -375,13 +379,13 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
                 work.cancel()
                 await asyncio.wait([work])
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
                 continue
             try:
                 await work
             except DistributedLogError:
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
             else:
                 done = max(done, batch + 1)
         for proxy in proxies:
