@@ -8,6 +8,10 @@ the newest segment of a writer with producers are not looked at, nor those befor
 
 A snapshot that a crash cut off is passed over too: there is an older one before it, since requests only follow a whole
 one. The segments have their end: recovery comes first.
+
+Segments are deleted: by retention, by `purge`, by upstream's tools, which know nothing of producers. Where none is left
+with a whole snapshot, and one that may have had it is gone, nothing is known of the log's producers any more, and that
+is said (`Producers.lose`): a request that was written would look like one that never was.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
@@ -24,12 +28,20 @@ from dlspark.core.codec.records import LogRecord
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.plurals import counted
 from metadata.foundation.tasks import end_tasks
+from metadata.producer_segments import ProducerSegments
 from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
+
+MOST_STEPS: Final = 8
+"""A wrong clock makes producers older by so small a part of their lives, each time that a log gets another owner."""
+
+Following: TypeAlias = tuple[ProducerRequest | FencingToken, DLSN]
+"""A control record behind a snapshot, and its place."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +54,9 @@ class Known(NamedTuple):
     """The number of a segment from which on a whole snapshot is found; None where the log never had producers."""
     last: DLSN | None
     """Where its last user record is; None where it has none."""
+    time: LogTime
+    lost: bool
+    """Whether what it said of them is gone: `whole` is None then, for there is nothing to look for."""
 
 
 async def read_producers(
@@ -54,8 +69,10 @@ async def read_producers(
     then (I19).
     """
     name = transitions.name
-    producers = Producers(gaps_allowed=gaps_allowed)
     found = transitions.producer_segments
+    losses = found.losses if found is not None else 0
+    producers = Producers(gaps_allowed=gaps_allowed, most=settings.max_producers, losses=losses)
+    time = _time(services, settings, producers)
     whole = found.whole if found is not None else None
     last: DLSN | None = None
     restored = found is None
@@ -70,11 +87,24 @@ async def read_producers(
             if looked_for:
                 await end.fetch_both_ends()
             last = last or await end.last_user_record()
-            if looked_for and await end.restore(producers, services.clock.now_ms()):
-                restored, whole = True, segment.lssn
+            if looked_for and (following := await end.restore(producers)) is not None:
+                restored, whole, time = True, segment.lssn, _time(services, settings, producers)
+                for said, place in following:
+                    producers.replay(said, place, time.now_ms())
             passed += looked_for and not restored
         finally:
             await ledger.close()
+    lost = not restored and found is not None and _is_lost(found, transitions)
+    if lost:
+        producers.lose()
+        whole = None
+        _log.warning(
+            "log %s: the segments that said what its producers have written are gone: producers up to epoch %d are "
+            "forgotten, and their requests refused",
+            name,
+            producers.forgotten,
+            extra=about(log=name),
+        )
     _log.info(
         "log %s: %s known, %s passed over",
         name,
@@ -82,7 +112,16 @@ async def read_producers(
         counted(passed, "segment without any was", "segments without any were"),
         extra=about(log=name),
     )
-    return Known(producers, whole, last)
+    return Known(producers, whole, last, time, lost)
+
+
+def _is_lost(found: ProducerSegments, transitions: SegmentTransitions) -> bool:
+    first = transitions.segments[0].lssn if transitions.segments else None
+    return found.is_lost(first, transitions.state.max_lssn.value)
+
+
+def _time(services: Services, settings: Settings, producers: Producers) -> LogTime:
+    return LogTime(services.clock, producers.newest_ms(), settings.producer_expiry_s * 1000 // MOST_STEPS)
 
 
 class _SegmentEnd:
@@ -134,13 +173,13 @@ class _SegmentEnd:
                     return record.dlsn
         return None
 
-    async def restore(self, producers: Producers, now_ms: int) -> bool:
-        """Take in the newest whole snapshot and what follows it; False where the segment has none."""
+    async def restore(self, producers: Producers) -> list[Following] | None:
+        """Take in the newest whole snapshot; what follows it, oldest first, or None where the segment has none."""
         end = self._ledger.last_add_confirmed
         if end < 0 or not isinstance(await self._said_first(), SnapshotPart):
-            return False
+            return None
         parts: list[SnapshotPart] = []
-        following: list[tuple[LogRecord, ProducerRequest | FencingToken]] = []
+        following: list[Following] = []
         for entry_id in range(end, -1, -1):
             for record in reversed(await self.records(entry_id)):
                 said = decode_control(record.payload, record.dlsn) if record.is_control else None
@@ -148,12 +187,10 @@ class _SegmentEnd:
                     parts = _with(parts, said)
                     if parts and said.number == 0:
                         producers.restore(parts[::-1])
-                        for request, what in reversed(following):
-                            producers.replay(what, request.dlsn, now_ms)
-                        return True
+                        return following[::-1]
                 elif said is not None:
-                    following.append((record, said))
-        return False  # a crash cut the segment's first snapshot off
+                    following.append((said, record.dlsn))
+        return None  # a crash cut the segment's first snapshot off
 
     async def _said_first(self) -> ProducerRequest | SnapshotPart | FencingToken | None:
         first = await self.records(0)

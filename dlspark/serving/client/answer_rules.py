@@ -103,6 +103,7 @@ FINAL_ERRORS: Final = frozenset(
         "PositionGapError",
         "ProducerError",
         "ProducerFencedError",
+        "ProducerForgottenError",
         "SegmentNotFoundError",
         "SequenceGapError",
         "SequencePassedError",

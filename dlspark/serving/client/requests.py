@@ -54,6 +54,8 @@ MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
 UNREACHABLE: Final = "ProxyUnreachableError"
 LOST: Final = "ProxyLostError"
+FORGOTTEN: Final = "ProducerForgottenError"
+"""It says that this attempt was not written; of others it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class Finished:
     @property
     def for_caller(self) -> Answer:
         """The answer as its caller may rely on it: a refusal is in doubt where an attempt is."""
-        if not self.in_doubt or not isinstance(self.answer, Refusal) or self.answer.applied is Applied.UNKNOWN:
+        if not self.in_doubt or not isinstance(self.answer, Refusal):
+            return self.answer
+        if self.answer.applied is Applied.UNKNOWN and self.answer.error != FORGOTTEN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
         return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST)
@@ -204,7 +208,7 @@ class RequestWay:
         if not isinstance(answer, Refusal):
             self._learn(address, answer)
             return self._finish(answer)
-        if answer.applied is not Applied.UNKNOWN:
+        if answer.applied is not Applied.UNKNOWN or answer.error == FORGOTTEN:
             self._doubtful.discard(attempt)
         elif not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)
