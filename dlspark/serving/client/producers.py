@@ -66,6 +66,7 @@ from storage_node.protocol.tables import Reaction, parse_table
 FENCED: Final = "ProducerFencedError"
 GAP: Final = "SequenceGapError"
 PASSED: Final = "SequencePassedError"
+CANCELLED: Final = "WriteCancelledError"
 MAX_QUEUED: Final = 1_024
 """Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
 JUMP_BITS: Final = 31
@@ -467,11 +468,18 @@ class ProducerSession:
         return pending.doubtful and sent is not None and now - sent >= self._limits.memory_s
 
     def _let_go_of_doubtful(self) -> list[SessionEffect]:
+        """And of those before one that may be written: they would come behind it."""
         effects: list[SessionEffect] = []
+        behind = self._floor
         for pending in self._window:
             if pending.doubtful:
+                behind = max(behind, pending.sequence + 1)
                 effects += self._settle(pending, _lost("whether it was written can no longer be found out"))
-        self._window = [pending for pending in self._window if not pending.doubtful]
+        for pending in self._window:
+            if not pending.doubtful and pending.sequence < behind:
+                message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
+                effects += self._settle(pending, Refusal(StatusCode.WRITE_CANCELLED, message, error=CANCELLED))
+        self._window = [one for one in self._window if not one.doubtful and one.sequence >= behind]
         return effects
 
     def _above_hole(self) -> list[_Pending]:
