@@ -119,6 +119,13 @@ def _delete_the_ledgers_first(purge: Method) -> Method:
     return mutated
 
 
+def _take_for_new(_check: Method) -> Method:
+    def mutated(self: Producers, request: object) -> None:
+        """Whoever is not known has never written."""
+
+    return mutated
+
+
 def _note_no_ledgers(_removal: Method) -> Method:
     def mutated(self: SegmentChanges, segment: SegmentMetadata) -> list[Op]:
         return [Delete(self._paths.segment(segment))]
@@ -194,6 +201,9 @@ PRODUCERS = {
         AsyncLogWriter,
         "_segment_begun",
         edited(("segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))", "pass")),
+    ),
+    "forgotten-refused": Mutation(
+        "what was forgotten does not count as not written (I19)", Producers, "_check_unknown", _take_for_new
     ),
     "start-noted": Mutation(
         "the start of a segment with producers is noted (I19)",

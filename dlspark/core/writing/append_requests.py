@@ -20,13 +20,13 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
+from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers, UnderWay, Written
 from dlspark.core.writing.queued_writes import QueuedWrite, below_highest
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
-from storage_node.edge import Clock
 
 _ENVELOPE_ROOM = 64
 """Bytes of an entry that a request leaves free: the envelope."""
@@ -155,7 +155,7 @@ class AppendWrite(QueuedWrite):
 class RequestLog:
     """What a writer knows of the requests that were written to its log."""
 
-    def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, clock: Clock) -> None:
+    def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, time: LogTime) -> None:
         """`last`: where the log's last user record is, None for a log without any."""
         self.producers = producers
         self.failed = False
@@ -164,12 +164,12 @@ class RequestLog:
         self._highest_txid = highest_txid
         self._segment: SegmentWriter | None = None
         self._start_sequence_id: int | None = None
-        self._clock = clock
+        self._time = time
         self._outcomes: dict[ProducerRequest, RequestOutcome] = {}
 
     def snapshot(self, expiry_s: float) -> list[bytes]:
         """What is known of all producers, as the payloads of control records."""
-        return self.producers.snapshot(self._clock.now_ms(), int(expiry_s * 1000))
+        return self.producers.snapshot(self._time.now_ms(), int(expiry_s * 1000))
 
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """What is written from now on goes into `segment`; its first record has this sequence id, None for none."""
@@ -219,7 +219,7 @@ class RequestLog:
         if write.fence is not None:
             self.producers.token = write.fence.token
         if producer is not None and not outcome.done():
-            self.producers.begin(producer, first, self._clock.now_ms())
+            self.producers.begin(producer, first, self._time.now_ms())
             self._outcomes[producer] = outcome
 
     def _ended(self, producer: ProducerRequest | None, stored: bool) -> None:

@@ -201,8 +201,8 @@ class Appending:
             fencing_token: what `set_fencing_token` was called with last, by anybody.
 
         The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
-        SequencePassedError, ConditionError, and RecordTooLongError for more than an entry holds. Never raises. The
-        writer must have been opened with `producers=True`.
+        SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
+        more than an entry holds. Never raises. The writer must have been opened with `producers=True`.
         """
         who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
         asked = expected_position is not None or fencing_token is not None
@@ -225,11 +225,20 @@ class Appending:
             # for repetitions (I19).
 
     def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or not for long.
+        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
+        an epoch up to `forgotten_epoch`.
 
         Raises CallerError for a writer that was opened without producers.
         """
         return self._request_log().producers.state(producer)
+
+    @property
+    def forgotten_epoch(self) -> int:
+        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._request_log().producers.forgotten
 
     async def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
         """Have every append that names another fencing token refused from now on; empty bytes: none.
@@ -375,8 +384,8 @@ def append_epoch(writer: Appending, producer: str, epoch: int | None = None) -> 
     Where no `epoch` was given and the answer is a repetition, another call has begun this one: try again. Raises
     CallerError for a writer that was opened without producers.
     """
-    known = writer.producer_state(producer)
-    wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
+    producers = writer._request_log().producers
+    wanted = epoch if epoch is not None else producers.next_epoch(producer)
     return wanted, writer._append_soon(((), ()), ProducerRequest(producer, wanted, -1, 0))
 
 

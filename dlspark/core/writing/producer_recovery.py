@@ -9,23 +9,32 @@ the newest segment of a writer with producers are not looked at, nor those befor
 
 A snapshot that a crash cut off is passed over too: there is an older one before it, since requests only follow a whole
 one. The segments have their end: recovery comes first.
+
+Segments are deleted: by retention, by `purge`, by upstream's tools, which know nothing of producers. Where none is left
+with a whole snapshot, and one that may have had it is gone, nothing is known of the log's producers any more, and that
+is said (`Producers.lose`): a request that was written would look like one that never was.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import BETWEEN_PAUSES, Following, SegmentEnd
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.pacing import Slices
 from metadata.foundation.plurals import counted
+from metadata.producer_segments import ProducerSegments
+
+MOST_STEPS: Final = 8
+"""A wrong clock makes producers older by so small a part of their lives, each time that a log gets another owner."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +47,9 @@ class Known(NamedTuple):
     """The number of a segment from which on a whole snapshot is found; None where the log never had producers."""
     last: DLSN | None
     """Where its last user record is; None where it has none."""
+    time: LogTime
+    lost: bool
+    """Whether what it said of them is gone: `whole` is None then, for there is nothing to look for."""
 
 
 async def read_producers(
@@ -50,8 +62,10 @@ async def read_producers(
     then (I19).
     """
     name = transitions.name
-    producers = Producers(gaps_allowed=gaps_allowed)
     found = transitions.producer_segments
+    losses = found.losses if found is not None else 0
+    producers = Producers(gaps_allowed=gaps_allowed, most=settings.max_producers, losses=losses)
+    time = _time(services, settings, producers)
     whole = found.whole if found is not None else None
     last: DLSN | None = None
     restored = found is None
@@ -66,11 +80,22 @@ async def read_producers(
             following = await end.read(producers if looked_for else None, find_last=last is None)
             last = last or end.last
             if following is not None:
-                restored, whole = True, segment.lssn
-                await _replay(producers, following, services.clock.now_ms())
+                restored, whole, time = True, segment.lssn, _time(services, settings, producers)
+                await _replay(producers, following, time.now_ms())
             passed += looked_for and not restored
         finally:
             await ledger.close()
+    lost = not restored and found is not None and _is_lost(found, transitions)
+    if lost:
+        producers.lose()
+        whole = None
+        _log.warning(
+            "log %s: the segments that said what its producers have written are gone: producers up to epoch %d are "
+            "forgotten, and their requests refused",
+            name,
+            producers.forgotten,
+            extra=about(log=name),
+        )
     _log.info(
         "log %s: %s known, %s passed over",
         name,
@@ -78,7 +103,16 @@ async def read_producers(
         counted(passed, "segment without any was", "segments without any were"),
         extra=about(log=name),
     )
-    return Known(producers, whole, last)
+    return Known(producers, whole, last, time, lost)
+
+
+def _is_lost(found: ProducerSegments, transitions: SegmentTransitions) -> bool:
+    first = transitions.segments[0].lssn if transitions.segments else None
+    return found.is_lost(first, transitions.state.max_lssn.value)
+
+
+def _time(services: Services, settings: Settings, producers: Producers) -> LogTime:
+    return LogTime(services.clock, producers.newest_ms(), settings.producer_expiry_s * 1000 // MOST_STEPS)
 
 
 async def _replay(producers: Producers, following: Sequence[Following], now_ms: int) -> None:

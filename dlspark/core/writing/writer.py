@@ -142,6 +142,8 @@ class AsyncLogWriter(OnOneLoop, Appending):
         """Called when the log's dynamic settings change."""
         self._settings = settings
         self._sequence.use_settings(settings)
+        if self._requests is not None:
+            self._requests.producers.most = settings.max_producers
 
     # ------------------------------------------------------------------ for users
 
@@ -426,8 +428,8 @@ class AsyncLogWriter(OnOneLoop, Appending):
     async def _learn_requests(self, highest: int) -> None:
         """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
         known = await read_producers(self._services, self._transitions, self._settings, gaps_allowed=self._gaps_allowed)
-        self._requests = RequestLog(known.producers, known.last, highest, self._services.clock)
-        self._transitions.note_producers(known.whole)
+        self._requests = RequestLog(known.producers, known.last, highest, known.time)
+        self._transitions.note_producers(known.whole, known.producers.losses)
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
         """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""

@@ -105,7 +105,9 @@ class Finished:
     @property
     def for_caller(self) -> Answer:
         """The answer as its caller may rely on it: a refusal is in doubt where an attempt is."""
-        if not self.in_doubt or not isinstance(self.answer, Refusal) or self.answer.applied is Applied.UNKNOWN:
+        if not self.in_doubt or not isinstance(self.answer, Refusal):
+            return self.answer
+        if self.answer.applied is Applied.UNKNOWN and self.answer.reason is not Reason.PRODUCER_FORGOTTEN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
         return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST, reason=Reason.PROXY_LOST)
@@ -205,7 +207,7 @@ class RequestWay:
         if not isinstance(answer, Refusal):
             self._learn(address, answer)
             return self._finish(answer)
-        if answer.applied is not Applied.UNKNOWN:
+        if answer.applied is not Applied.UNKNOWN or answer.reason is Reason.PRODUCER_FORGOTTEN:
             self._doubtful.discard(attempt)
         elif not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)

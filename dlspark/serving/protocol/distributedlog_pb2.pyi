@@ -217,6 +217,10 @@ class Status(google.protobuf.message.Message):
         """Another proxy, which this one asked for it, could not be reached: it was not done."""
         REASON_PROXY_LOST: Status._Reason.ValueType  # 11
         """Another proxy was asked, and was gone before it had answered."""
+        REASON_PRODUCER_FORGOTTEN: Status._Reason.ValueType  # 12
+        """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
+        request was not written; whether another one was is not known. A later epoch is new.
+        """
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Why, where a code stands for several failures: decide by the reason first, by the code where there is none. One
@@ -248,6 +252,10 @@ class Status(google.protobuf.message.Message):
     """Another proxy, which this one asked for it, could not be reached: it was not done."""
     REASON_PROXY_LOST: Status.Reason.ValueType  # 11
     """Another proxy was asked, and was gone before it had answered."""
+    REASON_PRODUCER_FORGOTTEN: Status.Reason.ValueType  # 12
+    """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
+    request was not written; whether another one was is not known. A later epoch is new.
+    """
 
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int

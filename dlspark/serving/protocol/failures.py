@@ -24,6 +24,7 @@ from dlspark.errors import (
     OutcomeUnknownError,
     OwnershipAcquireFailedError,
     ProducerFencedError,
+    ProducerForgottenError,
     SequenceGapError,
     status_code,
 )
@@ -146,7 +147,7 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
         error.owner = refusal.location or "another proxy"
     elif isinstance(error, ConditionError):
         error.actual = _found(refusal.actual)
-    elif isinstance(error, ProducerFencedError):
+    elif isinstance(error, ProducerFencedError | ProducerForgottenError):
         error.epoch = refusal.actual if isinstance(refusal.actual, int) else None
     elif isinstance(error, SequenceGapError):
         error.expected = refusal.actual if isinstance(refusal.actual, int) else 0
@@ -197,7 +198,7 @@ def _actual(error: DistributedLogError) -> str | int | None:
     """What was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal digits."""
     if isinstance(error, SequenceGapError):
         return error.expected
-    if isinstance(error, ProducerFencedError):
+    if isinstance(error, ProducerFencedError | ProducerForgottenError):
         return error.epoch
     if not isinstance(error, ConditionError):
         return None

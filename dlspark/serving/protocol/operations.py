@@ -125,6 +125,8 @@ class Reason(IntEnum):
     """Another proxy could not be reached; it was not asked."""
     PROXY_LOST = 11
     """Another proxy was asked, and was gone before it had answered."""
+    PRODUCER_FORGOTTEN = 12
+    """The log knows nothing of the producer any more, and has forgotten some: perhaps it was written before."""
 
 
 REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
@@ -141,6 +143,7 @@ REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
         "ProducerFencedError": Reason.PRODUCER_FENCED,
         "SequenceGapError": Reason.SEQUENCE_GAP,
         "SequencePassedError": Reason.SEQUENCE_PASSED,
+        "ProducerForgottenError": Reason.PRODUCER_FORGOTTEN,
         "ProxyUnreachableError": Reason.PROXY_UNREACHABLE,
         "ProxyLostError": Reason.PROXY_LOST,
     }

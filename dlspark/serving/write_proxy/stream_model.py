@@ -37,8 +37,8 @@ from metadata.foundation.errors import InvariantViolation
 FOUND_KEPT_SHARE: Final = 2 / 3
 """Of the session timeout: how long it is remembered that another proxy has a log."""
 OTHERS_KEPT_S: Final = 1.0
-"""How long it is remembered, at most, that a log's owner is no proxy that is announced: nobody but the lock can say that
-it has closed the log, or that its session has ended."""
+"""How long it is remembered, at most, that a log's owner is no announced proxy: nobody but the lock can say that it
+has closed the log, or that its session has ended."""
 DENIED_KEPT_S: Final = 1.0
 """How long it is remembered that access control refused to open a log."""
 

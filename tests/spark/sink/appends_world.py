@@ -127,6 +127,26 @@ class Cluster:
         finally:
             await namespace.close()
 
+    async def forget_segments(self, how: str = "purge") -> None:
+        """Writers without producers write newer segments, and those before are deleted: by a purge, or as the second
+        one finds that they are a week old."""
+        namespace = await self.namespace()
+        try:
+            log = await namespace.open_log(LOG)
+            for number in range(3):
+                if number == 2 and how == "retention":
+                    self.clock.ahead_ms += 7 * 24 * 3_600_000
+                async with await log.open_writer() as writer:
+                    txid = writer.last_txid + 1
+                    writer.write(txid, b"plain")
+                    await writer.flush()
+                    if how == "retention":
+                        await asyncio.sleep(1)
+            if how == "purge":
+                await log.purge_older_than(txid)
+        finally:
+            await namespace.close()
+
     async def segments(self) -> list[SegmentMetadata]:
         namespace = await self.namespace()
         try:
