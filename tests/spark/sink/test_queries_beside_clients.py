@@ -14,7 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from helpers.faults.fault_client import outcome
@@ -22,7 +22,7 @@ from helpers.serving_rounds import row
 from helpers.waiting import wait_until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.sync.namespace import Namespace
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.sandbox import Sandbox
 from dlspark.sandbox_proxies import SESSION_S
 from dlspark.serving.client.client import AsyncClient
@@ -136,16 +136,14 @@ def break_one(tier: Sandbox, number: int, rng: random.Random) -> tuple[float, fl
     return begun_s, time.monotonic()
 
 
-def held(uri: str) -> dict[str, list[tuple[DLSN, str]]]:
+async def held(uri: str) -> dict[str, list[tuple[DLSN, str]]]:
     """All records of all logs, read from storage nodes."""
-    found = {}
-    with Namespace.open(uri) as namespace:
+    found: dict[str, list[tuple[DLSN, str]]] = {log: [] for log in LOGS}
+    async with await AsyncNamespace.open(uri) as namespace:
         for log in LOGS:
-            with namespace.open_log(log) as opened, opened.open_reader("earliest") as reader:
-                records: list[Any] = []
-                while more := reader.read_available(1000, wait=True):
-                    records += more
-            found[log] = [(one.dlsn, bytes(one.payload).decode()) for one in records]
+            async with await namespace.open_log(log) as opened, await opened.open_reader("earliest") as reader:
+                while more := await reader.read_available(1000, wait=True):
+                    found[log] += [(one.dlsn, one.payload.decode()) for one in more]
     return found
 
 
@@ -190,7 +188,7 @@ def test_nothing_is_lost_or_twice_while_proxies_die_and_stand_still(
         told = clients.stop()
         for query in queries:
             query.stop()
-    found = held(tier.uri)
+    found = asyncio.run(held(tier.uri))
     for log in LOGS:
         check(log, found[log], [one for one in told if one.log == log])
     outside = [
