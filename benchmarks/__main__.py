@@ -24,6 +24,7 @@ from benchmarks.results import Row, as_json, compare, table
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
 from benchmarks.storage import StorageBenchmark
+from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
 SECTIONS = ("codec", "storage", "logs", "serving", "spark", "java", "kafka")
@@ -76,6 +77,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         benchmarks.append(LogBenchmark(cluster))
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
+        benchmarks.append(TakeOverBenchmark(directory, stack))
     if {"spark", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:

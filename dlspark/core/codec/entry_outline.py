@@ -20,11 +20,11 @@ from dlspark.core.codec.records import (
     FLAG_END_OF_STREAM,
     FLAG_RECORD_SET,
     FLAGS_MASK,
+    HEADER,
     HEADER_BYTES,
     MAX_POSITION,
     POSITION_MASK,
     POSITION_SHIFT,
-    LogRecord,
 )
 from dlspark.errors import InvalidEntryError
 from metadata.foundation.errors import InvariantViolation
@@ -65,24 +65,32 @@ def outline_entry(payload: memoryview, *, enveloped: bool, place: DLSN) -> Entry
     Raises InvalidEntryError carrying the DLSN.
     """
     content = entry_content(payload, enveloped, place)
-    if len(content) <= SHORT_BYTES:
-        return _of_records(decode_content(content, place.lssn, place.entry_id, 0, expand_record_sets=False))
-    return _of_columns(content, place)
+    return _walked(content, place) if len(content) <= SHORT_BYTES else _of_columns(content, place)
 
 
-def _of_records(records: list[LogRecord]) -> EntryOutline:
-    taking = [record for record in records if record.slots]  # a set without payloads takes no slot
-    last = taking[-1] if taking else None
-    user = next((record for record in reversed(taking) if record.is_user), None)
-    return EntryOutline(
-        tuple((record.dlsn.slot_id, record.payload) for record in records if record.is_control),
-        LastRecord(_last_slot(last), last.txid, last.last_position) if last is not None else None,
-        _last_slot(user) if user is not None else -1,
-    )
-
-
-def _last_slot(record: LogRecord) -> int:
-    return record.dlsn.slot_id + record.slots - 1
+def _walked(content: memoryview, place: DLSN) -> EntryOutline:
+    """Record by record. Nothing is made of a record here, for a segment may have thousands of such entries."""
+    control: list[tuple[int, bytes]] = []
+    last: LastRecord | None = None
+    size, offset, slot, last_user = len(content), 0, 0, -1
+    while offset < size:
+        start = offset + HEADER_BYTES
+        word, txid, length = HEADER.unpack_from(content, offset) if start <= size else (0, 0, size)
+        offset, position = start + length, word >> POSITION_SHIFT & POSITION_MASK
+        if offset > size or position > MAX_POSITION:
+            raise _damage(content, place)
+        count = 1
+        if word & FLAG_RECORD_SET:
+            count = record_set_count(content[start:offset], place._replace(slot_id=slot))
+            if position + count - 1 > MAX_POSITION:
+                raise _damage(content, place)
+        if word & FLAG_CONTROL:
+            control.append((slot, bytes(content[start:offset])))
+        slot += count
+        if count:  # a set without payloads takes no slot
+            last = LastRecord(slot - 1, txid, position + count - 1)
+            last_user = last_user if word & (FLAG_CONTROL | FLAG_END_OF_STREAM) else slot - 1
+    return EntryOutline(tuple(control), last, last_user)
 
 
 def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:

@@ -71,7 +71,7 @@ class SegmentEnd:
         # Both ends are read at the same time. A short segment lies in the first read as a whole.
         reads_first = producers is not None and end >= self._first_read
         first = asyncio.ensure_future(self._begins_with_snapshot()) if reads_first else None
-        said = _Said() if producers is not None else None
+        said = _TakenIn() if producers is not None else None
         following: list[Following] | None = None  # stays so where a crash cut the segment's first snapshot off
         try:
             async with aclosing(self._backwards(end)) as outlines:
@@ -91,7 +91,7 @@ class SegmentEnd:
                 await end_tasks([first], drop_errors=True)
         return following
 
-    async def _take_in(self, said: _Said, entry_id: int, outline: EntryOutline) -> bool:
+    async def _take_in(self, said: _TakenIn, entry_id: int, outline: EntryOutline) -> bool:
         """Look at an entry's control records, last to first; whether a whole snapshot begins here."""
         for number, (slot, payload) in enumerate(reversed(outline.control)):
             if number % BETWEEN_PAUSES == 0:
@@ -143,7 +143,7 @@ class SegmentEnd:
         return DLSN(self._segment.lssn, entry_id, 0)
 
 
-class _Said:
+class _TakenIn:
     """What control records say, taken from the last to the first: of each producer, what is known of it at last."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlspark.core.codec import entry_outline
@@ -61,6 +61,7 @@ def by_decoding(payload, *, enveloped=True):
     )
 
 
+@settings(max_examples=40)
 @given(RECORDS, st.sampled_from(list(Compression)), st.booleans(), st.booleans())
 def test_an_outline_says_what_decoding_says(records, compression, enveloped, short):
     entry = entry_of(records, compression if enveloped else Compression.NONE, enveloped=enveloped)
