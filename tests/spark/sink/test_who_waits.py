@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -307,3 +308,97 @@ async def test_another_session_than_the_locks_owner_appends_nothing() -> None:
             "it only asks the owner"
         )
         await check_sinks(cluster, {"one": 1, "other": 1})
+
+
+# ---- all of them, and faults -----------------------------------------------------------------------------------------
+
+
+class Rivals:
+    """Two queries, thin clients, and a library writer that comes now and then; each knows what must be in the log."""
+
+    def __init__(self, cluster: Cluster, proxies: list[LinkedProxy], rng: random.Random) -> None:
+        self.cluster = cluster
+        self.proxies = proxies
+        self.rng = rng
+        self.batches = {"one": 0, "other": 0}
+        self.drivers: dict[str, Driver] = {}
+        self.written: dict[str, list[bytes]] = {"thin": [], "library": []}
+
+    async def batch(self, sink: str) -> None:
+        """The query's next batch, by a new driver where one fails."""
+        values = [f"{sink}:{self.batches[sink]}".encode()]
+        for _ in range(20):
+            driver = self.drivers.get(sink)
+            if driver is None or driver.crashed:
+                driver = self.drivers[sink] = await self.cluster.driver(sink=sink, neighbour=self.rng.random() < 0.7)
+            try:
+                if self.rng.random() < 0.8:
+                    await driver.append(self.batches[sink], values)
+                else:
+                    await driver.segment(self.batches[sink], values)
+            except DistributedLogError:
+                if not driver.crashed:
+                    await driver.crash()
+            else:
+                self.batches[sink] += 1
+                return
+        raise AssertionError("a batch was not committed in twenty tries")
+
+    async def record(self, client: AsyncClient) -> None:
+        payload = b"thin:%d" % len(self.written["thin"])
+        self.written["thin"].append(payload)
+        await client.write(LOG, payload)  # a producer's: it is sent until it is known
+
+    async def visit(self) -> None:
+        """A library writer, which is refused where a proxy has the log."""
+        namespace = await self.cluster.namespace(lock_timeout_s=3)
+        try:
+            async with await (await namespace.open_log(LOG)).open_writer("library") as writer:
+                payload = b"library:%d" % len(self.written["library"])
+                writer.write(writer.last_txid, payload)
+                await writer.flush()
+                self.written["library"].append(payload)
+                await asyncio.sleep(self.rng.uniform(0, 3))
+        except OwnershipAcquireFailedError:
+            pass
+        finally:
+            await namespace.close()
+
+    async def fault(self) -> None:
+        kind = self.rng.random()
+        running = [driver for driver in self.drivers.values() if not driver.crashed]
+        if kind < 0.5 and running:
+            await self.rng.choice(running).crash()
+        elif kind < 0.7 and running:
+            self.cluster.tree.expire(self.rng.choice(running).namespace.store.session_id)
+        else:
+            doomed = self.rng.choice(self.proxies)
+            await self.cluster.kill_proxy(doomed)
+            self.proxies[self.proxies.index(doomed)] = await self.cluster.proxy(int(doomed.location.split(";")[1]))
+
+    async def check(self) -> None:
+        found = await self.cluster.contents()
+        wanted = {sink: [f"{sink}:{number}".encode() for number in range(count)] for sink, count in self.batches.items()}
+        for name, theirs in (wanted | self.written).items():
+            assert [one for one in found if one.startswith(name.encode() + b":")] == theirs
+        assert len(found) == sum(map(len, (wanted | self.written).values()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@virtual_time
+async def test_whoever_wants_the_log_and_whoever_dies_everything_is_there_once_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    async with clusters() as (cluster, proxies, client):
+        rivals = Rivals(cluster, proxies, rng)
+        for _ in range(25):
+            doing = [rivals.batch("one"), rivals.batch("other")]
+            doing += [rivals.record(client)] if rng.random() < 0.6 else []
+            doing += [rivals.visit()] if rng.random() < 0.2 else []
+            tasks = [asyncio.ensure_future(one) for one in doing]
+            if rng.random() < 0.4:
+                for _ in range(rng.randrange(200)):
+                    await asyncio.sleep(0)
+                await rivals.fault()
+            await asyncio.gather(*tasks)
+            await asyncio.sleep(1)
+        await rivals.check()
