@@ -35,6 +35,10 @@ from dlspark.spark.source.filters import Bounds, push
 from metadata.foundation.errors import InvariantViolation
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_FIRST, _LAST = (
+    (end.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1) for end in (datetime.min, datetime.max)
+)
+"""The times that Python has, in microseconds since the epoch."""
 _COMPARISONS: Final[dict[str, Callable[[tuple[str, ...], object], Filter]]] = {
     "=": EqualTo,
     "<=>": EqualNullSafe,
@@ -98,12 +102,17 @@ def _filter(comparison: object, column: object, value: object = None) -> Filter:
 
 
 def _value(value: object) -> object:
-    if isinstance(value, dict):
-        try:
-            return _EPOCH + timedelta(microseconds=value["us"])
-        except OverflowError:
-            return None  # A year beyond Python's range: the filter is left to Spark.
-    return value
+    return _time(value["us"]) if isinstance(value, dict) else value
+
+
+def _time(microseconds: int) -> datetime:
+    """A time; one beyond Python's years is the first or the last that there is, which compares with rows just as it
+    does: none is before 1970, and the last microsecond of the year 9999 is behind the last row's whole millisecond."""
+    if microseconds < _FIRST:
+        return datetime.min.replace(tzinfo=timezone.utc)
+    if microseconds > _LAST:
+        return datetime.max.replace(tzinfo=timezone.utc)
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 @dataclass(frozen=True, slots=True)

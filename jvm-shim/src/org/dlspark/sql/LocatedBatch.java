@@ -1,6 +1,7 @@
 package org.dlspark.sql;
 
 import java.nio.charset.StandardCharsets;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
@@ -14,6 +15,10 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Python data sources have no way to say this. The connector's partitions carry the hosts as a marked piece of text,
  * which is found here in their pickled form without unpickling it. A partition without the mark stays as it is.
+ *
+ * <p>A Spark of one process ({@code local[n]}) has one executor to choose from, and is told of no host. It would wait for
+ * ever: where some tasks of a stage prefer its own host (as those behind a shuffle do) and others prefer one that it does
+ * not know by that name, it puts these off for {@code spark.locality.wait}, and has no clock that brings them up again.
  */
 record LocatedBatch(Batch python) implements Batch {
 
@@ -28,6 +33,9 @@ record LocatedBatch(Batch python) implements Batch {
   @Override
   public InputPartition[] planInputPartitions() {
     InputPartition[] partitions = python.planInputPartitions();
+    if (SparkContext.getOrCreate().isLocal()) {
+      return partitions;
+    }
     for (int i = 0; i < partitions.length; i++) {
       if (partitions[i] instanceof PythonInputPartition one) {
         String[] hosts = hosts(one.pickedPartition());
