@@ -137,7 +137,7 @@ class OracleLogs:
         self.append(name)
 
     def appended_by_spark(self, name: str, written: Sequence[tuple[int, bytes]]) -> None:
-        """Take over what Spark's sink has just appended, in any order of equal ids. Raises AssertionError for others."""
+        """Take over what Spark's sink has just appended; records of one id may have any order."""
         log = self.logs[name]
         found = self._runtime.run(self._behind(log, len(written)))
         assert sorted((one.transaction_id, one.value) for one in found) == sorted(written)
@@ -165,9 +165,7 @@ class OracleLogs:
             new = self.values(log, self._rng.choice((1, 2, 3, 5, 8)))
             payloads = pa.array([value for _, value in new], type=pa.binary())
             stored = await log.writer.write_batch(np.array([txid for txid, _ in new], dtype=np.int64), payloads)
-            places = [
-                (one.dlsn.lssn, one.dlsn.entry_id, slot) for one in stored for slot in range(one.record_count)
-            ]
+            places = [(one.dlsn.lssn, one.dlsn.entry_id, slot) for one in stored for slot in range(one.record_count)]
             for place, (txid, value) in zip(places, new, strict=True):
                 log.records.append(Record(log.name, *place, log.written, txid, time_of(txid), value))
                 log.written += 1

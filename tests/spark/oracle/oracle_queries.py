@@ -1,4 +1,4 @@
-"""Random queries as small trees, which are said in SQL or by the methods of frames over whatever their leaves stand for.
+"""Random queries as small trees, said in SQL or by the methods of frames, over whatever their leaves stand for.
 
 A tree knows its columns and nothing of where rows come from: so the same query is asked of logs and of Parquet files.
 All conditions are text of Spark SQL; `{r0}` in it is the table of the leaf 0.

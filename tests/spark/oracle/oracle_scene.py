@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 from oracle_logs import OracleLogs, Record, table_of
 from oracle_queries import COLUMNS, AnyOf, Column, Drawing, First, Join, Leaf, Tree
 
+from dlspark.spark import start
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -34,8 +36,13 @@ _CONFS: Final = {
     # The Parquet side is the plain one: Spark looks at each row.
     "spark.sql.parquet.filterPushdown": "false",
     "spark.sql.parquet.aggregatePushdown": "false",
+    # To compile a query takes longer than to run it over some dozens of rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
 }
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+_ZONE: Final = "spark.sql.session.timeZone"
 _ZONES: Final = ("UTC", "UTC", "America/New_York", "Asia/Kolkata")
 _SHOWN: Final = 12
 Rows = list[tuple[object, ...]]
@@ -94,9 +101,10 @@ class Scene:
     def play(self, queries: int = QUERIES) -> list[Difference]:
         """Ask so many queries; returns those that are not as they should be."""
         found: list[Difference] = []
-        before = {key: self._spark.conf.get(key, None) for key in (*_CONFS, PUSHDOWN, "spark.sql.session.timeZone")}
+        drawn = {_ZONE: self._rng.choice(_ZONES), _ADAPTIVE: str(self._rng.random() < 0.3).lower()}
+        before = {key: self._spark.conf.get(key, None) for key in (*_CONFS, *drawn, PUSHDOWN)}
         try:
-            for key, value in {**_CONFS, "spark.sql.session.timeZone": self._rng.choice(_ZONES)}.items():
+            for key, value in {**_CONFS, **drawn}.items():
                 self._spark.conf.set(key, value)
             for _ in range(self._rng.choice((1, 2, 3))):
                 self._logs.create()
@@ -159,7 +167,9 @@ class Scene:
             given = self._spark.read.options(**made)
             found = Relation(name, (log,), lambda: given.table(table), f"{table} {made}", **_ends(found))
         elif way < 0.6:
-            options = {"subscribe": ",".join(every)} if rng.random() < 0.5 else {"subscribePattern": f"{self._logs.prefix}.*"}
+            options = (
+                {"subscribe": ",".join(every)} if rng.random() < 0.5 else {"subscribePattern": f"{self._logs.prefix}.*"}
+            )
             source = self._spark.read.format(FORMAT).option("uri", self._uri).options(**options)
             found = Relation(name, tuple(every), source.load, f"load() {options}")
         elif way < 0.7:
@@ -175,7 +185,9 @@ class Scene:
             return {}
         low, high = sorted(self._rng.choice(records).transaction_id + self._rng.choice((0, 1)) for _ in range(2))
         kind = self._rng.choice(("TransactionId", "Timestamp"))
-        return self._rng.choice(({f"starting{kind}": str(low)}, {f"starting{kind}": str(low), f"ending{kind}": str(high)}))
+        return self._rng.choice(
+            ({f"starting{kind}": str(low)}, {f"starting{kind}": str(low), f"ending{kind}": str(high)})
+        )
 
     def _tables(self) -> list[Relation]:
         return [one for one in self._relations if one.table is not None]
@@ -313,11 +325,9 @@ class Scene:
 
     def _stream(self) -> None:
         """A log as a stream with what is there, into Parquet files or the memory; then again after an append."""
-        relation = self._rng.choice([one for one in self._relations if len(one.columns) == len(COLUMNS)] or [None])
-        if relation is None:
-            return self._plain()
-        log = relation.logs[0]
-        stream = Relation("stream", (log,), lambda: self._streamed(log, relation.table is not None), f"stream of {log}")
+        log = self._rng.choice(sorted(self._logs.logs))
+        by_table = self._rng.random() < 0.5
+        stream = Relation("stream", (log,), lambda: self._streamed(log, by_table), f"stream of {log}")
         tree = self._stream_drawing(stream).rows_alone("stream")
         out = str(self._place / f"out-{len(self._steps)}-{self.asked['stream']}")
         self._note(f"stream of {log}")
@@ -326,19 +336,19 @@ class Scene:
                 self._logs.append(log)
             frame = tree.frame({"stream": stream.read()}, {})
             writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{out}-offsets")
-            writer.option("path", out).trigger(availableNow=True).start().awaitTermination()
             expected = _rows_of(tree.frame({"stream": self._truth(stream)}, {}))
+            with self._reported(f"run {round_ + 1} of a stream", tree, expected):
+                start(writer.option("path", out).trigger(availableNow=True)).awaitTermination()
             found = _rows_of(self._spark.read.schema(frame.schema).parquet(out))
             self._same(f"run {round_ + 1} of a stream", tree, found, expected)
 
     def _joined_stream(self) -> None:
         """A stream joined with a relation: each batch sees the relation's rows as they are then."""
         log = self._rng.choice(sorted(self._logs.logs))
-        stream = Relation("stream", (log,), lambda: self._streamed(log, self._rng.random() < 0.5), f"stream of {log}")
-        fixed = self._rng.choice([one for one in self._relations if "transaction_id" in one.columns] or [None])
-        if fixed is None:
-            return self._plain()
-        on = self._rng.choice([one for one in fixed.columns if one in ("transaction_id", "log", "slot", "value")])
+        by_table = self._rng.random() < 0.5
+        stream = Relation("stream", (log,), lambda: self._streamed(log, by_table), f"stream of {log}")
+        fixed = self._rng.choice(self._relations)
+        on = self._rng.choice(fixed.columns)
         how = self._rng.choice(("INNER", "LEFT", "LEFT SEMI"))
         left, right = (Leaf(one.name, tuple(Column(n, n) for n in one.columns)) for one in (stream, fixed))
         said = ["l.transaction_id AS c1", "l.sequence_id AS c2"]
@@ -349,21 +359,21 @@ class Scene:
         frame = tree.frame({**frames, "stream": stream.read()}, {})
         self._note(f"stream of {log} joined with {fixed.said}")
         place = str(self._place / query)
-        running = frame.writeStream.format("memory").queryName(query).option("checkpointLocation", place).start()
+        running = start(frame.writeStream.format("memory").queryName(query).option("checkpointLocation", place))
         try:
             done: list[Record] = []
             expected: Rows = []
             for round_ in range(2):
                 if round_:
-                    for name in {fixed.logs[0], log}:  # what is joined first: the stream's rows start the batch
-                        if name != log:
-                            self._logs.append(name)
-                    self._logs.append(log)
-                running.processAllAvailable()
+                    # What is joined first: the stream's own records start the batch.
+                    for name in (*(one for one in fixed.logs if one != log), log):
+                        self._logs.append(name)
                 new = [one for one in self._rows(stream) if one not in done]
                 done += new
                 batch = {"stream": self._truth(stream, new), fixed.name: self._truth(fixed)}
                 expected += _rows_of(tree.frame(batch, {}))
+                with self._reported(f"batch {round_ + 1} of a stream", tree, expected):
+                    running.processAllAvailable()
                 self._same(f"batch {round_ + 1} of a stream", tree, _rows_of(self._spark.table(query)), expected)
         finally:
             running.stop()
@@ -416,8 +426,8 @@ class Scene:
             f"  {one.name}: {'kept ' if one.kept is not None else ''}{one.said}" for one in self._relations
         )
         return Difference(
-            f"seed {self._seed}, query {self.asked.total()}, {what}, pushdown {self._pushdown}, catalog {self._catalog}, "
-            f"zone {self._spark.conf.get('spark.sql.session.timeZone')}\n"
+            f"seed {self._seed}, query {self.asked.total()}, {what}, pushdown {self._pushdown}, "
+            f"catalog {self._catalog}, zone {self._spark.conf.get(_ZONE)}\n"
             f"steps: {'; '.join(self._steps[-6:]) or 'none'}\n{relations}\n{self._text(tree)}\n"
             f"logs:    {_shown(found)}\nParquet: {_shown(expected)}"
         )
