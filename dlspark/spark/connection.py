@@ -19,6 +19,7 @@ Only the driver side asks: a task gets all it needs with its partition.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -88,20 +89,43 @@ def defaults_in_arguments(arguments: Sequence[str]) -> dict[str, str]:
     return from_file | found
 
 
+def driver_process() -> str | None:
+    """What distinguishes the process of Spark's driver from all others anywhere; None where it cannot be seen."""
+    for pid, _ in _spark_processes():
+        try:
+            started = _stat(pid)[19]
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        except OSError:
+            return None
+        return f"{socket.gethostname()}-{boot}-{pid}-{started}"
+    return None
+
+
 def _spark_command_lines() -> Iterator[list[str]]:
-    """Command lines of the Java processes among our ancestors, nearest first (Linux; elsewhere none can be seen)."""
+    """Command lines of the Java processes among our ancestors, nearest first."""
+    for _, arguments in _spark_processes():
+        yield arguments
+
+
+def _spark_processes() -> Iterator[tuple[int, list[str]]]:
+    """Spark's Java processes among our ancestors, nearest first (Linux; elsewhere none can be seen)."""
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
-        if pid <= 1:
+        if pid < 1:
             return
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            parent = int(_stat(pid)[1])
         except OSError:
             return
         if any(argument.startswith("org.apache.spark.") for argument in arguments):
-            yield arguments
-        pid = int(stat.rpartition(")")[2].split()[1])
+            yield pid, arguments
+        pid = parent
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process's state from the third on, as in proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _in_file(path: Path) -> dict[str, str]:

@@ -7,7 +7,6 @@ imported only when it is needed.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -33,10 +32,6 @@ from metadata.foundation.errors import DistributedLogError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Set only in the worker that plans with filters; a reader that has pushFilters fails anywhere else
-# (DATA_SOURCE_PUSHDOWN_DISABLED), so this decides which reader Spark gets.
-_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
-
 
 @without_traceback
 class DistributedLogDataSource(DataSource):
@@ -55,27 +50,27 @@ class DistributedLogDataSource(DataSource):
             from dlspark.spark.catalog.requests import answer_in_schema
 
             plain = {name: value for name, value in self.options.items() if name != REQUEST}
-            session = session_defaults(os.environ, self.session_conf)
-            return answer_in_schema(self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session)))
+            return answer_in_schema(self.options[REQUEST], plain, session_defaults(os.environ, self.session_conf))
         options = Options(dict(self.options), Scope.ANY)
         return table_named(options.text(METADATA_OPTION) or "").schema if options.given(METADATA_OPTION) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query, or of a metadata table."""
-        from dlspark.spark.source.readers import batch_reader
-
-        options, filters = self._settled(Scope.SOURCE_BATCH), _PUSHDOWN_MODULE in sys.modules
+        options, words = self._settled(Scope.SOURCE_BATCH), pushed(self.options)
         table = requested(options)
         if table is not None:
+            from dlspark.spark.catalog.scan import hints_of
             from dlspark.spark.metadata_tables.reader import table_reader
 
-            return table_reader(table, options, schema, filters=filters)
-        if SCAN in self.options:
-            from dlspark.spark.catalog.scan import Pushed
+            return table_reader(table, options, schema, hints_of(words))
+        from dlspark.spark.source.readers import batch_reader
 
-            down = Pushed.of(pushed(self.options))
-            return batch_reader(options, schema, filters=False, bounds=down.bounds, take=down.take)
-        return batch_reader(options, schema, filters=filters)
+        if SCAN not in self.options:
+            return batch_reader(options, schema)
+        from dlspark.spark.catalog.scan import Pushed
+
+        down = Pushed.of(words)
+        return batch_reader(options, schema, bounds=down.bounds, take=down.take, seen=down.seen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""

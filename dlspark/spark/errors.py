@@ -3,6 +3,7 @@
 CallerError
 ├── OptionError                an option is unknown, malformed, contradicts another, or is of another kind of query
 │   └── OffsetError            an offset (option or checkpoint) cannot be read, or names other logs
+├── OutdatedPlanError          a frame was planned before a log of it was truncated, deleted or made again
 ├── SchemaError                the columns asked for, or written, are not the connector's
 └── BatchRefusedError          rows or logs that cannot be published; nothing of the batch is visible
     ├── TransactionOrderError  transaction ids decrease, overlap, or fall below the log's highest
@@ -32,6 +33,10 @@ class OptionError(CallerError):
 
 class OffsetError(OptionError):
     """An offset in an option or a checkpoint is malformed or does not fit the logs that are read; nothing was done."""
+
+
+class OutdatedPlanError(CallerError):
+    """A frame's plan, which Spark has kept, has records in it that are not in the log any more; nothing was read."""
 
 
 class SchemaError(CallerError):

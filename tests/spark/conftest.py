@@ -42,15 +42,21 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session whose conf names the sandbox; its workers run this interpreter."""
+    """A session with the connector's jar, whose conf names the sandbox; its workers run this interpreter.
+
+    `plain_format` is how it reads without the jar.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
+
+    from dlspark.spark import catalog_jar
 
     place = tmp_path_factory.mktemp("spark")
     session = (
         SparkSession.builder.master("local[2]")
         .appName("dlspark tests")
         .config("spark.distributedlog.uri", sandbox.uri)
+        .config("spark.jars", str(catalog_jar()))
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
@@ -62,6 +68,16 @@ def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_format(spark: SparkSession) -> str:
+    """A name by which Spark finds no class of the jar: it reads as a session that has none."""
+    from dlspark.spark.datasource import DistributedLogDataSource
+
+    name = "plainlog"
+    spark.dataSource.register(type("Plain", (DistributedLogDataSource,), {"name": classmethod(lambda cls: name)}))
+    return name
 
 
 @pytest.fixture

@@ -89,7 +89,6 @@ SPARK: dict[str, Callable[[], object]] = {
         table_named("segments"),
         Options({"uri": URI, "metadata": "segments", "path": "/x"}, Scope.SOURCE_BATCH),
         table_named("segments").schema,
-        filters=False,
     ),
     "save": lambda: sink(path="/x"),
     "option of the sink": lambda: sink(log="/x"),

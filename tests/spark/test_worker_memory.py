@@ -12,7 +12,7 @@ from dlspark.spark import workers
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
-from dlspark.spark.source.readers import BatchReader, FilteringBatchReader, StreamReader
+from dlspark.spark.source.readers import BatchReader, KeptReader, StreamReader
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.workers import DAEMON, FREEZE_AT, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
@@ -31,7 +31,7 @@ def test_other_processes_freeze_nothing() -> None:
     assert gc.get_freeze_count() == before
 
 
-@pytest.mark.parametrize("reader", [BatchReader, FilteringBatchReader, StreamReader])
+@pytest.mark.parametrize("reader", [BatchReader, KeptReader, StreamReader])
 def test_a_task_of_each_kind_of_query_is_a_use(reader: type[BatchReader | StreamReader]) -> None:
     options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
     before = workers._uses

@@ -14,7 +14,9 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
 | `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
 | `filters` | `filters` | for each whether it is kept exactly |
-| `statistics`, `summarise` | `options` of a read; `functions` | rows and bytes; values of aggregates |
+| `columns` | `schema` that a user has given to a reader, `metadata` | names of the columns |
+| `statistics` | `options` of a read | rows and bytes |
+| `summarise` | `options` of a read, `functions` | values of aggregates, or null; what the query has seen of logs |
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
-from dlspark.spark.connection import Connect, open_namespace
+from dlspark.spark.connection import Connect, open_namespace, resolve_uri
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
 from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_named
 from dlspark.spark.options.query_options import Options
@@ -42,8 +44,9 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.offsets import parse_dlsn
-from dlspark.spark.source.schema import SCHEMA
+from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
+from dlspark.spark.source.snapshot import Snapshot
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
 from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
@@ -69,11 +72,14 @@ class _Named(Exception):
         self.kind = kind
 
 
-def answer_in_schema(request: str, uri: Callable[[], str]) -> StructType:
-    """The answer to a question, packed into a schema. `uri` gives the namespace's URI, or raises OptionError."""
+def answer_in_schema(request: str, given: Mapping[str, str], session: Mapping[str, str]) -> StructType:
+    """The answer to a question, packed into a schema. `given` are the options that came with it, `session` the
+    session's defaults of options."""
     runtime = Runtime("dlspark-catalog")
     try:
-        said = runtime.run(answer(json.loads(request), uri))
+        said = runtime.run(
+            answer(json.loads(request), lambda: resolve_uri(Options(given, Scope.ANY, session)), session=session)
+        )
     finally:
         runtime.close()
     return StructType([StructField("answer", StringType(), metadata={"answer": json.dumps(said)})])
@@ -84,14 +90,21 @@ async def _connect(uri: str) -> AsyncNamespace:
     return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
 
 
-async def answer(request: Json, uri: Callable[[], str], connect: Connect = _connect) -> Json:
-    """The answer to a question: its result, or the error that the Java side has to raise."""
+async def answer(
+    request: Json, uri: Callable[[], str], connect: Connect = _connect, session: Mapping[str, str] | None = None
+) -> Json:
+    """The answer to a question: its result, or the error that the Java side has to raise.
+
+    `uri` gives the URI of the catalog's namespace, or raises OptionError. `session`: its defaults of options.
+    """
     operation = str(request["operation"])
     try:
         if operation == "filters":
             return {"result": exact([_words(one) for one in _list(request, "filters")])}
+        if operation == "columns":
+            return {"result": _columns(request)}
         if operation in ("statistics", "summarise"):
-            return {"result": await _about_rows(operation, request, connect)}
+            return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
         place = uri()
         namespace = await open_namespace(place, connect)
@@ -204,7 +217,11 @@ class Catalog:
         elif "timestamp_us" in request:
             # Ids are milliseconds, so those up to this microsecond lie before the next millisecond.
             handle = handle.until(txid=max(0, int(str(request["timestamp_us"])) // 1000 + 1))
-        return _table(SCHEMA, _COMMENTS, properties, handle, log=log)
+        try:
+            made = await creation_of(self._namespace.services, log)
+        except LogNotFoundError:
+            raise _Named("no_such_table") from None  # it was deleted meanwhile
+        return _table(SCHEMA, _COMMENTS, properties, handle, log=log, created=made)
 
     async def refuse_change(self, request: Json) -> Json:
         """Of a statement that does not only append."""
@@ -285,7 +302,7 @@ class Catalog:
         # `create_log` completes what another client has half created, and leaves that one's metadata.
         if (await self._admin.metadata(log)).value != data:
             raise _Named("table_exists")  # another client created it meanwhile, with other properties
-        return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
+        return await self.load(request)
 
     async def abandon(self, request: Json) -> bool:
         """Delete the log that a failed `CREATE TABLE ... AS SELECT` created. False if it is gone already.
@@ -386,6 +403,12 @@ class Catalog:
         )
 
 
+def _columns(request: Json) -> list[str]:
+    """The columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
+    full = table_named(str(request["metadata"])).schema if request["metadata"] else SCHEMA
+    return list(column_names(StructType.fromJson(json.loads(str(request["schema"]))), full))
+
+
 def _check_slash(name: str) -> None:
     """Raise InvalidLogNameError for a name with a leading slash, which says how to write it.
 
@@ -395,20 +418,22 @@ def _check_slash(name: str) -> None:
         validate_name(name)
 
 
-async def _about_rows(operation: str, request: Json, connect: Connect) -> object:
+async def _about_rows(operation: str, request: Json, session: Mapping[str, str], connect: Connect) -> object:
     """What is known of the rows of one read, from metadata and a few entries."""
     raw = _texts(request, "options")
-    options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH)
-    driver = SourceDriver(SourceQuery.of(options), connect)
+    options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH, session)
+    query, down = SourceQuery.of(options.with_uri(resolve_uri(options))), Pushed.of(pushed(raw))
+    snapshot = Snapshot.of(down.seen, query.uri)
+    driver = SourceDriver(query, connect, snapshot=snapshot)
     try:
         await driver.open()
-        bounds = Pushed.of(pushed(raw)).bounds
-        if bounds.scattered and operation != "statistics":
-            return None  # some entries of each segment: no one range of positions
-        rows = await Rows.of(driver, bounds)
         if operation == "statistics":
-            return await rows.statistics()
-        return await rows.summary([one for one in _list(request, "functions") if isinstance(one, dict)])
+            return await (await Rows.of(driver, down.bounds)).statistics()
+        values = None
+        if not down.bounds.scattered:  # or some entries of each segment: no one range of positions
+            functions = [one for one in _list(request, "functions") if isinstance(one, dict)]
+            values = await (await Rows.of(driver, down.bounds)).summary(functions)
+        return {"values": values, "seen": snapshot.within(down.seen, query.uri)}
     finally:
         await driver.close()
 
@@ -420,8 +445,9 @@ def _table(
     handle: TableHandle,
     *,
     log: str | None = None,
+    created: int | None = None,
 ) -> Json:
-    """What the Java side has to know of a table."""
+    """What the Java side has to know of a table. `created` tells a log from another one that had its name before."""
     properties = dict(handle.properties)
     if about.comment is not None:
         properties["comment"] = about.comment
@@ -436,6 +462,7 @@ def _table(
         "columns": columns,
         "properties": properties,
         "handle": handle.to_json(),
+        "created": created,
         "writable": is_log and not handle.ends,
         "pushdown": is_log,
     }

@@ -7,7 +7,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Final
@@ -65,24 +65,32 @@ class Pushed:
 
     bounds: Bounds
     take: Take | None
+    seen: Mapping[str, object]
+    """What the query has seen of logs before this scan (`dlspark.spark.source.snapshot`)."""
 
     @classmethod
     def of(cls, words: Json) -> Pushed:
         """Read what the Java side sent: filters that `exact` accepted, and as hints those that Spark sees to itself."""
-        kept, hints = filters_of(_list(words, "filters")), filters_of(_list(words, "hints"))
+        kept, hints = filters_of(_list(words, "filters")), hints_of(words)
         left = push(kept)[1]
         if left:
             raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
-        columns = tuple(order) if isinstance(order, list) else ()
+        columns, seen = tuple(order) if isinstance(order, list) else (), words.get("seen", {})
+        assert isinstance(seen, dict)
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
-            return cls(bounds, None)  # in any other order the first rows may lie anywhere in the log
-        return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns))
+            return cls(bounds, None, seen)  # in any other order the first rows may lie anywhere in the log
+        return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns), seen)
 
 
 def filters_of(said: Sequence[Sequence[object]]) -> list[Filter]:
     """Filters from their words."""
     return [_filter(*words) for words in said]
+
+
+def hints_of(words: Json) -> list[Filter]:
+    """The filters that Spark sees to itself, of what the Java side sent."""
+    return filters_of(_list(words, "hints"))
 
 
 def exact(said: Sequence[Sequence[object]]) -> list[bool]:
@@ -116,20 +124,12 @@ def _time(microseconds: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one read of one log: user records from `begin` to before `end`."""
+class LogRows:
+    """The rows of one read that are of one log: user records from `begin` to before `end`."""
 
     view: DriverLogView
     begin: DLSN
     end: DLSN
-
-    @classmethod
-    async def of(cls, driver: SourceDriver, bounds: Bounds) -> Rows:
-        """Where the query of an open driver begins and ends in its one log. Raises what planning it raises."""
-        [view] = (await driver.required_views()).values()
-        start = await driver.resolve(driver.query.start)
-        end = await driver.resolve(driver.query.end, ending=True)
-        return cls(view, *await driver.range(view, start, end, bounds))
 
     async def records(self) -> int | None:
         """How many there are, by metadata and at most two entries; None where the writer did not count."""
@@ -140,10 +140,34 @@ class Rows:
         except OptionError:
             return None
 
+    async def ends(self, count: int) -> tuple[_EdgeRecord, _EdgeRecord]:
+        """The first and the last of the rows, which are `count`, one at least."""
+        # Segments, and transaction ids, never decrease along a log: these two have the extremes.
+        first, last = [await self.view.record_at(self.begin, self.end, number) for number in (0, count - 1)]
+        return _EdgeRecord(*first), _EdgeRecord(*last)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one read, by log."""
+
+    logs: Sequence[LogRows]
+
+    @classmethod
+    async def of(cls, driver: SourceDriver, bounds: Bounds) -> Rows:
+        """Where the query of an open driver begins and ends in its logs. Raises what planning it raises."""
+        start, end = await driver.ends()
+        views = (await driver.views()).values()
+        return cls([LogRows(view, *await driver.range(view, start, end, bounds)) for view in views])
+
     async def statistics(self) -> dict[str, int | None]:
         """What Spark weighs plans by: stored bytes of one replica, estimated, and records, None where not counted."""
-        found = await extent(self.view, self.begin, self.end)
-        return {"bytes": found.bytes, "rows": found.records}
+        found = [await extent(log.view, log.begin, log.end) for log in self.logs]
+        records = [one.records for one in found]
+        return {
+            "bytes": sum(one.bytes for one in found),
+            "rows": None if None in records else sum(filter(None, records)),
+        }
 
     async def summary(self, functions: Sequence[Json]) -> list[int | None] | None:
         """The values of aggregates over all rows, or None where they are not known exactly without reading.
@@ -152,25 +176,24 @@ class Rows:
         """
         if not all(_known(function) for function in functions):
             return None
-        count = await self.records()
-        if count is None:
-            return None
-        # Segments, and transaction ids, never decrease along a log: the first and last record have the extremes.
-        ends: tuple[_EdgeRecord, _EdgeRecord] | None = None
-        if count and any(function["function"] != "count" for function in functions):
-            ends = await self._at(0), await self._at(count - 1)
-            if ends[1].txid > MAX_TIMESTAMP_MS and any(one.get("column") == "timestamp" for one in functions):
-                return None  # the last ones have no timestamp, and which is the greatest that there is must be read
-        return [_aggregate(function, count, ends) for function in functions]
-
-    async def _at(self, number: int) -> _EdgeRecord:
-        """The record of this number among the rows."""
-        return _EdgeRecord(*await self.view.record_at(self.begin, self.end, number))
+        extremes = any(function["function"] != "count" for function in functions)
+        total, ends = 0, list[_EdgeRecord]()
+        for log in self.logs:
+            count = await log.records()
+            if count is None:
+                return None
+            total += count
+            if count and extremes:
+                ends += await log.ends(count)
+        timed = any(one.get("column") == "timestamp" for one in functions)
+        if timed and any(end.txid > MAX_TIMESTAMP_MS for end in ends):
+            return None  # the last ones have no timestamp, and which is the greatest that there is must be read
+        return [_aggregate(function, total, ends) for function in functions]
 
 
 @dataclass(frozen=True, slots=True)
 class _EdgeRecord:
-    """What aggregates need of the first or the last of the rows."""
+    """What aggregates need of the first or the last of a log's rows."""
 
     segment: int
     txid: int
@@ -186,12 +209,11 @@ def _known(function: Json) -> bool:
     return column in ("segment", "transaction_id", "timestamp")
 
 
-def _aggregate(function: Json, count: int, ends: tuple[_EdgeRecord, _EdgeRecord] | None) -> int | None:
+def _aggregate(function: Json, count: int, ends: Sequence[_EdgeRecord]) -> int | None:
     if function["function"] == "count":
         return count
-    if ends is None:
-        return None
-    return ends[0 if function["function"] == "min" else 1].value(str(function["column"]))
+    values = [end.value(str(function["column"])) for end in ends]
+    return (min if function["function"] == "min" else max)(values, default=None)
 
 
 def _list(words: Json, name: str) -> list[list[object]]:

@@ -6,7 +6,7 @@ runs the task. The rows travel with the partition as compressed Arrow, which bou
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -54,15 +54,17 @@ class TablePartition(InputPartition):
         self.data = data
 
 
-def table_reader(table: MetadataTable, options: Options, schema: StructType, *, filters: bool) -> DataSourceReader:
-    """The reader of one query; with `filters`, one that takes filters (Spark refuses it where they are off)."""
+def table_reader(
+    table: MetadataTable, options: Options, schema: StructType, hints: Sequence[Filter] = ()
+) -> DataSourceReader:
+    """The reader of one query, which asks only for logs that `hints` leave: filters that Spark applies itself, too."""
     names = column_names(schema, table.schema)
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
     # Some ledgers belong to no log, or to a log without being a segment of it: Spark evaluates the filter itself.
     by_log = table.of_logs and (table is not LEDGERS or named)
-    kind = FilteringTableReader if filters and by_log else TableReader
-    return kind(table, options.uri, selection, names, options.passed_on())
+    of_logs = [one for one in hints if by_log and getattr(one, "attribute", None) == ("log",)]
+    return TableReader(table, options.uri, selection, names, options.passed_on(), push(of_logs)[0])
 
 
 @without_traceback
@@ -76,6 +78,7 @@ class TableReader(DataSourceReader):
         selection: Selection | None,
         names: Sequence[str],
         passed_on: Mapping[str, str] | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         """`selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
         self._table = table
@@ -83,7 +86,7 @@ class TableReader(DataSourceReader):
         self._selection = selection
         self._names = tuple(names)
         self._passed_on = dict(passed_on or {})
-        self._bounds = Bounds()
+        self._bounds = bounds or Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look at the namespace now; the rows travel in one partition."""
@@ -100,17 +103,6 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, TablePartition)
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
-
-
-@without_traceback
-class FilteringTableReader(TableReader):
-    """A reader that asks only for the logs that the query's filters leave."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep what filters leave of the logs; return the filters that Spark has to apply."""
-        of_logs = [one for one in filters if one.attribute == ("log",)]  # type: ignore[attr-defined]
-        self._bounds, left = push(of_logs)
-        return [one for one in filters if one not in of_logs or one in left]
 
 
 def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:

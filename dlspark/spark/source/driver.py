@@ -36,6 +36,8 @@ from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, 
 from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
+from dlspark.spark.source.snapshot import SeenLog, Snapshot
+from metadata.execution_notes import ExecutionStore, Note
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
@@ -103,9 +105,15 @@ class SourceDriver:
         query: SourceQuery,
         connect: Connect | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        snapshot: Snapshot | None = None,
     ) -> None:
-        """`connect` opens the namespace, by default with the settings that the query's options hand on."""
+        """`connect` opens the namespace, by default with the settings that the query's options hand on.
+
+        `snapshot`: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
+        each batch.
+        """
         self.query = query
+        self._snapshot = snapshot
         self._connect = connect or partial(
             AsyncNamespace.open, settings=namespace_settings(dict(query.client_settings)) or None
         )
@@ -166,7 +174,7 @@ class SourceDriver:
         if selection.pattern is None:
             names = list(selection.names)
         else:
-            names = selection.of(await _logs_in(namespace, selection.folder))
+            names = await self._matching(selection.pattern)
         for gone in [name for name in self._views if name not in names]:
             await self._views.pop(gone).close()
         new = [name for name in names if name not in self._views]
@@ -177,12 +185,27 @@ class SourceDriver:
                 self._views[name] = view
         return dict(sorted(self._views.items()))
 
+    async def _matching(self, pattern: str) -> list[str]:
+        """The logs that match: those that there are now, or that there were for the query's snapshot."""
+        matched = None if self._snapshot is None else self._snapshot.matched.get(pattern)
+        if matched is not None:
+            return list(matched)
+        selection = self.query.selection
+        names = selection.of(await _logs_in(self._opened(), selection.folder))
+        if self._snapshot is not None:
+            self._snapshot.matched[pattern] = tuple(names)
+        return names
+
     async def required_views(self) -> dict[str, DriverLogView]:
         """The selected logs; an error if one that is named is missing."""
         found = await self.views()
         missing = [name for name in self.query.selection.names if name not in found]
         if missing:
             raise await missing_log_error(self._opened(), missing)
+        if self._snapshot is not None:
+            for name in self._snapshot.matched.get(self.query.selection.pattern or "", ()):
+                if name in self._snapshot.logs and name not in found:
+                    self._data_loss.deleted(name, self._snapshot.logs[name].begin, "it is left out")
         return found
 
     async def nothing_matches(self) -> OptionError:
@@ -205,6 +228,30 @@ class SourceDriver:
         return self._namespace
 
     # ------------------------------------------------------------------ options to offsets
+
+    async def ends(self) -> tuple[Offsets, Offsets]:
+        """From where to where a batch query reads. Raises where a log is missing, or a pattern has none."""
+        if not await self.required_views():
+            raise await self.nothing_matches()
+        return await self.resolve(self.query.start), await self.resolve(self.query.end, ending=True)
+
+    async def agree(self, driver: str, execution: int) -> None:
+        """Fill the snapshot with what the tasks of an execution of Spark's have agreed to see, of each log as the first
+        of them found it. Raises as `ExecutionStore.agree`, and as `required_views`."""
+        namespace, uri = self._opened(), self.query.uri
+
+        async def extend(noted: Note) -> Note:
+            self._snapshot = snapshot = Snapshot.of(noted, uri)
+            for view in (await self.required_views()).values():
+                await self._seen(view, snapshot)
+            return snapshot.within(noted, uri)
+
+        await ExecutionStore(namespace.store, namespace.uri.path).agree(driver, execution, extend)
+
+    async def other_logs(self, offsets: Offsets) -> list[str]:
+        """The logs that are certainly not those which `offsets` are of, but have their names."""
+        views = await self.views()
+        return [log for log, identity in offsets.identities.items() if log in views and views[log].differs(identity)]
 
     async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
         """The position in each log that options ask for."""
@@ -229,7 +276,7 @@ class SourceDriver:
         if isinstance(offset, AtTxid):
             return await self._at_txid(view, offset, ending)
         if isinstance(offset, NamedOffset):
-            return view.earliest() if offset is NamedOffset.EARLIEST else await view.latest(acknowledged=True)
+            return await (self._begin_of(view) if offset is NamedOffset.EARLIEST else self._end_of(view))
         option = where.option if isinstance(where, PerLog) else ""
         if isinstance(where, PerLog) and view.differs(where.identities.get(view.name)):
             raise OffsetError(
@@ -249,15 +296,41 @@ class SourceDriver:
 
     async def _at_txid(self, view: DriverLogView, offset: AtTxid, ending: bool) -> DLSN:
         # Before the search: what is acknowledged now has to be found by it.
-        await view.latest(acknowledged=True)
+        end = await self._end_of(view)
         found = await view.at_txid(offset.txid)
+        if found is not None and self._snapshot is not None:
+            # What was appended since is not seen; where the log began later by now, what was searched for may be gone.
+            found = await self._begin_of(view) if found == view.earliest() else found
+            found = None if found >= end else found
         if found is None and self.query.late_start_fails and not ending:
             raise OffsetError(
                 f"Option {offset.option}: the log has no record at or after {offset.txid} yet; nothing was read",
                 advice="Give an earlier one, or wait for new records with startingOffsetsByTimestampStrategy=latest",
                 log=view.name,
             )
-        return found if found is not None else await view.latest()
+        if found is not None:
+            return found
+        return await view.latest() if self._snapshot is None else end
+
+    async def _begin_of(self, view: DriverLogView) -> DLSN:
+        return view.earliest() if self._snapshot is None else (await self._seen(view, self._snapshot)).begin
+
+    async def _end_of(self, view: DriverLogView) -> DLSN:
+        """The end of a log, not before what is acknowledged now."""
+        if self._snapshot is None:
+            return await view.latest(acknowledged=True)
+        return (await self._seen(view, self._snapshot)).end
+
+    async def _seen(self, view: DriverLogView, snapshot: Snapshot) -> SeenLog:
+        """What the query sees of a log: looked up once, and then checked to be of this log."""
+        seen = snapshot.logs.get(view.name)
+        if seen is None:
+            end = await view.latest(acknowledged=True)
+            seen = snapshot.logs[view.name] = SeenLog(view.earliest(), end, view.identity(end))
+        elif seen.identity is not None and view.differs(seen.identity):
+            self._data_loss.recreated(view.name, seen.end, seen.identity, "nothing of it is read")
+            return SeenLog(view.earliest(), view.earliest(), None)
+        return seen
 
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
         """The end of each selected log that has any record, now; `acknowledged` as in `DriverLogView.latest`."""

@@ -48,12 +48,16 @@ class LogPartition(InputPartition):
     """What one task reads: some spans, in order, with the ledger client's settings of the driver, and the addresses of
     the read proxies that it asks in place of storage nodes, if any.
 
-    Its value is the hosts that have the data, in a form that the SQL catalog finds in the pickled partition
-    (LocatedBatch.java): Spark asks Python sources for no preferred hosts.
+    Its value is the hosts that have the data, in a form that the Java side finds in the pickled partition
+    (LocatedBatch.java): Spark asks Python sources for no preferred hosts. In the same way the first partition of a
+    plan tells what the plan has seen of the logs (`snapshot`).
     """
 
-    def __init__(self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str] = ()) -> None:
-        super().__init__(f"dlspark-hosts[{','.join(() if proxies else hosts_of(spans))}]")
+    def __init__(
+        self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str] = (), seen: str = ""
+    ) -> None:
+        hosts = f"dlspark-hosts[{','.join(() if proxies else hosts_of(spans))}]"
+        super().__init__(f"{hosts} dlspark-seen[{seen}]" if seen else hosts)
         self.spans = spans
         self.client_settings = client_settings
         self.proxies = tuple(proxies)

@@ -1,7 +1,8 @@
 """The readers that Spark calls: `spark.read` and `spark.readStream` with `format("distributedlog")`.
 
-A batch read is planned completely before a task runs, and read by tasks alone. A stream is asked for the end of each
-micro-batch and for the plan of it; its tasks are the same.
+A batch read is planned completely before a task runs, and read by tasks alone: once for each scan of each query where
+the connector's jar is there (`BatchReader`), else once for a frame (`KeptReader`). A stream is asked for the end of
+each micro-batch and for the plan of it; its tasks are the same.
 
 Facts of Spark that shape the stream (each was measured):
 
@@ -24,13 +25,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -43,11 +44,13 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.kept_plan import KeptPartition, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
+from dlspark.spark.source.snapshot import Snapshot, packed
 from dlspark.spark.workers import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
@@ -63,16 +66,21 @@ _T = TypeVar("_T")
 
 
 def batch_reader(
-    options: Options, schema: StructType, *, filters: bool, bounds: Bounds | None = None, take: Take | None = None
+    options: Options,
+    schema: StructType,
+    *,
+    bounds: Bounds | None = None,
+    take: Take | None = None,
+    seen: Mapping[str, object] | None = None,
 ) -> DataSourceReader:
-    """The reader of one batch query; with `filters`, one that takes filters (Spark refuses it where they are off).
+    """The reader of one batch query.
 
-    `bounds` and `take` are what a planner that knows more of Spark has pushed down (the SQL catalog's).
+    The connector's Java side has a reader made for each scan of each query: `seen` is what the query has seen of logs
+    before it, `bounds` and `take` are what Spark's planner has pushed down. Without `seen` it is Spark's own side that
+    asks, which keeps the reader and its plan as long as the frame.
     """
     query, names = SourceQuery.of(options), column_names(schema)
-    if filters:
-        return FilteringBatchReader(query, names)
-    return BatchReader(query, names, bounds, take)
+    return KeptReader(query, names) if seen is None else BatchReader(query, names, bounds, take, seen)
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
@@ -82,15 +90,21 @@ def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReade
 
 @without_traceback
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads in tasks; pickled in between."""
+    """Plans one scan of one query on the driver, reads in tasks; pickled in between."""
 
     def __init__(
-        self, query: SourceQuery, names: Sequence[str], bounds: Bounds | None = None, take: Take | None = None
+        self,
+        query: SourceQuery,
+        names: Sequence[str],
+        bounds: Bounds | None = None,
+        take: Take | None = None,
+        seen: Mapping[str, object] | None = None,
     ) -> None:
         self._query = query
         self._names = tuple(names)
         self._bounds = bounds or Bounds()
         self._take = take
+        self._seen = seen or {}
 
     def partitions(self) -> Sequence[InputPartition]:
         """On the driver: the whole plan, made with a session of its own."""
@@ -108,29 +122,46 @@ class BatchReader(DataSourceReader):
     async def _plan(self) -> list[InputPartition]:
         from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
 
-        driver = SourceDriver(self._query)
+        snapshot = Snapshot.of(self._seen, self._query.uri)
+        driver = SourceDriver(self._query, snapshot=snapshot)
         try:
             await driver.open()
-            found = await driver.required_views()
-            if not found:
-                raise await driver.nothing_matches()
-            start = await driver.resolve(self._query.start)
-            end = await driver.resolve(self._query.end, ending=True)
+            start, end = await driver.ends()
             planned = await driver.plan(start, end, self._bounds, self._take)
-            proxies = await driver.read_proxies()
-            return [LogPartition(spans, driver.client_settings, proxies) for spans in planned]
+            proxies, settings = await driver.read_proxies(), driver.client_settings
         finally:
             await driver.close()
+        first, *others = planned or [()]
+        seen = packed(snapshot.within(self._seen, self._query.uri))
+        return [LogPartition(first, settings, proxies, seen), *(LogPartition(one, settings, proxies) for one in others)]
 
 
 @without_traceback
-class FilteringBatchReader(BatchReader):
-    """A reader that also takes filters."""
+class KeptReader(BatchReader):
+    """Plans a frame for as long as it lives; its tasks add what was appended since (`kept_plan`)."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep what filters leave of the query; return the filters that Spark has to apply."""
-        self._bounds, left = push(filters)
-        return left
+    async def _plan(self) -> list[InputPartition]:
+        from dlspark.spark.source.driver import SourceDriver
+
+        snapshot = Snapshot()
+        driver = SourceDriver(self._query, snapshot=snapshot)
+        try:
+            await driver.open()
+            ends = await driver.ends()
+            planned = await driver.plan(*ends)
+            settings, proxies = driver.client_settings, await driver.read_proxies()
+        finally:
+            await driver.close()
+        return list(kept_partitions(self._query, snapshot, ends, planned, settings, proxies))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the partition's records, and with the last partition what was appended since the plan."""
+        begin_use()
+        # Before any row: what was planned may be gone, and another log have its name.
+        later = later_records(partition) if isinstance(partition, KeptPartition) else None
+        yield from read_partition(partition, self._names)
+        if later is not None:
+            yield from read_partition(later, self._names)
 
 
 @without_traceback

@@ -14,7 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.creation import check_layout, own_properties
-from dlspark.spark.catalog.scan import Pushed, Rows, exact
+from dlspark.spark.catalog.scan import LogRows, Pushed, Rows, exact
 from dlspark.spark.catalog.tables import (
     HANDLE,
     NOT_OF_A_TABLE,
@@ -40,6 +40,12 @@ async def ask(world: World, operation: str, **words: object) -> object:
     said = await answer_request(world, operation, **words)
     assert "result" in said, said
     return said["result"]
+
+
+async def summarise(world: World, options: dict[str, str], *functions: dict[str, str]) -> object:
+    found = await ask(world, "summarise", options=options, functions=list(functions))
+    assert isinstance(found, dict)
+    return found["values"]
 
 
 async def kind(world: World, operation: str, **words: object) -> object:
@@ -349,11 +355,9 @@ async def test_a_version_ends_with_the_record_that_is_named(world: World) -> Non
         loaded = await ask(world, "load", table=["t"], version=version)
         assert isinstance(loaded, dict)
         assert loaded["writable"] is False
-        counted = await ask(
-            world,
-            "summarise",
-            options={HANDLE: json.dumps(loaded["handle"])},
-            functions=[{"function": "count"}, {"function": "max", "column": "transaction_id"}],
+        options = {HANDLE: json.dumps(loaded["handle"])}
+        counted = await summarise(
+            world, options, {"function": "count"}, {"function": "max", "column": "transaction_id"}
         )
         assert counted == [expected, 99 + expected], version
     assert "no record 2:1:0 yet" in await text(world, "load", table=["t"], version="2:1:0")
@@ -375,7 +379,7 @@ async def test_a_time_ends_before_the_next_millisecond(world: World) -> None:
         loaded = await ask(world, "load", table=["t"], timestamp_us=micros)
         assert isinstance(loaded, dict)
         options = {HANDLE: json.dumps(loaded["handle"])}
-        assert await ask(world, "summarise", options=options, functions=[{"function": "count"}]) == [expected], micros
+        assert await summarise(world, options, {"function": "count"}) == [expected], micros
 
 
 def test_an_option_that_names_another_log_or_another_end_is_refused() -> None:
@@ -507,7 +511,7 @@ async def test_aggregates_from_metadata_are_those_of_the_rows(world: World) -> N
         rows = [txid for txid in range(100, 160) if low <= txid and (high is None or txid < high)]
         filters = [[">=", "transaction_id", low]] + ([] if high is None else [["<", "transaction_id", high]])
         options = await read_options(world, "t", **{SCAN: json.dumps({"filters": filters})})
-        found = await ask(world, "summarise", options=options, functions=FUNCTIONS)
+        found = await summarise(world, options, *FUNCTIONS)
         if rows:
             assert found == [len(rows), len(rows), rows[0], rows[-1] * 1000, 1 if rows[-1] < 140 else 2], filters
         else:
@@ -524,7 +528,7 @@ async def test_aggregates_that_metadata_does_not_tell_are_not_answered(world: Wo
     options = await read_options(world, "t")
 
     async def asked(*functions: dict[str, str]) -> object:
-        return await ask(world, "summarise", options=options, functions=list(functions))
+        return await summarise(world, options, *functions)
 
     assert await asked({"function": "max", "column": "transaction_id"}) == [MAX_TIMESTAMP_MS + 1]
     for unknown in (
@@ -547,8 +551,7 @@ async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) 
     await world.create("t")
     await world.write("t", range(5))
     view = await Uncounted.open(world.namespace, "t")
-    rows = Rows(view, view.earliest(), await view.latest())
-    assert await rows.records() is None
+    rows = Rows([LogRows(view, view.earliest(), await view.latest())])
     assert await rows.summary([{"function": "count"}]) is None
     statistics = await rows.statistics()
     assert statistics["rows"] is None

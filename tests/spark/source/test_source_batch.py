@@ -164,11 +164,13 @@ def test_an_early_stop_leaves_nothing_open(spark: SparkSession, logs: Logs, thre
     assert not logs.sessions() - before
 
 
-@pytest.mark.parametrize("on", ["true", "false"])
-def test_filters_give_the_same_rows_pushed_down_or_not(spark: SparkSession, three_segments: str, on: str) -> None:
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", on)
+@pytest.mark.parametrize("on", ["with the jar", "true", "false"])
+def test_filters_give_the_same_rows_pushed_down_or_not(
+    spark: SparkSession, three_segments: str, plain_format: str, on: str
+) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false" if on == "false" else "true")
     try:
-        frame = reading(spark).load(three_segments)
+        frame = reading(spark).format("distributedlog" if on == "with the jar" else plain_format).load(three_segments)
         at = f.timestamp_millis(f.lit(MS + 50))
         for condition, expected in [
             (f.col("transaction_id").between(MS + 35, MS + 44), range(MS + 35, MS + 45)),
@@ -193,31 +195,27 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark: SparkSession, thre
 
 
 def test_pushed_filters_decide_what_is_planned(spark: SparkSession, three_segments: str) -> None:
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        frame = reading(spark, minPartitions=12).load(three_segments).where(f"transaction_id = {MS + 55}")
-        assert frame.rdd.getNumPartitions() == 1
-        assert "Filter (" not in frame._jdf.queryExecution().executedPlan().toString()
-        assert frame.count() == 1
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    frame = reading(spark, minPartitions=12).load(three_segments).where(f"transaction_id = {MS + 55}")
+    assert frame.rdd.getNumPartitions() == 1
+    assert "Filter (" not in frame._jdf.queryExecution().executedPlan().toString()
+    assert frame.count() == 1
 
 
 def test_settings_of_the_clients_reach_the_tasks(sandbox: Sandbox, three_segments: str) -> None:
     raw = {"uri": sandbox.uri, "log": three_segments, "bkc.speculativereadtimeout": "777"}
-    reader = batch_reader(Options(raw, Scope.SOURCE_BATCH), SCHEMA, filters=False)
+    reader = batch_reader(Options(raw, Scope.SOURCE_BATCH), SCHEMA)
     (partition,) = reader.partitions()
     assert isinstance(partition, LogPartition)
     assert partition.client_settings.speculative_read_ms == 777
     wrong = Options({**raw, "bkc.speculativereadtimeot": "7"}, Scope.SOURCE_BATCH)
     with pytest.raises(CallerError, match="speculativereadtimeot"):
-        batch_reader(wrong, SCHEMA, filters=False).partitions()
+        batch_reader(wrong, SCHEMA).partitions()
 
 
 def test_a_task_needs_no_metadata_client_at_all(sandbox: Sandbox, three_segments: str, tmp_path: Path) -> None:
     """It runs in a process that cannot even import one."""
     options = Options({"uri": sandbox.uri, "log": three_segments, "maxRecordsPerPartition": "50"}, Scope.SOURCE_BATCH)
-    reader = batch_reader(options, SCHEMA, filters=False)
+    reader = batch_reader(options, SCHEMA)
     (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))
     program = textwrap.dedent("""
         import pickle, sys
@@ -272,8 +270,9 @@ def test_mistakes_are_told_before_any_task_runs(spark: SparkSession, three_segme
 
 
 def test_a_wrong_column_type_is_told(spark: SparkSession, three_segments: str) -> None:
-    text = failure(lambda: reading(spark).schema("value string").load(three_segments).collect())
-    assert "Column value string" in text
+    for given in ("value string", "value string, log string"):
+        text = failure(lambda given=given: reading(spark).schema(given).load(three_segments).count())
+        assert "Column value string" in text
 
 
 def test_a_position_in_a_deleted_segment_is_data_loss_or_a_documented_skip(

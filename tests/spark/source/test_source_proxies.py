@@ -96,7 +96,7 @@ def failure(action: Callable[[], object]) -> str:
 
 def partitions_of(sandbox: Sandbox, log: str, **options: str) -> tuple[object, list[LogPartition]]:
     """The reader and the plan of a batch, as Spark hands them to tasks."""
-    made = batch_reader(Options({"uri": sandbox.uri, "log": log, **options}, Scope.SOURCE_BATCH), SCHEMA, filters=False)
+    made = batch_reader(Options({"uri": sandbox.uri, "log": log, **options}, Scope.SOURCE_BATCH), SCHEMA)
     planned = made.partitions()
     assert all(isinstance(one, LogPartition) for one in planned)
     return made, planned  # type: ignore[return-value]

@@ -102,12 +102,12 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
 
   private Table load(Identifier ident, ObjectNode request) {
     Requests.putTable(request, ident);
-    return new LogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));
+    return new CatalogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));
   }
 
   @Override
   public Table createTable(Identifier ident, TableInfo info) {
-    return new LogTable(requests, name, ident, create("create", ident, info));
+    return new CatalogTable(requests, name, ident, create("create", ident, info));
   }
 
   @Override
@@ -186,7 +186,7 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
         others.add(change.getClass().getSimpleName());
       }
     }
-    return new LogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));
+    return new CatalogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));
   }
 
   /** Deletes the log with its data; false if there is none. Refused while somebody writes it. */

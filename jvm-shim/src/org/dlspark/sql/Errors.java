@@ -39,6 +39,11 @@ final class Errors {
     return new Errors(table, target, table.namespace());
   }
 
+  /** Of what options describe, and no name. */
+  static Errors ofFormat() {
+    return ofNamespace(new String[0]);
+  }
+
   static Errors ofNamespace(String[] namespace) {
     return new Errors(NOBODY, NOBODY, namespace);
   }

@@ -1,5 +1,6 @@
 package org.dlspark.sql;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import java.nio.charset.StandardCharsets;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -11,10 +12,11 @@ import org.apache.spark.sql.execution.datasources.v2.python.PythonInputPartition
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * A batch whose partitions say which hosts have their data: Spark then prefers an executor on one of them.
+ * A batch whose partitions say which hosts have their data: Spark then prefers an executor on one of them. The first
+ * partition says, too, what the plan has seen of the logs ({@link QuerySnapshot}).
  *
- * <p>Python data sources have no way to say this. The connector's partitions carry the hosts as a marked piece of text,
- * which is found here in their pickled form without unpickling it. A partition without the mark stays as it is.
+ * <p>Python data sources have no way to say this. The connector's partitions carry both as marked pieces of text, which
+ * are found here in their pickled form without unpickling it. A partition without the mark stays as it is.
  *
  * <p>A Spark of one process ({@code local[n]}) has one executor to choose from, and is told of no host. It would wait for
  * ever: where some tasks of a stage prefer its own host (as those behind a shuffle do) and others prefer one that it does
@@ -22,13 +24,13 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  */
 record LocatedBatch(Batch python) implements Batch {
 
-  /** Begins and ends the hosts, which are separated by commas; see {@code LogPartition} in Python. */
-  private static final byte[] BEGIN = "dlspark-hosts[".getBytes(StandardCharsets.UTF_8);
+  /** Begins the hosts, which are separated by commas; see {@code LogPartition} in Python. */
+  private static final byte[] HOSTS = mark("dlspark-hosts[");
+
+  /** Begins what the plan has seen, as JSON that has no {@code END} in it. */
+  private static final byte[] SEEN = mark("dlspark-seen[");
 
   private static final char END = ']';
-
-  /** The longest list of hosts that is looked at. */
-  private static final int MAX_HOSTS_BYTES = 4096;
 
   @Override
   public InputPartition[] planInputPartitions() {
@@ -51,16 +53,32 @@ record LocatedBatch(Batch python) implements Batch {
   }
 
   static String[] hosts(byte[] pickled) {
-    int begin = indexOf(pickled, BEGIN);
+    String text = marked(pickled, HOSTS);
+    return text == null || text.isEmpty() ? new String[0] : text.split(",");
+  }
+
+  /** What the plan of these partitions has seen, or null: a metadata table's says nothing. */
+  static JsonNode seen(InputPartition[] partitions) {
+    InputPartition first = partitions.length == 0 ? null : LocatedReaderFactory.inner(partitions[0]);
+    String text = first instanceof PythonInputPartition one ? marked(one.pickedPartition(), SEEN) : null;
+    return text == null ? null : Requests.read(text);
+  }
+
+  private static byte[] mark(String text) {
+    return text.getBytes(StandardCharsets.UTF_8);
+  }
+
+  /** The text from behind {@code mark} to before {@code END}, or null. */
+  private static String marked(byte[] pickled, byte[] mark) {
+    int begin = indexOf(pickled, mark);
     if (begin < 0) {
-      return new String[0];
+      return null;
     }
     int end = begin;
-    while (end < pickled.length && end - begin < MAX_HOSTS_BYTES && pickled[end] != END) {
+    while (end < pickled.length && pickled[end] != END) {
       end++;
     }
-    String text = new String(pickled, begin, end - begin, StandardCharsets.UTF_8);
-    return text.isEmpty() ? new String[0] : text.split(",");
+    return new String(pickled, begin, end - begin, StandardCharsets.UTF_8);
   }
 
   /** The place behind {@code mark}, or -1. */

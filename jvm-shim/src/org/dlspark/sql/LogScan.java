@@ -6,6 +6,8 @@ import java.util.OptionalLong;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
@@ -13,23 +15,42 @@ import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** One read of a table, done by the Python connector's scan with the columns, filters and limit of the query. */
-final class LogScan implements SupportsReportStatistics {
+/**
+ * One read of a table in one query, done by the Python connector's scan with the columns, filters and limit of the query.
+ *
+ * <p>The Python connector makes its plan once, when Spark asks for it first, so that an adaptive plan reads what the first
+ * one did.
+ */
+final class LogScan implements SupportsReportStatistics, Batch {
 
   private final LogTable table;
   private final StructType columns;
   private final CaseInsensitiveStringMap options;
   private final ObjectNode pushed;
+  private final QuerySnapshot snapshot;
   private final Scan python;
+  private Batch planned;
+  private InputPartition[] partitions;
   private Statistics statistics;
 
-  LogScan(LogTable table, StructType columns, CaseInsensitiveStringMap options, ObjectNode pushed) {
+  LogScan(
+      LogTable table,
+      StructType columns,
+      CaseInsensitiveStringMap options,
+      ObjectNode pushed,
+      QuerySnapshot snapshot) {
     this.table = table;
     this.columns = columns;
     this.options = options;
     this.pushed = pushed;
-    SupportsRead source = (SupportsRead) table.pythonTable(columns, options, pushed);
-    this.python = source.newScanBuilder(table.options(options, pushed)).build();
+    this.snapshot = snapshot;
+    this.python = pythonScan(pushed);
+  }
+
+  /** The Python connector's scan: a new one each time, as it keeps the first plan that it is asked for. */
+  private Scan pythonScan(ObjectNode words) {
+    SupportsRead source = (SupportsRead) table.pythonTable(columns, options, words);
+    return source.newScanBuilder(table.options(options, words)).build();
   }
 
   @Override
@@ -44,7 +65,29 @@ final class LogScan implements SupportsReportStatistics {
 
   @Override
   public Batch toBatch() {
-    return new LocatedBatch(python.toBatch());
+    return this;
+  }
+
+  @Override
+  public InputPartition[] planInputPartitions() {
+    return plan().partitions;
+  }
+
+  @Override
+  public PartitionReaderFactory createReaderFactory() {
+    return plan().planned.createReaderFactory();
+  }
+
+  private LogScan plan() {
+    synchronized (snapshot) {
+      if (planned == null) {
+        LocatedBatch batch = new LocatedBatch(pythonScan(snapshot.into(pushed)).toBatch());
+        partitions = batch.planInputPartitions();
+        snapshot.learn(LocatedBatch.seen(partitions));
+        planned = batch;
+      }
+    }
+    return this;
   }
 
   @Override

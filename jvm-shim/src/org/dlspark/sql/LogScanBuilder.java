@@ -42,6 +42,7 @@ final class LogScanBuilder
   private StructType columns;
   private Filter[] kept = new Filter[0];
   private final ObjectNode pushed = Requests.JSON.createObjectNode();
+  private final QuerySnapshot snapshot = QuerySnapshot.ofThisQuery();
   private SummaryScan summary;
 
   LogScanBuilder(LogTable table, CaseInsensitiveStringMap options) {
@@ -56,7 +57,7 @@ final class LogScanBuilder
     List<Filter> understood = new ArrayList<>();
     List<Filter> left = new ArrayList<>();
     for (Filter filter : filters) {
-      JsonNode words = table.takesPushDown() ? FilterWords.of(filter) : null;
+      JsonNode words = FilterWords.of(filter);
       if (words == null) {
         left.add(filter);
       } else {
@@ -64,8 +65,11 @@ final class LogScanBuilder
         understood.add(filter);
       }
     }
-    if (!understood.isEmpty()) {
+    if (table.takesPushDown() && !understood.isEmpty()) {
       keep(understood, said, left);
+    } else if (!understood.isEmpty()) {
+      pushed.set("hints", said);
+      left.addAll(understood);
     }
     return left.toArray(new Filter[0]);
   }
@@ -163,11 +167,16 @@ final class LogScanBuilder
     }
     ObjectNode request = Requests.request("summarise");
     request.set("functions", functions);
-    JsonNode answer = table.askAboutScan(request, options, pushed);
-    if (answer.isNull()) {
+    JsonNode values;
+    synchronized (snapshot) {
+      JsonNode answer = table.askAboutScan(request, options, snapshot.into(pushed));
+      snapshot.learn(answer.get("seen"));
+      values = answer.get("values");
+    }
+    if (values.isNull()) {
       return false;
     }
-    summary = new SummaryScan(table, functions, answer);
+    summary = new SummaryScan(table, functions, values);
     return true;
   }
 
@@ -193,6 +202,6 @@ final class LogScanBuilder
 
   @Override
   public Scan build() {
-    return summary != null ? summary : new LogScan(table, columns, options, pushed);
+    return summary != null ? summary : new LogScan(table, columns, options, pushed, snapshot);
   }
 }

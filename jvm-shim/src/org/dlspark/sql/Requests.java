@@ -53,6 +53,11 @@ final class Requests {
     this.options = Map.copyOf(options);
   }
 
+  /** Of reads and writes by {@code format("distributedlog")}, which their own options describe. */
+  static Requests ofFormat() {
+    return new Requests(FORMAT, Map.of());
+  }
+
   /** A question of this kind, to be filled in. */
   static ObjectNode request(String operation) {
     return JSON.createObjectNode().put("operation", operation);
@@ -139,7 +144,7 @@ final class Requests {
     }
   }
 
-  private static JsonNode read(String text) {
+  static JsonNode read(String text) {
     try {
       return JSON.readTree(text);
     } catch (JsonProcessingException error) {

@@ -7,10 +7,11 @@ import java.util.List;
 import org.apache.spark.package$;
 
 /**
- * Which Spark versions the catalog was tested with. It uses one class of Spark that is not a public interface, so on any
- * other it refuses to start instead of failing somewhere on the way.
+ * Which Spark versions this code was tested with. It uses classes of Spark that are not public interfaces, so on any other
+ * the catalog refuses to start instead of failing somewhere on the way, and {@code format("distributedlog")} is read by
+ * Python alone.
  */
-final class SparkVersions {
+public final class SparkVersions {
 
   /** In the jar beside this class; {@code enable(spark)} reads the same file. */
   private static final String LIST = "tested-spark-versions.txt";
@@ -19,17 +20,20 @@ final class SparkVersions {
 
   /** Fails if the running Spark is of no tested minor version. */
   static void check() {
-    String running = package$.MODULE$.SPARK_VERSION();
-    List<String> tested = tested();
-    if (!tested.contains(minor(running))) {
+    if (!isTested()) {
       throw new UnsupportedOperationException(
           "The SQL catalog of dlspark was tested with Spark "
-              + String.join(" and ", tested)
+              + String.join(" and ", tested())
               + ", and this is Spark "
-              + running
+              + package$.MODULE$.SPARK_VERSION()
               + "; the catalog is not available. Install a tested PySpark, or use format(\"distributedlog\"), which"
               + " needs no Java code");
     }
+  }
+
+  /** Whether the running Spark is of a tested minor version. */
+  public static boolean isTested() {
+    return tested().contains(minor(package$.MODULE$.SPARK_VERSION()));
   }
 
   /** {@code 4.3} of {@code 4.3.0-SNAPSHOT}. */

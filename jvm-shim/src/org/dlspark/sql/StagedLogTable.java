@@ -9,7 +9,7 @@ import org.apache.spark.sql.connector.catalog.StagedTable;
  * so there is nothing to commit; if the query fails, the log goes again, as it was not there before, unless others have
  * written to it since.
  */
-final class StagedLogTable extends LogTable implements StagedTable {
+final class StagedLogTable extends CatalogTable implements StagedTable {
 
   private final Runnable abandon;
 

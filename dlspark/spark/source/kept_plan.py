@@ -1,0 +1,167 @@
+"""A plan that Spark keeps for the life of a frame, and the tasks that bring it up to date.
+
+Without the connector's jar Spark asks a Python source for the plan of a frame once, and runs that in every action and
+in every micro-batch of a stream that joins the frame. Nothing of the connector runs on the driver then. So the tasks of
+the plan's first and last partition look at the logs themselves, with a ZooKeeper session each:
+
+* Is all that was planned still there? If a log was truncated, deleted or made again since, the task fails before it
+  yields a row. The first partition is one that every action reads.
+* What was appended since, and which logs are new under a pattern? The last partition reads that behind its own
+  records.
+
+All tasks of one execution of Spark's, those of other scans in it and repeated ones as well, see the logs as the first
+of them did: they agree on that in the metadata store (`metadata.execution_notes`).
+
+Nobody looks where the end of each log was named and had been reached when the plan was made: by positions in
+`endingOffsets`, or by a time or transaction id that the log had passed. Such a frame is the same records for ever.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark import TaskContext
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.runtime import Runtime
+from dlspark.spark.connection import Connect, driver_process
+from dlspark.spark.errors import OutdatedPlanError
+from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.selection import PerLog, SourceQuery
+from dlspark.spark.source.snapshot import Snapshot
+from metadata.foundation.errors import MetadataUnavailableError
+from storage_node.settings.client import ClientSettings
+
+_EXECUTION = "spark.sql.execution.id"
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """What a plan was made of: from where to where it goes. `driver` is the process of Spark's driver."""
+
+    query: SourceQuery
+    start: Offsets
+    end: Offsets
+    driver: str
+
+
+class KeptPartition(LogPartition):
+    """A partition whose task looks at the logs; of the last one it also reads what was appended since."""
+
+    def __init__(
+        self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str], plan: KeptPlan, last: bool
+    ) -> None:
+        super().__init__(spans, client_settings, proxies)
+        self.plan = plan
+        self.last = last
+
+
+def kept_partitions(
+    query: SourceQuery,
+    snapshot: Snapshot,
+    ends: tuple[Offsets, Offsets],
+    planned: Sequence[Partition],
+    client_settings: ClientSettings,
+    proxies: Sequence[str],
+) -> list[LogPartition]:
+    """The partitions of a plan, which saw `snapshot` and goes from the one of `ends` to the other."""
+    start, end = ends
+    if _settled(query, snapshot, end):
+        return [LogPartition(spans, client_settings, proxies) for spans in planned]
+    plan = KeptPlan(query, start, end, driver_process() or uuid.uuid4().hex)
+    groups = list(planned) or [()]
+    made: list[LogPartition] = [LogPartition(spans, client_settings, proxies) for spans in groups]
+    for at in {0, len(groups) - 1}:
+        made[at] = KeptPartition(groups[at], client_settings, proxies, plan, last=at == len(groups) - 1)
+    return made
+
+
+def _settled(query: SourceQuery, snapshot: Snapshot, end: Offsets) -> bool:
+    """Whether the records that the query names cannot become more."""
+    named = query.end.offsets if isinstance(query.end, PerLog) else {}
+    return query.selection.pattern is None and all(
+        isinstance(named.get(log), DLSN) or (log in snapshot.logs and position < snapshot.logs[log].end)
+        for log, position in end.items()
+    )
+
+
+def later_records(partition: KeptPartition) -> LogPartition | None:
+    """In a task: what its execution reads beyond the plan; nothing outside of Spark.
+
+    Raises OutdatedPlanError, MetadataUnavailableError, or what looking at the logs raises.
+    """
+    execution = _execution()
+    if execution is None:
+        return None
+    runtime = Runtime("dlspark-kept-plan")
+    try:
+        return runtime.run(look(partition, *execution))
+    finally:
+        runtime.close()
+
+
+def _execution() -> tuple[str, int] | None:
+    """What distinguishes the running execution from others of the driver: its number, by kind."""
+    context = TaskContext.get()
+    if context is None:
+        return None
+    number = context.getLocalProperty(_EXECUTION)
+    # `frame.rdd` runs without an execution of SQL: then the tasks of one stage agree.
+    return ("", int(number)) if number else ("-stages", context.stageId())
+
+
+async def look(
+    partition: KeptPartition, kind: str, execution: int, connect: Connect | None = None
+) -> LogPartition | None:
+    """Look at the logs as `execution` sees them; what it reads beyond the plan, for the last partition."""
+    from dlspark.spark.source.driver import SourceDriver  # loaded only where a plan is kept
+
+    plan = partition.plan
+    driver = SourceDriver(plan.query, connect)
+    try:
+        await driver.open()
+        await driver.agree(plan.driver + kind, execution)
+        start, end = await driver.ends()
+        others = await driver.other_logs(plan.end)
+        begin = {log: _unread(plan, log, start, end, others) for log in {*plan.end, *end}}
+        if not partition.last:
+            return None
+        spans = [
+            replace(span, records=0)
+            for group in await driver.plan(Offsets(begin, plan.end.identities), end)
+            for span in group
+        ]
+        return LogPartition(tuple(spans), driver.client_settings, await driver.read_proxies())
+    except MetadataUnavailableError as error:
+        raise MetadataUnavailableError(
+            f"What was appended since the frame was planned cannot be looked up by its tasks: {error.message}",
+            advice="Let executors reach ZooKeeper; or name an end with endingOffsets; or start the session with "
+            "dlspark.spark.builder(), whose jar makes a new plan on the driver for each query",
+        ) from error
+    finally:
+        await driver.close()
+
+
+def _unread(plan: KeptPlan, log: str, start: Offsets, end: Offsets, others: Collection[str]) -> DLSN:
+    """Where a log goes on behind what was planned of it, which must be there still. `others` are new ones of a name."""
+    planned_from, planned_to = plan.start.get(log), plan.end.get(log)
+    if planned_from is None or planned_to is None or planned_from >= planned_to:
+        return start.get(log, DLSN.INITIAL)
+    if log not in end:
+        what = "it does not exist any more"
+    elif log in others:
+        what = "it was deleted and made again"
+    elif start[log] != planned_from or end[log] < planned_to:
+        what = f"it is from {start[log]} to {end[log]} now"
+    else:
+        return planned_to
+    raise OutdatedPlanError(
+        f"A plan that Spark keeps for a frame has the log's records from {planned_from} to {planned_to}, and {what}; "
+        "nothing was read",
+        advice="Load the frame again; a session of dlspark.spark.builder() plans each query anew",
+        log=log,
+    )
