@@ -26,7 +26,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
-from dlspark.spark.workers import in_worker, without_traceback
+from dlspark.spark.workers import in_worker, take_far_times, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class DistributedLogDataSource(DataSource):
 
 if in_worker():
     take_over()
+    take_far_times()
 
 
 def register(spark: SparkSession) -> None:

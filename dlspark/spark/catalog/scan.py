@@ -32,6 +32,7 @@ from dlspark.spark.source.driver import SourceDriver, Take
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.schema import NEVER_NULL
 from metadata.foundation.errors import InvariantViolation
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -56,7 +57,6 @@ _LOG_ORDERS: Final = (
     ("segment", "entry", "slot"),
 )
 """By what rows may be sorted so that the first ones are the log's first: none of these decreases along a log."""
-_NEVER_NULL: Final = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class _EdgeRecord:
 def _known(function: Json) -> bool:
     column = function.get("column")
     if function["function"] == "count":
-        return column is None or column in _NEVER_NULL
+        return column is None or column in NEVER_NULL
     return column in ("segment", "transaction_id", "timestamp")
 
 

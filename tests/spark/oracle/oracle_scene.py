@@ -358,8 +358,7 @@ class Scene:
         query = f"joined_{self._logs.prefix}{self.asked['joined stream']}"
         frame = tree.frame({**frames, "stream": stream.read()}, {})
         self._note(f"stream of {log} joined with {fixed.said}")
-        place = str(self._place / query)
-        running = start(frame.writeStream.format("memory").queryName(query).option("checkpointLocation", place))
+        running = start(frame.writeStream.format("memory").queryName(query))
         try:
             done: list[Record] = []
             expected: Rows = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,6 +14,7 @@ from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS, DecodedBatch, decode_entries, timestamps
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.spark.errors import SchemaError
+from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, record_batches, select
 from dlspark.spark.source.schema import SCHEMA, column_names
 
@@ -95,3 +98,16 @@ def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
         column_names(StructType([StructField("value", StringType())]))
     with pytest.raises(SchemaError, match="origin string"):
         column_names(StructType([StructField("origin", StringType())]))
+
+
+def test_columns_that_are_declared_not_null_are_so_in_batches_if_they_can() -> None:
+    schema = StructType([StructField(name, FIELDS[name].dataType, name == "timestamp") for name in NAMES])
+    names = pickle.loads(pickle.dumps(column_names(schema)))
+    (batch,) = record_batches(decoded([5], [b"a"]), "flights", names)
+    assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    with pytest.raises(SchemaError, match="timestamp was declared NOT NULL, and may be null"):
+        column_names(StructType([StructField("timestamp", FIELDS["timestamp"].dataType, nullable=False)]))
+    of_metadata = table_named("segments").schema
+    with pytest.raises(SchemaError, match="log was declared NOT NULL"):
+        column_names(StructType([StructField("log", StringType(), nullable=False)]), of_metadata)
+    assert column_names(of_metadata, of_metadata).required == frozenset()
