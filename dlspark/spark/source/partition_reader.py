@@ -10,9 +10,9 @@ second attempt yields the same rows. Entries that were deleted after the plan wa
 loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can distinguish a deleted segment
 from one that nodes have lost, and does so when the batch is planned again.
 
-The record batches have the columns of the core, nullable, a few megabytes each. `timestamp` is the transaction id read
-as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are free numbers) has no timestamp: null,
-not an overflow.
+The record batches have the columns of the core, nullable but for those that a user has declared NOT NULL, a few
+megabytes each. `timestamp` is the transaction id read as milliseconds since the epoch. An id outside the years 1970 to
+9999 (they are free numbers) has no timestamp: null, not an overflow.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, ROW_SCHEMA, Decod
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.source.planning import Partition, SegmentSpan
+from dlspark.spark.source.schema import ColumnNames
 from dlspark.spark.source.span_entries import SHARED_READERS, ReplicaEntries, SpanEntries
 from metadata.foundation.tasks import end_tasks
 from storage_node.settings.client import ClientSettings
@@ -215,9 +216,10 @@ def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterat
     if count == 0:
         return
     made = names or ["slot"]
+    required = names.required if isinstance(names, ColumnNames) else frozenset()
     batch = pa.RecordBatch.from_arrays(
         [_column(name, rows, log) for name in made],
-        schema=pa.schema([pa.field(name, TYPES[name]) for name in made]),
+        schema=pa.schema([pa.field(name, TYPES[name], nullable=name not in required) for name in made]),
     ).select(list(names))
     per_row = _FIXED_BYTES_PER_ROW + rows.payload.nbytes // count
     step = max(1, TARGET_BATCH_BYTES // per_row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,6 +21,7 @@ from dlspark.core.codec.vector_decoding import (
 )
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.spark.errors import SchemaError
+from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, _Chunk, _decode, record_batches, select
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.schema import SCHEMA, column_names
@@ -121,3 +124,16 @@ def test_entries_that_expand_are_decoded_in_pieces_that_are_bounded() -> None:
     assert max(piece.payload.nbytes for piece in pieces) < EXPANDED_BYTES + 6_000_000
     positions = np.concatenate([piece.position for piece in pieces])
     assert positions.tolist() == list(range(11, 7_991)), "without what lies before and behind the span"
+
+
+def test_columns_that_are_declared_not_null_are_so_in_batches_if_they_can() -> None:
+    schema = StructType([StructField(name, FIELDS[name].dataType, name == "timestamp") for name in NAMES])
+    names = pickle.loads(pickle.dumps(column_names(schema)))
+    (batch,) = record_batches(decoded([5], [b"a"]), "flights", names)
+    assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    with pytest.raises(SchemaError, match="timestamp was declared NOT NULL, and may be null"):
+        column_names(StructType([StructField("timestamp", FIELDS["timestamp"].dataType, nullable=False)]))
+    of_metadata = table_named("segments").schema
+    with pytest.raises(SchemaError, match="log was declared NOT NULL"):
+        column_names(StructType([StructField("log", StringType(), nullable=False)]), of_metadata)
+    assert column_names(of_metadata, of_metadata).required == frozenset()
