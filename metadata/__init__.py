@@ -30,6 +30,7 @@ DistributedLog's layout
     subscribers             positions and locks of readers
     permissions             what may be done with logs
     sinks, sink_marks       what Spark sinks have staged and published
+    execution_notes         what the tasks of one execution of a Spark query agree to see
 """
 
 BELONGS_TO = "dlspark"  # `import dlspark` looks for this line: another package of the name may be before this one

@@ -23,7 +23,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 
-from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CallerError, NoAuthError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import MetadataStore
 
@@ -102,23 +102,20 @@ class ExecutionStore:
         if version is not None:
             await self._store.put(path, data, version)
             return
-        await self._remove_old()
         await self._store.create(path, data, make_parents=True)
+        await self._remove_old(path)
 
-    async def _remove_old(self) -> None:
-        """Remove the notes of drivers that have ended long ago."""
-        try:
-            names, root = await repeat(self._store, lambda: self._store.children(self._root))
-        except NoNodeError:
-            return
-        for name in names:
-            path = f"{self._root}/{name}"
-            stat = await repeat(self._store, lambda path=path: self._store.exists(path))  # type: ignore[misc]
-            if stat is not None and stat.mtime_ms < root.mtime_ms - KEPT_MS:
+    async def _remove_old(self, own: str) -> None:
+        """Remove the notes of drivers that have ended long ago, by the store's clock; `own` has just begun."""
+        begun = await self._store.exists(own)
+        names, _ = await self._store.children(self._root)
+        for path in [f"{self._root}/{name}" for name in names]:
+            stat = await self._store.exists(path)
+            if begun is not None and stat is not None and stat.mtime_ms < begun.ctime_ms - KEPT_MS:
                 try:
                     await self._store.delete(path, stat.version)
-                except (BadVersionError, NoNodeError):
-                    continue  # in use after all, or another driver was faster
+                except (BadVersionError, NoNodeError, NoAuthError):
+                    continue  # in use after all, gone, or of a driver that lets nobody else delete it
 
 
 def _encode(notes: Mapping[str, Note], forgotten: int) -> bytes:

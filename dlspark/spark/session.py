@@ -44,8 +44,6 @@ _CONFS: Final = {
     # Workers over unix sockets, and the daemon that ends them without a trace on screen (dlspark.spark.worker_daemon).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
-    # Filters reach the source, which then reads no more than they need.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 """What `builder` sets beside the namespace, the catalog and its jar."""
 
@@ -68,9 +66,9 @@ def builder(
     `existing` is a builder whose settings are taken over. `catalog` is the name of the SQL catalog; None: no catalog.
 
     It sets the Python of the workers (the one that runs this), unix sockets for them and a daemon that ends them
-    quietly, pushdown of filters, the jar by which all threads find the format, and the catalog; nothing that is set
-    already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched on and the URI handed
-    on; what belongs to the start of a session is as it was.
+    quietly, the catalog, and the jar, by which all threads find the format and each query of a frame is planned anew;
+    nothing that is set already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched
+    on and the URI handed on; what belongs to the start of a session is as it was.
 
     Raises OptionError for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
     `catalog=None` it is left out).

@@ -40,7 +40,7 @@ def main(uri: str, log: str) -> None:
         list(pool.map(write, range(3)))
         found: dict[str, object] = {one.__name__: list(pool.map(one, range(2))) for one in (read, sql)}
         found["stream"] = pool.submit(stream, 0).result()  # one at a time: Spark gives its Python 10 s to start
-    keys = ("spark.sql.shuffle.partitions", "spark.sql.python.filterPushdown.enabled", "spark.sql.catalog.dlog")
+    keys = ("spark.sql.shuffle.partitions", "spark.sql.catalog.dlog")
     found["conf"] = [spark.conf.get(key) for key in keys]
     found["limited"] = [len(spark.sql(f"SELECT * FROM dlog.`{log}-0` LIMIT 2").collect()) for _ in range(2)]
     try:

@@ -29,7 +29,6 @@ ALL = {
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.catalog.dlog": CATALOG_CLASS,
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 
@@ -42,7 +41,7 @@ def test_all_that_a_session_needs_is_set() -> None:
     assert missing(builder(URI)) == ALL
     assert missing(builder(URI, catalog="logs"))["spark.sql.catalog.logs"] == CATALOG_CLASS
     without = missing(builder(catalog=None))
-    assert set(without) == {key for key in ALL if key.startswith("spark.python") or "Pushdown" in key}
+    assert set(without) == {key for key in ALL if key.startswith("spark.python")}
 
 
 @pytest.mark.parametrize("key", [key for key in ALL if key != "spark.jars"])
@@ -114,7 +113,7 @@ def test_a_program_reads_and_writes_from_threads_and_nothing_looks_like_a_failur
         "read": [10, 10],
         "stream": 10,
         "sql": [10, 10],
-        "conf": ["3", "true", CATALOG_CLASS],
+        "conf": ["3", CATALOG_CLASS],
         "limited": [2, 2],
         "same": True,
     }

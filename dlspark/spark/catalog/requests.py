@@ -44,9 +44,9 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.offsets import parse_dlsn
+from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.source.snapshot import Snapshot
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
 from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
@@ -423,7 +423,7 @@ async def _about_rows(operation: str, request: Json, session: Mapping[str, str],
     raw = _texts(request, "options")
     options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH, session)
     query, down = SourceQuery.of(options.with_uri(resolve_uri(options))), Pushed.of(pushed(raw))
-    snapshot = Snapshot.of(down.seen, query.uri)
+    snapshot = QuerySnapshot.of(down.seen, query.uri)
     driver = SourceDriver(query, connect, snapshot=snapshot)
     try:
         await driver.open()

@@ -66,7 +66,7 @@ class Pushed:
     bounds: Bounds
     take: Take | None
     seen: Mapping[str, object]
-    """What the query has seen of logs before this scan (`dlspark.spark.source.snapshot`)."""
+    """What the query has seen of logs before this scan (`dlspark.spark.source.query_snapshot`)."""
 
     @classmethod
     def of(cls, words: Json) -> Pushed:
@@ -124,7 +124,7 @@ def _time(microseconds: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRows:
+class RowsOfLog:
     """The rows of one read that are of one log: user records from `begin` to before `end`."""
 
     view: DriverLogView
@@ -151,14 +151,14 @@ class LogRows:
 class Rows:
     """The rows of one read, by log."""
 
-    logs: Sequence[LogRows]
+    logs: Sequence[RowsOfLog]
 
     @classmethod
     async def of(cls, driver: SourceDriver, bounds: Bounds) -> Rows:
         """Where the query of an open driver begins and ends in its logs. Raises what planning it raises."""
         start, end = await driver.ends()
         views = (await driver.views()).values()
-        return cls([LogRows(view, *await driver.range(view, start, end, bounds)) for view in views])
+        return cls([RowsOfLog(view, *await driver.range(view, start, end, bounds)) for view in views])
 
     async def statistics(self) -> dict[str, int | None]:
         """What Spark weighs plans by: stored bytes of one replica, estimated, and records, None where not counted."""

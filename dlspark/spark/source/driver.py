@@ -35,8 +35,8 @@ from dlspark.spark.source.live_replicas import check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
 from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
 from dlspark.spark.source.query_cursor import QueryCursor
+from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
-from dlspark.spark.source.snapshot import SeenLog, Snapshot
 from metadata.execution_notes import ExecutionStore, Note
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.settings import shown
@@ -105,7 +105,7 @@ class SourceDriver:
         query: SourceQuery,
         connect: Connect | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        snapshot: Snapshot | None = None,
+        snapshot: QuerySnapshot | None = None,
     ) -> None:
         """`connect` opens the namespace, by default with the settings that the query's options hand on.
 
@@ -241,7 +241,7 @@ class SourceDriver:
         namespace, uri = self._opened(), self.query.uri
 
         async def extend(noted: Note) -> Note:
-            self._snapshot = snapshot = Snapshot.of(noted, uri)
+            self._snapshot = snapshot = QuerySnapshot.of(noted, uri)
             for view in (await self.required_views()).values():
                 await self._seen(view, snapshot)
             return snapshot.within(noted, uri)
@@ -321,7 +321,7 @@ class SourceDriver:
             return await view.latest(acknowledged=True)
         return (await self._seen(view, self._snapshot)).end
 
-    async def _seen(self, view: DriverLogView, snapshot: Snapshot) -> SeenLog:
+    async def _seen(self, view: DriverLogView, snapshot: QuerySnapshot) -> SeenLog:
         """What the query sees of a log: looked up once, and then checked to be of this log."""
         seen = snapshot.logs.get(view.name)
         if seen is None:

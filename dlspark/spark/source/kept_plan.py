@@ -31,9 +31,9 @@ from dlspark.spark.errors import OutdatedPlanError
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.selection import PerLog, SourceQuery
-from dlspark.spark.source.snapshot import Snapshot
-from metadata.foundation.errors import MetadataUnavailableError
+from metadata.foundation.errors import MetadataUnavailableError, NoAuthError
 from storage_node.settings.client import ClientSettings
 
 _EXECUTION = "spark.sql.execution.id"
@@ -62,7 +62,7 @@ class KeptPartition(LogPartition):
 
 def kept_partitions(
     query: SourceQuery,
-    snapshot: Snapshot,
+    snapshot: QuerySnapshot,
     ends: tuple[Offsets, Offsets],
     planned: Sequence[Partition],
     client_settings: ClientSettings,
@@ -80,7 +80,7 @@ def kept_partitions(
     return made
 
 
-def _settled(query: SourceQuery, snapshot: Snapshot, end: Offsets) -> bool:
+def _settled(query: SourceQuery, snapshot: QuerySnapshot, end: Offsets) -> bool:
     """Whether the records that the query names cannot become more."""
     named = query.end.offsets if isinstance(query.end, PerLog) else {}
     return query.selection.pattern is None and all(
@@ -136,11 +136,11 @@ async def look(
             for span in group
         ]
         return LogPartition(tuple(spans), driver.client_settings, await driver.read_proxies())
-    except MetadataUnavailableError as error:
-        raise MetadataUnavailableError(
+    except (MetadataUnavailableError, NoAuthError) as error:
+        raise type(error)(
             f"What was appended since the frame was planned cannot be looked up by its tasks: {error.message}",
-            advice="Let executors reach ZooKeeper; or name an end with endingOffsets; or start the session with "
-            "dlspark.spark.builder(), whose jar makes a new plan on the driver for each query",
+            advice="Start the session with dlspark.spark.builder(), whose jar makes a new plan on the driver for each "
+            "query; or let executors reach ZooKeeper and write there; or name an end with endingOffsets",
         ) from error
     finally:
         await driver.close()

@@ -51,7 +51,7 @@ class LogPartition(InputPartition):
 
     Its value is the hosts that have the data, in a form that the Java side finds in the pickled partition
     (LocatedBatch.java): Spark asks Python sources for no preferred hosts. In the same way the first partition of a
-    plan tells what the plan has seen of the logs (`snapshot`).
+    plan tells what the plan has seen of the logs (`query_snapshot`).
     """
 
     def __init__(

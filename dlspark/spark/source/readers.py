@@ -48,9 +48,9 @@ from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.kept_plan import KeptPartition, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
+from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
 from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
-from dlspark.spark.source.snapshot import Snapshot, packed
 from dlspark.spark.workers import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
@@ -122,7 +122,7 @@ class BatchReader(DataSourceReader):
     async def _plan(self) -> list[InputPartition]:
         from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
 
-        snapshot = Snapshot.of(self._seen, self._query.uri)
+        snapshot = QuerySnapshot.of(self._seen, self._query.uri)
         driver = SourceDriver(self._query, snapshot=snapshot)
         try:
             await driver.open()
@@ -143,7 +143,7 @@ class KeptReader(BatchReader):
     async def _plan(self) -> list[InputPartition]:
         from dlspark.spark.source.driver import SourceDriver
 
-        snapshot = Snapshot()
+        snapshot = QuerySnapshot()
         driver = SourceDriver(self._query, snapshot=snapshot)
         try:
             await driver.open()

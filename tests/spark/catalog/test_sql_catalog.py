@@ -300,6 +300,48 @@ def test_rows_are_inserted_as_a_batch_appends_them(sql: SparkSession, flights: s
     assert rows(sql, f"SELECT count(*) FROM dlog.{new}") == [(36,)]
 
 
+def test_a_cached_table_is_read_again_after_each_write_of_the_session(
+    sql: SparkSession, flights: str, new: str, checkpoint: Path
+) -> None:
+    sql.sql(f"CREATE TABLE dlog.{new}")
+    sql.sql(f"INSERT INTO dlog.{new} (value) VALUES ('a'), ('b')")
+    counted = f"SELECT count(*), count(DISTINCT entry, slot, segment), sum(length(value)) > 0 FROM dlog.{new}"
+    sql.sql(f"CACHE TABLE dlog.{new}")
+    kept = sql.table(f"dlog.{new}").where("value IS NOT NULL").cache()
+    assert (rows(sql, counted), kept.count()) == ([(2, 2, True)], 2)
+    sql.sql(f"INSERT INTO dlog.{new} (value) VALUES ('c')")
+    assert (rows(sql, counted), kept.count()) == ([(3, 3, True)], 3)
+    source = sql.readStream.table(f"dlog.{flights}").where("segment = 3").select("value")
+    query = source.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    assert query.toTable(f"dlog.{new}").awaitTermination(120)
+    assert (rows(sql, counted), kept.count()) == ([(33, 33, True)], 33)
+
+
+def test_a_cached_table_that_was_deleted_and_made_again_is_another_one(sql: SparkSession, logs: Logs, new: str) -> None:
+    logs.write(logs.create(new), range(4))
+    counted = f"SELECT count(*), min(transaction_id), count(DISTINCT value) FROM dlog.{new}"
+    sql.sql(f"CACHE TABLE dlog.{new}")
+    assert rows(sql, counted) == [(4, 0, 4)]
+    logs.delete(new)
+    logs.create(new)
+    assert rows(sql, counted) == [(0, None, 0)]
+    logs.write(new, [7])
+    assert rows(sql, counted) == [(1, 7, 1)]
+
+
+def test_a_frame_of_a_table_reads_in_each_query_what_the_log_has_by_then(
+    sql: SparkSession, logs: Logs, new: str
+) -> None:
+    logs.write(logs.create(new), range(4))
+    frame = sql.table(f"dlog.{new}")
+    few = frame.where("transaction_id > 2")
+    assert (frame.count(), few.count(), frame.crossJoin(few.select("value")).count()) == (4, 1, 4)
+    logs.write(new, range(4, 6))
+    assert (frame.count(), few.count(), frame.crossJoin(few.select("value")).count()) == (6, 3, 18)
+    version = sql.sql(f"SELECT * FROM dlog.{new} VERSION AS OF '1:0:1'")
+    assert (version.count(), frame.union(version).count()) == (2, 8)
+
+
 def test_a_table_is_created_from_a_query_and_never_replaced(sql: SparkSession, flights: str, new: str) -> None:
     sql.sql(f"CREATE TABLE dlog.ctas.{new} AS SELECT value, transaction_id FROM dlog.{flights} WHERE segment = 2")
     assert rows(sql, f"SELECT count(*) FROM dlog.ctas.{new}") == [(100,)]

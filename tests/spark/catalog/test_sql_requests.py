@@ -14,7 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.creation import check_layout, own_properties
-from dlspark.spark.catalog.scan import LogRows, Pushed, Rows, exact
+from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog, exact
 from dlspark.spark.catalog.tables import (
     HANDLE,
     NOT_OF_A_TABLE,
@@ -551,7 +551,7 @@ async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) 
     await world.create("t")
     await world.write("t", range(5))
     view = await Uncounted.open(world.namespace, "t")
-    rows = Rows([LogRows(view, view.earliest(), await view.latest())])
+    rows = Rows([RowsOfLog(view, view.earliest(), await view.latest())])
     assert await rows.summary([{"function": "count"}]) is None
     statistics = await rows.statistics()
     assert statistics["rows"] is None

@@ -10,7 +10,7 @@ import org.apache.spark.sql.catalyst.QueryPlanningTracker;
  * Where logs began and ended when one query looked at them first: every scan of the query reads that much, whatever is
  * appended while the query is planned and runs. Another query, or the same frame used again, has a snapshot of its own.
  *
- * <p>What is in it is Python's ({@code dlspark.spark.source.snapshot}) and travels unread: each question about a scan takes
+ * <p>What is in it is Python's ({@code dlspark.spark.source.query_snapshot}) and travels unread: each question about a scan takes
  * along what is known, and the answer brings that back with what was looked at for it. So only one scan of a query asks at
  * a time.
  *

@@ -44,7 +44,7 @@ class SeenLog:
 
 
 @dataclass
-class Snapshot:
+class QuerySnapshot:
     """What a query has seen of one namespace; filled while the query is planned."""
 
     logs: dict[str, SeenLog] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Snapshot:
     """The names of the logs that there were under each pattern."""
 
     @classmethod
-    def of(cls, all_: Mapping[str, object], uri: str) -> Snapshot:
+    def of(cls, all_: Mapping[str, object], uri: str) -> QuerySnapshot:
         """The part of what was handed on that is about the namespace of this URI."""
         found = all_.get(uri, {})
         assert isinstance(found, dict)
