@@ -15,7 +15,7 @@ from dlspark.spark.sink.append_messages import LENGTHS, check_lengths, decode_an
 from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.appender_folder import AppenderFolder
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from metadata.foundation.errors import OutcomeUnknownError
+from metadata.foundation.errors import CorruptDataError, OutcomeUnknownError
 from metadata.locks import LockId
 from metadata.owner_names import process_of, sink_owner
 
@@ -55,9 +55,9 @@ class Peer:
             head, body = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
             check_lengths(head, body)
             answer = (await reader.readexactly(head + body))[:head]
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, CorruptDataError) as error:
             raise OutcomeUnknownError(
-                f"the log's owner on this machine has ended before it answered ({error!r})", log=batch.rows.log
+                f"the log's owner on this machine has not answered ({error!r})", log=batch.rows.log
             ) from error
         return decode_answer(answer)
 

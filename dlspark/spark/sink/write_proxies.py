@@ -30,6 +30,7 @@ ASK_AGAIN_S: Final = 0.5
 """How long a lock is waited for before its owner is asked to give it up, and how often."""
 DIAL_S: Final = 2.0
 """How long a proxy is dialled to find out whether it can be."""
+DIALLED_AT_ONCE: Final = 8
 _LOCATION: Final = "1;"
 
 
@@ -80,10 +81,8 @@ class WriteProxies:
 
     async def within_reach(self, services: Services) -> bool:
         """Whether one runs that can be dialled from here."""
-        for member in await self._members(services):
-            if member.frames is not None and await self._reach(member.frames):
-                return True
-        return False
+        endpoints = [member.frames for member in await self._members(services) if member.frames is not None]
+        return any(await asyncio.gather(*map(self._reach, endpoints[:DIALLED_AT_ONCE])))
 
     async def _members(self, services: Services) -> list[ProxyMember]:
         """Those that run."""

@@ -378,7 +378,9 @@ class Rivals:
 
     async def check(self) -> None:
         found = await self.cluster.contents()
-        wanted = {sink: [f"{sink}:{number}".encode() for number in range(count)] for sink, count in self.batches.items()}
+        wanted = {
+            sink: [f"{sink}:{number}".encode() for number in range(count)] for sink, count in self.batches.items()
+        }
         for name, theirs in (wanted | self.written).items():
             assert [one for one in found if one.startswith(name.encode() + b":")] == theirs
         assert len(found) == sum(map(len, (wanted | self.written).values()))
