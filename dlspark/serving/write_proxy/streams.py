@@ -379,7 +379,9 @@ class ProxyStream:
         self._log, self._writer = log, writer
         writer.on_failed = self._writer_failed
         ids = TransactionIds(writer.last_txid, host.namespace.services.clock)
-        self._execution = Execution(writer, ids, self, host.settings.entries_under_way)
+        self._execution = Execution(
+            writer, ids, self, host.settings.entries_under_way, host.settings.producers_per_client
+        )
 
     def _overrides(self) -> dict[str, Value]:
         """The settings of a log that a proxy writes, where they differ from the namespace's."""
