@@ -42,6 +42,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.write_proxy.limits import ClientProducers
 from dlspark.serving.write_proxy.requests import TakenRequest
 from storage_node.protocol.frames import Buffer
 
@@ -74,8 +75,12 @@ class _Turn:
 class Execution:
     """Begins requests on one open writer."""
 
-    def __init__(self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int) -> None:
+    def __init__(
+        self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int, producers_per_client: int
+    ) -> None:
         self.writer = writer
+        self._producers = ClientProducers(writer.knows_producer)
+        self._most_producers = producers_per_client
         self._failures = failures
         self._loop = asyncio.get_running_loop()
         self._most_sent = entries_under_way
@@ -195,6 +200,7 @@ class Execution:
         producer: ProducerRequest | None = None
         if stamp is not None:
             _check_stamp(stamp)
+            self._check_producer(taken, stamp.name)
             producer = ProducerRequest(stamp.name, stamp.epoch, stamp.sequence, len(payloads))
         asked = position is not None or token is not None
         append_run(
@@ -223,6 +229,7 @@ class Execution:
         assert isinstance(request, BeginEpoch)
         if request.epoch is not None and request.epoch < 0:
             raise InvalidRecordError(f"{request.epoch} is not an epoch; nothing was written", advice="They begin at 0")
+        self._check_producer(taken, request.producer)
         epoch, appended = append_epoch(self.writer, request.producer, request.epoch)
 
         def answer(result: Appended) -> Answer | None:
@@ -233,6 +240,11 @@ class Execution:
             return EpochBegun(epoch, known.last + 1 if known is not None and known.epoch == epoch else 0)
 
         self._when_done(taken, appended, answer)
+
+    def _check_producer(self, taken: TakenRequest, name: str) -> None:
+        caller = taken.caller
+        client = caller.principal or caller.address.rpartition(":")[0] or caller.address
+        self._producers.check(client, name, self._most_producers, self._loop.time())
 
     def _set_token(self, taken: TakenRequest) -> None:
         request = taken.request

@@ -149,6 +149,15 @@ class StreamKeys:
         "Whether a producer may leave out sequence numbers",
         own=True,
     )
+    producers_per_client: int = setting(
+        WHOLE,
+        10_000,
+        "server_producers_per_client",
+        f"Producers that one client (one host, or one principal) may begin on one stream. {_OFF}",
+        minimum=-MAX_INT,
+        maximum=MAX_INT,
+        own=True,
+    )
     permissions_refresh_ms: int = setting(
         WHOLE,
         10_000,

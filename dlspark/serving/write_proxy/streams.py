@@ -426,7 +426,8 @@ class ProxyStream:
             raise
         self._log, self._writer = log, writer
         writer.on_failed = self._writer_failed
-        self._execution = Execution(writer, self, host.settings.entries_under_way)
+        settings = host.settings
+        self._execution = Execution(writer, self, settings.entries_under_way, settings.producers_per_client)
 
     def _overrides(self, lock_timeout_s: int) -> dict[str, Value]:
         """The settings of a log that a proxy writes, where they differ from the namespace's."""

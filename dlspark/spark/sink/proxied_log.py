@@ -24,9 +24,9 @@ Why no batch is written twice, and none is left out:
   named batch is there; if not, it begins a later epoch before it moves the mark, so that the request is refused
   whenever it arrives. To a process that does not know that yet, ProducerFencedError says that its batch is not there,
   nor will be, unless the mark has moved. Then the batch is named anew, at the version of the mark, in a later epoch.
-* ProducerForgottenError says that the log has forgotten the producer, and so has one that answers with SequenceGapError.
-  A batch that was never sent is named anew then, above what was forgotten. One that may have been sent before is
-  refused: nothing is known of it any more.
+* ProducerForgottenError says that the log has forgotten the producer, and SequenceGapError that an older proxy has. A
+  batch that was never sent is named anew then, above what was forgotten. One that may have been sent before is refused:
+  nothing is known of it any more.
 * A mark of another process that appends as the log's owner says that any later batch may be there. It is settled by the
   log's owner: this process waits for the lock, and asks the proxy to give the log up.
 * Of two processes that move a mark one fails, and reads again. A process that was stopped and wakes up can neither move

@@ -354,7 +354,9 @@ def test_what_the_log_has_forgotten_is_written_above_it_where_it_was_never_sent_
     assert world.epoch_asked() > 10**6
     world.answer_epoch(replace(FORGOTTEN, actual=10**7))
     world.resume()
-    assert (epoch := world.epoch_asked()) > 10**7
+    epoch = world.epoch_asked()
+    assert epoch is not None
+    assert epoch > 10**7
     world.answer_epoch(EpochBegun(epoch))
     assert world.numbers == [(epoch, 0, 4)]
 
@@ -365,7 +367,9 @@ def test_a_new_producer_begins_above_what_the_log_has_forgotten() -> None:
     assert world.epoch_asked() == 0
     world.answer_epoch(replace(FORGOTTEN, actual=7_000))
     assert not world.pauses, "nobody waits for a name that was never used"
-    assert (epoch := world.epoch_asked()) > 7_000
+    epoch = world.epoch_asked()
+    assert epoch is not None
+    assert epoch > 7_000
     world.answer_epoch(EpochBegun(epoch))
     assert world.numbers == [(epoch, 0, 0)]
 

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.errors import OverCapacityError, StreamUnavailableError
-from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, Permits, RecentRate, WriteLimiter
+from dlspark.errors import OverCapacityError, StreamUnavailableError, TooManyProducersError
+from dlspark.serving.write_proxy.limits import (
+    FORGOTTEN_S,
+    AcquireLimit,
+    ClientProducers,
+    LimitValues,
+    Permits,
+    RecentRate,
+    WriteLimiter,
+)
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 
@@ -144,3 +152,31 @@ def test_no_limit_no_refusal(limit: int) -> None:
     for number in range(100):
         counts.check(f"flights_{number}", limit, "acquired")
         counts.add(f"flights_{number}")
+
+
+# ---- producers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_begins_so_many_producers_and_others_are_not_in_its_way() -> None:
+    known: set[str] = set()
+    limit = ClientProducers(known.__contains__)
+
+    def begin(client: str, name: str, now_s: float = 0.0) -> None:
+        limit.check(client, name, 2, now_s)
+        known.add(name)
+
+    begin("a", "1")
+    begin("a", "2")
+    begin("a", "1")
+    with pytest.raises(TooManyProducersError, match="server_producers_per_client"):
+        begin("a", "3")
+    begin("b", "3")
+    begin("a", "3")  # another client's goes on through this one
+    known.remove("1")
+    with pytest.raises(TooManyProducersError):
+        begin("a", "4", 1.0)
+    begin("a", "4", FORGOTTEN_S)
+    with pytest.raises(TooManyProducersError):
+        begin("a", "5", FORGOTTEN_S)
+    for number in range(10):
+        limit.check("c", f"c{number}", 0, 0.0)

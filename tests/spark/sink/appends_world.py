@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 from appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
@@ -67,6 +68,8 @@ class Cluster:
         self.drivers: list[Driver] = []
         self.proxies = LinkedProxies()
         self.clock = ClusterClock()
+        self.settings: dict[str, object] = {}
+        """Of all namespaces."""
 
     async def start(self) -> None:
         operator = MemoryStore(self.tree)
@@ -85,6 +88,7 @@ class Cluster:
             "zk_session_timeout_s": 2,
             "long_poll_ms": 200,
             "read_ahead_wait_ms": 20,
+            **self.settings,
             **settings,
         }
         return await AsyncNamespace.over(
@@ -127,23 +131,34 @@ class Cluster:
         finally:
             await namespace.close()
 
-    async def forget_segments(self, how: str = "purge") -> None:
-        """Writers without producers write newer segments, and those before are deleted: by a purge, or as the second
-        one finds that they are a week old."""
+    async def forget_segments(self, how: str = "purge", before: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Writers without producers write newer segments, and those that were there are deleted: by a purge, or as
+        another writer finds that they are a week old. `before` is called before that."""
+        await self.write_plainly(retention_hours=0)
+        last = await self.write_plainly(retention_hours=0)
+        if before is not None:
+            await before()
+        if how == "retention":
+            self.clock.ahead_ms += 7 * 24 * 3_600_000
+            await self.write_plainly(retention_hours=72)
+            return
         namespace = await self.namespace()
         try:
+            await (await namespace.open_log(LOG)).purge_older_than(last)
+        finally:
+            await namespace.close()
+
+    async def write_plainly(self, *, retention_hours: int) -> int:
+        """Write a segment of one record, without producers; its transaction id. Retention has ended behind it."""
+        namespace = await self.namespace(retention_hours=retention_hours)
+        try:
             log = await namespace.open_log(LOG)
-            for number in range(3):
-                if number == 2 and how == "retention":
-                    self.clock.ahead_ms += 7 * 24 * 3_600_000
-                async with await log.open_writer() as writer:
-                    txid = writer.last_txid + 1
-                    writer.write(txid, b"plain")
-                    await writer.flush()
-                    if how == "retention":
-                        await asyncio.sleep(1)
-            if how == "purge":
-                await log.purge_older_than(txid)
+            async with await log.open_writer() as writer:
+                txid = writer.last_txid + 1
+                writer.write(txid, b"plain")
+                await writer.flush()
+                await asyncio.sleep(1 if retention_hours else 0)
+                return txid
         finally:
             await namespace.close()
 
@@ -236,8 +251,8 @@ class Driver:
         await self.session.sweeper.after_commit(job, [LOG], commit.left)
         return commit.outcome
 
-    async def commit(self, batch: int, mode: str) -> CommitOutcome | None:
-        return await (self.append(batch) if mode == "append" else self.segment(batch))
+    async def commit(self, batch: int, mode: str, values: list[bytes] | None = None) -> CommitOutcome | None:
+        return await (self.append(batch, values) if mode == "append" else self.segment(batch, values))
 
     def job(self, batch: int) -> JobId:
         return JobId(self.sink, batch, uuid.uuid4().hex)
