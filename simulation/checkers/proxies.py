@@ -35,6 +35,7 @@ from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
     ProducerStamp,
+    Reason,
     Refusal,
     Request,
     WriteReceipt,
@@ -46,7 +47,6 @@ from simulation.checkers.logs import LogCheckers, ReadSpan, SeenRecord, WriterSe
 from simulation.checkers.watched import WatchedWorld
 from simulation.environment.loop import Process
 
-_GAP = "SequenceGapError"
 _FIRST = "#1"
 """How the name of a host's first process ends: no earlier one's requests can be on their way."""
 
@@ -148,7 +148,7 @@ class ProxyCheckers:
             return
         if request.stamp is not None:
             came = self._open.pop((process, caller, request.stream, request.stamp), 0)
-            if isinstance(answer, Refusal) and answer.error == _GAP and isinstance(answer.actual, int):
+            if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
                 missing = replace(request.stamp, sequence=answer.actual)
                 if self._open.get((process, caller, request.stream, missing), came) < came:
                     self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")

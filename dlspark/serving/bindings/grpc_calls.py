@@ -61,6 +61,11 @@ HEARTBEAT_MS: Final = 10_000
 LEAST_HEARTBEAT_MS: Final = 500
 MOST_HEARTBEAT_MS: Final = 60_000
 """No longer than a read proxy keeps a read that waits."""
+LARGE_BYTES: Final = 256 * 1024
+"""A request that counts more is begun in a turn of the loop of its own: many of them arrive together, and each may be
+sixteen thousand records. Requests of other clients come between them."""
+COPIES: Final = 2
+"""How often a response is in memory until it is taken: gRPC keeps one of its own."""
 LOOK_MS: Final = 1_000
 """How often a Read that waits for its log looks whether it exists."""
 LONGEST_TIMEOUT_MS: Final = 2**32 - 1
@@ -113,6 +118,7 @@ class GrpcCalls:
         self.idle.set()
         self._of_host: dict[str, int] = {}
         """Calls of each client's host."""
+        self._turn = asyncio.Lock()
         self._service = service
         self._names = names
         self._lines = MessageLimit(logger)
@@ -165,6 +171,9 @@ class GrpcCalls:
         request = await self._timed(request, call)
         self.held_bytes += cost
         try:
+            if cost > LARGE_BYTES:
+                async with self._turn:
+                    await asyncio.sleep(0)
             self.submit(request, caller, take)
             return await answered
         finally:
@@ -442,14 +451,15 @@ class _Read:
         """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
         calls = self._calls
         data = calls.encoded("Read", answer)
-        if isinstance(answer, Delivery) and calls.held_bytes + len(data) > calls.limits.memory_bytes:
+        if isinstance(answer, Delivery) and calls.held_bytes + COPIES * len(data) > calls.limits.memory_bytes:
             answer = over_capacity()
             data = calls.encoded("Read", answer)
-        calls.held_bytes += len(data)
+        cost = COPIES * len(data)
+        calls.held_bytes += cost
         try:
             await self._call.write(data)
         finally:
-            calls.held_bytes -= len(data)
+            calls.held_bytes -= cost
         return answer
 
 

@@ -170,7 +170,9 @@ class Status(google.protobuf.message.Message):
         NOT_APPLIED: Status._Applied.ValueType  # 1
         """Definitely not: a retry is safe."""
         REQUEST_WRONG: Status._Applied.ValueType  # 2
-        """Not done, and a retry of the same request is refused again: the request itself is wrong."""
+        """Not done, and a retry of the same request is refused again: the request itself is wrong. With LOG_NOT_FOUND, for as
+        long as nobody creates the log.
+        """
         OUTCOME_UNKNOWN: Status._Applied.ValueType  # 3
         """May or may not have been done. Only a producer's request may be sent again as it is: it is written once."""
 
@@ -182,7 +184,9 @@ class Status(google.protobuf.message.Message):
     NOT_APPLIED: Status.Applied.ValueType  # 1
     """Definitely not: a retry is safe."""
     REQUEST_WRONG: Status.Applied.ValueType  # 2
-    """Not done, and a retry of the same request is refused again: the request itself is wrong."""
+    """Not done, and a retry of the same request is refused again: the request itself is wrong. With LOG_NOT_FOUND, for as
+    long as nobody creates the log.
+    """
     OUTCOME_UNKNOWN: Status.Applied.ValueType  # 3
     """May or may not have been done. Only a producer's request may be sent again as it is: it is written once."""
 

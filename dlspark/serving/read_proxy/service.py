@@ -239,7 +239,7 @@ class ReadProxyService:
             return
         self._supersede(session)
         session.closed = True
-        self._turns.withdraw(session.caller, session)
+        self._turns.withdraw(session.caller.address, session)
         session.log.leave(session)
         self._sessions.remove(session)
         if session.opening is not None:
@@ -265,7 +265,7 @@ class ReadProxyService:
 
     def _wait_for_turn(self, session: ReaderSession) -> None:
         """Have a reader wait for its turn to catch up. A feed that is kept though nobody reads from it makes room."""
-        self._turns.ask(session.caller, session)
+        self._turns.ask(session.caller.address, session)  # the connection's: each call of gRPC is a caller of its own
         if session.place is None and self._room.lingering:
             place, log = self._room.lingering.popitem(last=False)
             log.end_feed(place)

@@ -326,7 +326,7 @@ class ProxyStream:
         self._keep_s = 0.0
         if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
             self._refusal = not_begun(refusal_of(error))
-            self._keep_s = self._host.kept_s(error.owner)
+            self._keep_s = self._host.found_kept_s
             if error.owner == self._host.location:
                 self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
             return
@@ -463,8 +463,11 @@ class ProxyStream:
         self._host.on_owned(self.name, False)
         if not self.ended.done():
             self.ended.set_result(None)
-        if self._keep_s > 0:
-            self._kept = self._loop.call_later(self._keep_s, self._forget)
+        keep_s, owner = self._keep_s, self._refusal.location
+        if owner is not None:
+            keep_s = min(keep_s, self._host.kept_s(owner))  # asked now: it may have gone while the writer was given up
+        if keep_s > 0:
+            self._kept = self._loop.call_later(keep_s, self._forget)
         else:
             self._forget()
 

@@ -17,6 +17,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.bounds import GrpcLimits
+from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_options import client_options, server_options
 from dlspark.serving.bindings.grpc_server import GrpcServer
 from dlspark.serving.directory import ProxyDirectory
@@ -242,6 +243,32 @@ async def test_more_than_all_calls_may_hold_is_refused():
 
 
 # ---------------------------------------------------------------------- Append
+
+
+class NoCall:
+    """A call whose client has no deadline, and waits."""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:1"
+
+    def time_remaining(self) -> None:
+        return None
+
+
+async def test_large_requests_that_arrive_together_are_begun_one_in_a_turn_of_the_loop():
+    service = ScriptedService()
+    handler = GrpcCalls(service, GrpcLimits())._unary(METHODS["Write"])
+    large, small = write(*[b""] * 5_000).SerializeToString(), write().SerializeToString()
+    calls = [asyncio.ensure_future(handler(one, NoCall())) for one in [*[large] * 20, *[small] * 20]]
+    before, steps = 0, []
+    while not all(call.done() for call in calls):
+        await asyncio.sleep(0)
+        steps.append(service.count - before)
+        before = service.count
+    assert max(steps) <= 21, "all small ones, and one large one"
+    assert sum(step > 0 for step in steps) >= 20
+    sizes = [len(request.payloads) for request in service.requests if isinstance(request, WriteRecords)]
+    assert sizes[1:21] == [1] * 20 or sizes[:20] == [1] * 20, "the small ones do not wait for the large ones"
 
 
 async def test_append_is_answered_by_correlation_in_the_order_in_which_answers_are_ready():

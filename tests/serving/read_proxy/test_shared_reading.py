@@ -131,6 +131,22 @@ async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(w
     assert await asyncio.wait_for(idle.until(20), 20) is None
 
 
+async def test_calls_of_one_connection_wait_for_their_turns_behind_each_other(world: ReadWorld):
+    """Each call of gRPC is a caller of its own: a client that begins many must not keep another connection waiting."""
+    namespace = await world.namespace()
+    service = await world.proxy(max_catch_ups=1, catch_up_idle_ms=1)
+    order = []
+    asked = []
+    for name in [*(f"greedy-{number}" for number in range(3)), "modest"]:
+        await one_entry_each(namespace, name, 20, size=200)
+        reader = Puller(service, name, caller=Caller(f"{name.partition('-')[0]}:1"), max_bytes=1)
+        asked.append(reader.ask())
+        asked[-1].add_done_callback(lambda _, name=name: order.append(name))
+        await until(lambda: service.figures().catch_ups == 1 or bool(order))
+    await asyncio.wait_for(asyncio.gather(*asked), 60)
+    assert order.index("modest") < 3, order
+
+
 async def test_the_rings_of_all_logs_together_are_bounded(world: ReadWorld):
     namespace = await world.namespace()
     service = await world.proxy(ring_bytes=2 * MIB, rings_bytes=3 * MIB, decoded_bytes=MIB)

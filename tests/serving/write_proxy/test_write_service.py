@@ -31,6 +31,7 @@ from dlspark.serving.protocol.operations import (
     ProxyStatus,
     ReadBatch,
     ReadFrom,
+    Reason,
     Refusal,
     ReleaseStream,
     Request,
@@ -208,6 +209,30 @@ async def test_what_is_wrong_in_itself_is_refused_and_ends_no_stream(fields) -> 
 
 
 @virtual_time
+async def test_the_records_of_a_stamped_request_lie_in_the_slots_behind_its_first() -> None:
+    """Also where others lie before it in the entry: what clients are told of the first one's position is enough."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.ask(BeginEpoch("events", "p"))
+        asked = [
+            proxy.asked(WriteRecords("events", (b"before",))),
+            proxy.asked(WriteRecords("events", (b"0", b"1", b"2"), stamp=ProducerStamp("p", 0, 0))),
+            proxy.asked(WriteRecords("events", (b"behind",))),
+        ]
+        _, stamped, _ = await answers(asked)
+        assert isinstance(stamped, WriteReceipt)
+        assert stamped.dlsn is not None
+        assert stamped.dlsn.slot_id > 0
+        await proxy.ask(Heartbeat("events", to_readers=True))
+        async with await (await proxy.namespace.open_log("events")).open_reader("earliest") as reader:
+            found = {}
+            while len(found) < 5:
+                found |= {record.payload: record.dlsn for record in await reader.read_available(10, wait=True)}
+        segment, entry, slot = stamped.dlsn
+        assert [found[b"%d" % n] for n in range(3)] == [DLSN(segment, entry, slot + n) for n in range(3)]
+
+
+@virtual_time
 async def test_a_producers_request_is_written_once_and_whole() -> None:
     async with proxies() as world:
         proxy = await world.proxy()
@@ -217,13 +242,13 @@ async def test_a_producers_request_is_written_once_and_whole() -> None:
         again = await proxy.written("events", b"a", b"b", stamp=ProducerStamp("p", 0, 0))
         assert (again.dlsn, again.records, again.repeated) == (first.dlsn, 2, True)
         gap = await proxy.refused("events", b"c", stamp=ProducerStamp("p", 0, 2))
-        assert (gap.error, gap.actual, gap.applied) == ("SequenceGapError", 1, Applied.NO)
+        assert (gap.reason, gap.actual, gap.applied) == (Reason.SEQUENCE_GAP, 1, Applied.NO)
         assert await proxy.ask(BeginEpoch("events", "p")) == EpochBegun(1, 0)
         assert await proxy.ask(BeginEpoch("events", "p", 1)) == EpochBegun(1, 0)
         await proxy.written("events", b"d", stamp=ProducerStamp("p", 1, 0))
         assert await proxy.ask(BeginEpoch("events", "p", 1)) == EpochBegun(1, 1)
         fenced = await proxy.refused("events", b"e", stamp=ProducerStamp("p", 0, 1))
-        assert fenced.error == "ProducerFencedError"
+        assert fenced.reason is Reason.PRODUCER_FENCED
         assert (await proxy.ask(BeginEpoch("events", "p", -1))).applied is Applied.WRONG  # type: ignore[union-attr]
         assert proxy.service.streams_owned == ["events"]
         assert await world.payloads("events") == [b"a", b"b", b"d"]
