@@ -114,8 +114,8 @@ def tier(tmp_path: Path) -> Iterator[Sandbox]:
 
 def started(spark: SparkSession, tier: Sandbox, log: str, place: Path) -> StreamingQuery:
     """A query that writes the numbers from 0 on to `log`, through the proxies, a batch a second."""
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_PER_BATCH).load()
-    writer = rows.selectExpr("concat('query ', value) as value").coalesce(1).writeStream.format("distributedlog")
+    rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=ROWS_PER_BATCH, numPartitions=1).load()
+    writer = rows.selectExpr("concat('query ', value) as value").writeStream.format("distributedlog")
     writer = writer.options(uri=tier.uri, proxy="discover", checkpointLocation=str(place / log))
     return writer.trigger(processingTime="1 second").start(log)
 
