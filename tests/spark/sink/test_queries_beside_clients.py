@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7200)]
 
 LOGS = [f"beside-{number:02}" for number in range(20)]
 QUERIES = LOGS[:2]
