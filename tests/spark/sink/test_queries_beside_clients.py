@@ -196,7 +196,8 @@ def test_nothing_is_lost_or_twice_while_proxies_die_and_stand_still(
         for one in told
         if one.outcome == "ok" and not any(a - 1 <= one.sent_s + one.took_s and one.sent_s <= b for a, b in faults)
     ]
-    print(f"\n{len(faults)} faults; {Counter(one.outcome for one in told)}; rows {[len(found[q]) for q in QUERIES]}")
+    rows = [sum(text.startswith("query ") for _, text in found[log]) for log in QUERIES]
+    print(f"\n{len(faults)} faults; rows of the queries {rows}; {dict(Counter(one.outcome for one in told))}")
     print(f"{'milliseconds of writes':<28} {'writes':>6} {'p50':>9} {'p99':>9} {'most':>9}")
     print(row("outside of fail-overs", outside, 1000))
     print(row("all", [one.took_s for one in told if one.outcome == "ok"], 1000))
