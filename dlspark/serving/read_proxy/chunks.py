@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+
+import numpy as np
+import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
@@ -71,12 +73,49 @@ def gap_error(log: str, dlsn: DLSN, number: int, last: int) -> PositionGapError:
     )
 
 
+class OpenedEntry:
+    """The entry of a proxy's logs that was expanded last, where its records are too much for one part: who gets it in
+    sixty parts does not have it expanded sixty times. One for all logs, until there is another, so no more than
+    `MAX_EXPANDED_BYTES` are kept.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[int, int, int] | None = None
+        self._batch: DecodedBatch | None = None
+
+    def columns(self, run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, int]:
+        """The records of a run, or of its first entries where they expand to more than `max_bytes`; how many those are.
+
+        Raises InvalidEntryError.
+        """
+        if self._batch is not None and _identity(run[0]) == self._of:
+            return self._batch, 1
+        batch, taken = _columns(run, max_bytes)
+        if taken == 1 and batch.payload.nbytes > max_bytes:
+            self._of, self._batch = _identity(run[0]), batch
+        return batch, taken
+
+
+def _identity(entry: RingEntry) -> tuple[int, int, int]:
+    return entry.segment.ledger_id, entry.entry_id, entry.start_sequence_id
+
+
 class ChunkMaker:
     """Makes the chunks of one log."""
 
-    def __init__(self, log: str, counters: Counter[str], *, gap_detection: bool, max_bytes: int) -> None:
-        """`max_bytes`: about how long a part may get where record sets expand; one record comes always."""
+    def __init__(
+        self,
+        log: str,
+        counters: Counter[str],
+        *,
+        gap_detection: bool,
+        max_bytes: int,
+        opened: OpenedEntry | None = None,
+    ) -> None:
+        """`max_bytes`: about how long a part may get where record sets expand; one record comes always. `opened`: that
+        of all logs."""
         self.log = log
+        self._opened = opened or OpenedEntry()
         self.gap_detection = gap_detection
         self._counters = counters
         self._max_bytes = max_bytes
@@ -150,7 +189,7 @@ class ChunkMaker:
         return _chunk(run, parts, stop, first, numbers.last, end, failure)
 
     def _of_columns(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
-        batch, taken = _columns(run, self._max_bytes)
+        batch, taken = self._opened.columns(run, self._max_bytes)
         run = run[:taken]
         batch = _from(batch, start)
         end = batch.end_of_stream
@@ -179,8 +218,8 @@ class ChunkMaker:
         """How many records fit in a part; one always does."""
         if batch.payload.nbytes + len(batch) * row_bytes <= self._max_bytes:
             return len(batch)
-        sizes = accumulate(len(payload) + row_bytes for payload in batch.payload.to_pylist())
-        return max(sum(1 for _ in takewhile(lambda size: size <= self._max_bytes, sizes)), min(len(batch), 1))
+        sizes = np.cumsum(pc.binary_length(batch.payload).to_numpy(zero_copy_only=False).astype(np.int64) + row_bytes)
+        return max(int(np.searchsorted(sizes, self._max_bytes, "right")), min(len(batch), 1))
 
     def _numbers(self, run: Sequence[RingEntry]) -> GapCheck:
         numbers = GapCheck(self.log, self._counters)
@@ -280,6 +319,8 @@ class Chunks:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.opened = OpenedEntry()
+        """For the makers of all logs."""
         self.kept_bytes = 0
         self.made = 0
         """Chunks that were decoded."""

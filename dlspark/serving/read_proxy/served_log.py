@@ -137,8 +137,13 @@ class ServedLog:
         end = await self._handle.end()
         self._segments = SegmentList(self._services, self.name, settings)
         await self._segments.load()
-        most = self._room.settings.max_delivery_bytes
-        self._maker = ChunkMaker(self.name, self._counters, gap_detection=settings.gap_detection, max_bytes=most)
+        self._maker = ChunkMaker(
+            self.name,
+            self._counters,
+            gap_detection=settings.gap_detection,
+            max_bytes=self._room.settings.max_delivery_bytes,
+            opened=self._room.chunks.opened,
+        )
         self._tail = self._begin(end, catches_up=False)
 
     def _begin(self, start: DLSN, *, catches_up: bool) -> FeedPlace:

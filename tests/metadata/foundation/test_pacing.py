@@ -1,4 +1,4 @@
-"""So many at a time, so many requests a second, so many bytes a second."""
+"""So many at a time, so many requests a second, so many bytes a second, so long a slice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from helpers.virtual_time import virtual_time
 
-from metadata.foundation.pacing import ByteRate, TokenBucket, for_each
+from metadata.foundation.pacing import ByteRate, Slices, TokenBucket, for_each
 
 
 async def test_no_more_than_the_limit_at_once_and_nothing_drawn_ahead() -> None:
@@ -130,3 +130,27 @@ class TestTokenBucket:
 
         await asyncio.gather(*(take(number) for number in range(2_050)))
         assert order == list(range(2_050))
+
+
+async def test_work_that_never_waits_is_interrupted_where_a_slice_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, turns, done = [0.0], 0, 0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(others())
+    slices = Slices(0.005)
+    for _ in range(100):
+        clock[0] += 0.001
+        await slices.pause()
+        done += 1
+    assert (done, turns) == (100, 20)
+    clock[0] += 1.0  # it has waited for something
+    slices.begin()
+    await slices.pause()
+    assert turns == 20
+    beside.cancel()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7200)]
 
 LOGS = [f"beside-{number:02}" for number in range(20)]
 QUERIES = LOGS[:2]
@@ -114,8 +114,8 @@ def tier(tmp_path: Path) -> Iterator[Sandbox]:
 
 def started(spark: SparkSession, tier: Sandbox, log: str, place: Path) -> StreamingQuery:
     """A query that writes the numbers from 0 on to `log`, through the proxies, a batch a second."""
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_PER_BATCH).load()
-    writer = rows.selectExpr("concat('query ', value) as value").coalesce(1).writeStream.format("distributedlog")
+    rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=ROWS_PER_BATCH, numPartitions=1).load()
+    writer = rows.selectExpr("concat('query ', value) as value").writeStream.format("distributedlog")
     writer = writer.options(uri=tier.uri, proxy="discover", checkpointLocation=str(place / log))
     return writer.trigger(processingTime="1 second").start(log)
 
@@ -196,7 +196,8 @@ def test_nothing_is_lost_or_twice_while_proxies_die_and_stand_still(
         for one in told
         if one.outcome == "ok" and not any(a - 1 <= one.sent_s + one.took_s and one.sent_s <= b for a, b in faults)
     ]
-    print(f"\n{len(faults)} faults; {Counter(one.outcome for one in told)}; rows {[len(found[q]) for q in QUERIES]}")
+    rows = [sum(text.startswith("query ") for _, text in found[log]) for log in QUERIES]
+    print(f"\n{len(faults)} faults; rows of the queries {rows}; {dict(Counter(one.outcome for one in told))}")
     print(f"{'milliseconds of writes':<28} {'writes':>6} {'p50':>9} {'p99':>9} {'most':>9}")
     print(row("outside of fail-overs", outside, 1000))
     print(row("all", [one.took_s for one in told if one.outcome == "ok"], 1000))
