@@ -82,8 +82,8 @@ class LogOpener:
         if log not in self._said:
             self._said.add(log)
             _log.warning(
-                "log %s is written by another query as well, %s: the two take turns, and each turn ends a segment; "
-                "through a write proxy (dlspark proxy write) both would write without",
+                "log %s is another query's as well, that of %s, which cannot be asked from here: while it runs the two "
+                "take turns, and each turn ends a segment; through a write proxy (dlspark proxy write) neither waits",
                 log,
                 holder.client_id,
             )
