@@ -85,7 +85,7 @@ class Execution:
         producers_per_client: int,
     ) -> None:
         self.writer = writer
-        self._producers = ClientProducers(writer.knows_producer)
+        self._producers = ClientProducers(lambda name: writer.producer_state(name) is not None)
         self._most_producers = producers_per_client
         self._ids = ids
         self._failures = failures
