@@ -76,6 +76,7 @@ def _bad(path: str, what: str) -> CorruptDataError:
     return CorruptDataError(
         f"what says where a log's producers are cannot be used: {what}",
         path=path,
-        advice="Write the log without producers, or delete this znode: every producer of the log is forgotten then, "
-        "and a request that comes again is written again",
+        advice="Write the log without producers, or set this znode to "
+        '{"v":2,"newest":0,"whole":0,"losses":1000}: every producer of the log counts as forgotten then, and begins a '
+        "new epoch. Do not delete it: requests that come again would be written again",
     )

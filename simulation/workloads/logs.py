@@ -18,6 +18,7 @@ from typing import ParamSpec
 import numpy as np
 import pyarrow as pa
 
+from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import AsyncLog
@@ -28,13 +29,7 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    LockingError,
-    PositionGapError,
-    ProducerForgottenError,
-    SegmentStateError,
-)
+from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
 from metadata.bindings import Binding
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.namespaces import NamespaceStore
@@ -126,9 +121,9 @@ class LogWorkload(Workload):
     produced_share = 0.7
     """Logs with idempotent producers; most of their writers take requests."""
     take_share = 0.8
-    """Writers of a log with producers that take their requests."""
+    """Writers of such a log that take producers' requests."""
     produced_whole = True
-    """Whether all that producers ever wrote is there at the end."""
+    """Whether all of these are there at the end."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
@@ -458,7 +453,7 @@ class LogWorkload(Workload):
             rest = sender.send_rest()
             await writer.flush()
             for answer in rest:
-                if not isinstance(answer.exception(), ProducerForgottenError):
+                if not isinstance(answer.exception(), errors.ProducerForgottenError):
                     answer.result()
         for _ in range(2):
             records = [self._record(session, rng) for _ in range(3)]

@@ -159,13 +159,16 @@ class Retention:
         known: Callable[[], Sequence[SegmentMetadata]],
         settings: Callable[[], Settings],
         clock: Clock,
+        needed: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`known` returns the segments that the writer knows: those that it found, and those that it has made since."""
+        """`known` returns the segments that the writer knows: those that it found, and those that it has made since.
+        `needed`: the number of one that stays with all behind it, since what it says is nowhere else; None for none."""
         self._owned = owned
         self._known = known
         self._first_left = 0  # What the writer knows still has purged segments: those below this number.
         self._settings = settings
         self._clock = clock
+        self._needed = needed
         self._run: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -197,6 +200,9 @@ class Retention:
         def rule(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
             nonlocal first_left
             doomed = expired(segments, before_ms=before_ms, only_truncated=only_truncated)
+            needed = self._needed()
+            if needed is not None:
+                doomed = [segment for segment in doomed if segment.lssn < needed]
             first_left = segments[len(doomed)].lssn if len(segments) > len(doomed) else 0
             return doomed
 

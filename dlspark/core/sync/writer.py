@@ -247,11 +247,20 @@ class LogWriter(OpenedHere):
         return self._runtime.run(self._inner.begin_epoch(producer, epoch))
 
     def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or not for long.
+        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
+        an epoch up to `forgotten_epoch`.
 
         Raises CallerError for a writer that was opened without producers.
         """
         return self._inner.producer_state(producer)
+
+    @property
+    def forgotten_epoch(self) -> int:
+        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._inner.forgotten_epoch
 
     def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
         """Have every append that names another fencing token refused from now on; empty bytes: none.

@@ -232,10 +232,6 @@ class Appending:
         """
         return self._request_log().producers.state(producer)
 
-    def knows_producer(self, producer: str) -> bool:
-        """Whether `producer_state` is not None. Raises as that."""
-        return producer in self._request_log().producers
-
     @property
     def forgotten_epoch(self) -> int:
         """The highest epoch in which a producer may have written that is not known any more; -1 where none has.

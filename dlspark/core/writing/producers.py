@@ -98,9 +98,6 @@ class Producers:
     def __len__(self) -> int:
         return len(self._states)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._states
-
     def state(self, name: str) -> ProducerState | None:
         """What is known of a producer; None where it has never written, or was `forgotten`."""
         encoded = self._states.get(name)

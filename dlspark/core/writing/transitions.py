@@ -170,6 +170,12 @@ class SegmentTransitions:
         path, exists = self._services.logs.paths(self.name).producers, self.producer_segments is not None
         self._producers = _NotedProducers(path, whole, losses, exists=exists)
 
+    @property
+    def whole_snapshot(self) -> int | None:
+        """The newest whole snapshot of the log's producers that is known to be stored is in this segment or above; None
+        for an owner without producers, and where there is none."""
+        return self._producers.whole if self._producers is not None else None
+
     def snapshot_stored(self, lssn: int) -> None:
         """Segment `lssn` holds a whole snapshot that is stored."""
         if self._producers is not None:

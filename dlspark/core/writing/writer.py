@@ -71,7 +71,9 @@ class AsyncLogWriter(OnOneLoop, Appending):
         self._lock = lock
         self.owned = OwnedSegments(services, name, lock)
         """The log's segments, as long as this writer has the lock."""
-        self._retention = Retention(self.owned, lambda: transitions.segments, lambda: self._settings, services.clock)
+        self._retention = Retention(
+            self.owned, lambda: transitions.segments, lambda: self._settings, services.clock, self._only_snapshot
+        )
         self._loop = asyncio.get_running_loop()
         self._transitions = transitions
         self._queue = WriteQueue()
@@ -430,6 +432,12 @@ class AsyncLogWriter(OnOneLoop, Appending):
         known = await read_producers(self._services, self._transitions, self._settings, gaps_allowed=self._gaps_allowed)
         self._requests = RequestLog(known.producers, known.last, highest, known.time)
         self._transitions.note_producers(known.whole, known.producers.losses)
+
+    def _only_snapshot(self) -> int | None:
+        """From which segment on the log has its only whole snapshot of producers; None where ours is stored, too."""
+        segment = self._sequence.current
+        stored = segment is not None and segment.has_snapshot
+        return None if stored else self._transitions.whole_snapshot
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
         """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""

@@ -214,7 +214,7 @@ class ThinClientSettings:
         3_600,
         "producerMemorySeconds",
         "Seconds after its first sending for which a producer's request is sent again. It must be well below the "
-        "log's producerExpirySeconds: a log that has forgotten the producer would write it twice",
+        "log's producerExpirySeconds: what the log has forgotten stays in doubt",
         minimum=1,
         own=True,
     )

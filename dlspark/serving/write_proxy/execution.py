@@ -79,7 +79,7 @@ class Execution:
         self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int, producers_per_client: int
     ) -> None:
         self.writer = writer
-        self._producers = ClientProducers(writer.knows_producer)
+        self._producers = ClientProducers(lambda name: writer.producer_state(name) is not None)
         self._most_producers = producers_per_client
         self._failures = failures
         self._loop = asyncio.get_running_loop()

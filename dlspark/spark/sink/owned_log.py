@@ -147,6 +147,10 @@ class OwnedLog:
 
     async def _enter(self, sink_id: str) -> _Entered:
         found = self._sinks.get(sink_id)
+        if found is not None and self._is_forgotten(sink_id, found):
+            await self._set(found, appending=False)  # the mark says what the log does not know any more
+            del self._sinks[sink_id]
+            found = None
         if found is None:
             kept = await self._read(sink_id)
             found = _Entered(kept, self._next_epoch(kept))
@@ -168,6 +172,10 @@ class OwnedLog:
             await self._writer.begin_epoch(sink_id, epoch)
             kept.mark = replace(kept.mark, epoch=epoch, sent=None)
         return kept
+
+    def _is_forgotten(self, sink_id: str, sink: _Entered) -> bool:
+        """Whether the log has forgotten the sink meanwhile: others went on in it, and the sink was silent for long."""
+        return sink.epoch <= self._writer.forgotten_epoch and self._writer.producer_state(sink_id) is None
 
     def _next_epoch(self, kept: KeptMark) -> int:
         """One in which nothing of the sink was ever written."""

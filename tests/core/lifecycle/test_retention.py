@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,
     CallerError,
+    DistributedLogError,
     MetadataUnavailableError,
     OwnershipAcquireFailedError,
     SettingsError,
@@ -363,3 +365,39 @@ async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(world):
     assert len(await log.segments()) == 4
     assert len(await _ledgers(namespace)) == 4
     await writer.abort()
+
+
+async def test_what_a_log_says_of_its_producers_is_not_deleted_before_it_is_said_again_i19(world):
+    """A new owner knows it, and has not stored it yet: if it died now, nobody would."""
+    namespace, clock = await _timed(world, retention_hours=1)
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        first = writer.append([(1, b"a")], producer="p", sequence=0)
+        await writer.flush()
+    for txid in (2, 3):
+        async with await log.open_writer() as plain:
+            plain.write(txid, b"plain")
+    clock.hours(5)
+    doomed = await log.open_writer(producers=True)
+    for bookie in world.bookies:
+        bookie.stop()
+    lost = doomed.append([(4, b"b")], producer="p", sequence=1)
+    await until(lambda: doomed._retention._run is not None and doomed._retention._run.done())
+    with suppress(DistributedLogError):
+        await doomed.flush()
+    assert isinstance(lost.exception(), DistributedLogError)
+    await doomed.abort()
+    for bookie in world.bookies:
+        bookie.up = True
+    async with await log.open_writer(producers=True) as writer:
+        again = writer.append([(4, b"a")], producer="p", sequence=0)
+        await writer.flush()
+        assert again.result() == first.result()._replace(repeated=True)
+        writer.append([(4, b"b")], producer="p", sequence=1)
+        await writer.flush()
+    for _ in range(2):
+        async with await log.open_writer(producers=True) as writer:
+            writer.append([(9, b"c")])
+            await writer.flush()
+            await until(lambda: writer._retention._run is not None and writer._retention._run.done())
+    assert min(_numbers(await log.segments())) > 1, "later it goes"

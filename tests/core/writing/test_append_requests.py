@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -346,10 +347,17 @@ async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_a
         await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
     store = client.services.store
     await store.put(client.services.logs.paths("events").producers, data, -1)
-    with pytest.raises(CorruptDataError, match="producers"):
+    with pytest.raises(CorruptDataError, match="producers") as damaged:
         await log.open_writer(producers=True)
     async with await log.open_writer() as plain:
         await stored(plain, plain.write(1, b"plain"))
+    advised = re.search(r"\{.*\}", damaged.value.advice or "")
+    assert advised
+    await store.put(client.services.logs.paths("events").producers, advised[0].encode(), -1)
+    async with await log.open_writer(producers=True) as writer:
+        with pytest.raises(ProducerForgottenError):
+            await writer.append(records(b"a"), producer="p", sequence=0)
+        await writer.begin_epoch("p")
 
 
 async def test_an_owner_that_was_overtaken_while_it_opened_knows_nothing_of_producers(world):

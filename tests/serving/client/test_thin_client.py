@@ -8,8 +8,10 @@ from itertools import count
 import pytest
 from helpers.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.producers import Producers
 from dlspark.errors import (
     AlreadyClosedError,
     CallerError,
@@ -96,6 +98,43 @@ async def test_records_that_are_sent_together_travel_together_and_each_gets_its_
     assert places == [record.dlsn for record in fleet.log("x").records]
     assert len([one for one in fleet.requests if isinstance(one, WriteRecords)]) == 1
     assert client.counters.records == 100
+    await client.close()
+
+
+def forget(fleet: MemoryProxies, stream: str = "x") -> None:
+    """The segments go that said what the log's producers have written."""
+    fleet.log(stream).producers = Producers()
+    fleet.log(stream).producers.lose()
+
+
+@virtual_time
+async def test_clients_old_and_new_go_on_where_the_log_has_forgotten_its_producers():
+    fleet = MemoryProxies(*THREE)
+    client = await opened(fleet)
+    await client.producer("x").send(b"a")
+    forget(fleet)
+    await client.producer("x").send(b"b")
+    other = await opened(fleet)
+    assert await other.write("x", b"c")
+    assert written(fleet) == [b"a", b"b", b"c"]
+    for one in (client, other):
+        await one.close()
+
+
+@virtual_time
+async def test_what_was_in_doubt_when_the_log_forgot_it_stays_so_and_is_not_written_again():
+    fleet = MemoryProxies("a:1")
+    client = await opened(fleet)
+    producer = client.producer("x")
+    await producer.send(b"a")
+    fleet["a:1"].lose_answers = 1
+    future = producer.send(b"b")
+    await until(lambda: written(fleet) == [b"a", b"b"], "it is written")
+    forget(fleet)
+    with pytest.raises(OutcomeUnknownError):
+        await future
+    await producer.send(b"c")
+    assert written(fleet) == [b"a", b"b", b"c"]
     await client.close()
 
 

@@ -255,6 +255,23 @@ async def test_a_producers_request_is_written_once_and_whole() -> None:
 
 
 @virtual_time
+async def test_a_client_that_begins_too_many_producers_is_refused_and_others_are_not() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy(producers_per_client=2)
+        for name in ("p", "q"):
+            assert await proxy.ask(BeginEpoch("events", name)) == EpochBegun(0, 0)
+        await proxy.written("events", b"a", stamp=ProducerStamp("p", 0, 0))
+        for request in (BeginEpoch("events", "r"), WriteRecords("events", (b"x",), stamp=ProducerStamp("r", 0, 0))):
+            refused = await proxy.ask(request)
+            assert isinstance(refused, Refusal)
+            assert (refused.code, refused.error) == (StatusCode.OVER_CAPACITY, "TooManyProducersError")
+            assert refused.applied is Applied.NO
+        assert await proxy.asked(BeginEpoch("events", "r"), Caller("elsewhere:1")) == EpochBegun(0, 0)
+        await proxy.written("events", b"b")
+        assert await world.payloads("events") == [b"a", b"b"]
+
+
+@virtual_time
 async def test_two_that_begin_an_epoch_at_once_get_two() -> None:
     async with proxies() as world:
         proxy = await world.proxy()

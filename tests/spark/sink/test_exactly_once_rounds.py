@@ -32,14 +32,17 @@ from dlspark.spark.sink.session import open_session
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 ROUNDS = 6
+CHANGES = 3
+"""Rounds in which the log changes before a replay: many more run in memory (`test_sink_forgetting`)."""
 COMMIT_MODES = ("append", "segments", "mixed")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "round_seed" in metafunc.fixturenames:
-        seed = metafunc.config.getoption("--seed")
-        rounds = metafunc.config.getoption("--rounds") or ROUNDS
-        metafunc.parametrize("round_seed", [seed] if seed is not None else range(rounds))
+    for name, few in (("round_seed", ROUNDS), ("change_seed", CHANGES)):
+        if name in metafunc.fixturenames:
+            seed = metafunc.config.getoption("--seed")
+            rounds = metafunc.config.getoption("--rounds") or few
+            metafunc.parametrize(name, [seed] if seed is not None else range(rounds))
 
 
 class Round:
@@ -191,21 +194,21 @@ POINTS = {"append": APPENDER_DEATHS, "segments": DEATHS[1:]}
 
 
 def test_a_batch_whose_log_changes_before_its_replay_is_there_once_or_refused(
-    sandbox: Sandbox, tmp_path: Path, spawn: Spawner, round_seed: int
+    sandbox: Sandbox, tmp_path: Path, spawn: Spawner, change_seed: int
 ) -> None:
     """Driver and appending process die; the segments that knew the batch are deleted, or the log is renamed and back,
     or made anew; then the driver starts again, perhaps in another mode."""
-    this = Round(sandbox, tmp_path, "buried", round_seed)
-    mode = BURIED_MODES[round_seed % len(BURIED_MODES)]
+    this = Round(sandbox, tmp_path, "buried", change_seed)
+    mode = BURIED_MODES[change_seed % len(BURIED_MODES)]
     name = this.plan.logs[0]
     plan = replace(this.plan, logs=(name,), mode=mode, empty=0.0, rows=50, stamped=True)
     points = POINTS.get(mode, ["sink.before-publish", "sink.published"])
-    point = points[round_seed % len(points)]
+    point = points[change_seed % len(points)]
     doomed = spawn(plan, 1, this.fault(point, "die", this.rng.randrange(2) if "mark" not in point else 0))
     await_flag(this.flag)
     doomed.kill()
     finish(doomed)
-    how = DELETIONS[round_seed % len(DELETIONS)]
+    how = DELETIONS[change_seed % len(DELETIONS)]
     seen = change_log(plan.uri, name, how, this.rng)
     refused = finish(spawn(plan, 2)) != 0
     if refused:

@@ -241,6 +241,28 @@ async def refused_in_all_ways(cluster: Cluster, batches: tuple[int, ...] = (0, 1
     assert await cluster.contents() == before
 
 
+@virtual_time
+async def test_a_sink_that_its_own_process_has_forgotten_goes_on_from_what_that_process_knows() -> None:
+    """Another sink goes on in the log, and the first is silent for longer than the log remembers it."""
+    cluster = await started()
+    driver = await cluster.driver(producer_expiry_s=1, producer_snapshot_entries=1)
+    for batch in range(2):
+        await driver.append(batch)
+    other = application_sink("other")
+    for number in range(3):
+        await asyncio.sleep(1)
+        job = driver.job(number)
+        await driver.appender.append(BatchToAppend(type(job)(other, number, job.attempt), inline([b"x"])[0], 10**6))
+    for batch in range(2):
+        assert await driver.append(batch) is COVERED
+    assert await driver.append(2) is PUBLISHED
+    await driver.crash()
+    last = await cluster.driver()
+    assert [await last.commit(batch, "segments") for batch in range(4)] == [COVERED, COVERED, COVERED, PUBLISHED]
+    assert [row for row in await cluster.contents() if row != b"x"] == all_rows(4)
+    await cluster.stop()
+
+
 @pytest.mark.parametrize("delete", ["purge", "retention"])
 @virtual_time
 async def test_a_batch_whose_segment_was_deleted_is_refused_and_not_appended_again(delete: str) -> None:
