@@ -1,5 +1,5 @@
-"""What makes processes start quickly in the tests: half of the tests' time was the start of some hundred JVMs and Python
-workers."""
+"""What makes processes start quickly in the tests: half of the tests' time was the start of some hundred JVMs and
+Python workers."""
 
 from __future__ import annotations
 
