@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlspark.cli.cluster import (
+    ConfOption,
+    LedgersPathOption,
+    Place,
+    UriOption,
+    ZooKeeperOption,
+    in_cluster,
+    named_place,
+)
 from dlspark.cli.common import Output, OutputOption
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
-    from metadata.store import MetadataStore
     from storage_node.autorecovery.status import RecoveryStatus
-
-T = TypeVar("T")
-
-ConfOption = Annotated[Path, typer.Option("--conf", help="A node's properties file, for zkServers and the like.")]
 
 
 def run(
@@ -40,18 +43,33 @@ def run(
     raise typer.Exit(main(["--conf", str(conf)]))
 
 
-def enable(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+def enable(
+    conf: ConfOption = None,
+    zookeeper: ZooKeeperOption = None,
+    ledgers_path: LedgersPathOption = "/ledgers",
+    uri: UriOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Switch auto-recovery on for the whole cluster."""
-    _switch(conf, output, on=True)
+    _switch(named_place(conf, zookeeper, ledgers_path, uri), output, on=True)
 
 
-def disable(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+def disable(
+    conf: ConfOption = None,
+    zookeeper: ZooKeeperOption = None,
+    ledgers_path: LedgersPathOption = "/ledgers",
+    uri: UriOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Switch auto-recovery off for the whole cluster, until it is enabled: for maintenance."""
-    _switch(conf, output, on=False)
+    _switch(named_place(conf, zookeeper, ledgers_path, uri), output, on=False)
 
 
 def status(
-    conf: ConfOption,
+    conf: ConfOption = None,
+    zookeeper: ZooKeeperOption = None,
+    ledgers_path: LedgersPathOption = "/ledgers",
+    uri: UriOption = None,
     limit: Annotated[
         int, typer.Option(min=0, help="Ledgers and locks to list, each a read of its own; all are counted.")
     ] = 1000,
@@ -61,37 +79,19 @@ def status(
     from storage_node.autorecovery.status import recovery_status
     from storage_node.edge import SystemClock
 
-    found = _in_cluster(conf, lambda store, root: recovery_status(store, root, SystemClock(), limit=limit))
+    place = named_place(conf, zookeeper, ledgers_path, uri)
+    found = in_cluster(place, lambda store, root: recovery_status(store, root, SystemClock(), limit=limit))
     typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(_lines(found)))
 
 
-def _switch(conf: Path, output: Output, *, on: bool) -> None:
+def _switch(place: Place, output: Output, *, on: bool) -> None:
     from storage_node.autorecovery.status import switch
 
-    changed = _in_cluster(conf, lambda store, root: switch(store, root, on=on))
+    changed = in_cluster(place, lambda store, root: switch(store, root, on=on))
     if output is Output.JSON:
         typer.echo(json.dumps({"enabled": on, "changed": changed}))
         return
     typer.echo(f"auto-recovery {'is' if changed else 'was already'} switched {'on' if on else 'off'}")
-
-
-def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
-    import asyncio
-
-    from storage_node.settings.files import NodeFile
-
-    where = NodeFile.read(conf).metadata()
-
-    async def run_it() -> T:
-        from metadata.zookeeper import ZooKeeperStore
-
-        store = await ZooKeeperStore.connect(where.zk_servers, session_timeout_ms=where.zk_timeout_ms)
-        try:
-            return await work(store, where.zk_ledgers_root_path)
-        finally:
-            await store.close()
-
-    return asyncio.run(run_it())
 
 
 def _lines(found: RecoveryStatus) -> list[str]:

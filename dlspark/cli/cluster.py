@@ -35,6 +35,10 @@ ZooKeeperOption = Annotated[
     typer.Option("--zookeeper", metavar="HOST:PORT,...", help="The cluster's ZooKeeper, in place of a file."),
 ]
 LedgersPathOption = Annotated[str, typer.Option("--ledgers-path", "-l", help="Root znode, with --zookeeper.")]
+UriOption = Annotated[
+    str | None,
+    typer.Option("--uri", "-u", help="Namespace: its cluster, where no other is named. [env: DLSPARK_URI]"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -72,7 +76,7 @@ def init(
             "nodes": len({*await registry.cookies(), *(one.bookie_id for one in await registry.registrations())}),
         }
 
-    done = _in_cluster(place, work)
+    done = in_cluster(place, work)
     if as_json:
         typer.echo(json.dumps(done, indent=2))
         return
@@ -91,15 +95,12 @@ def status(
     conf: ConfOption = None,
     zookeeper: ZooKeeperOption = None,
     ledgers_path: LedgersPathOption = "/ledgers",
-    uri: Annotated[
-        str | None,
-        typer.Option("--uri", "-u", help="Namespace: its cluster, where no other is named. [env: DLSPARK_URI]"),
-    ] = None,
+    uri: UriOption = None,
     limit: Annotated[int, typer.Option(min=0, help="Ledgers without copies to list; all are counted.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Storage nodes and their room, ledgers that lack copies, who repairs. Exits with 3 where that needs a person."""
-    place = _place(conf, zookeeper, ledgers_path) if conf or zookeeper else _place_of(uri)
+    place = named_place(conf, zookeeper, ledgers_path, uri)
 
     async def work(store: MetadataStore, root: str) -> ClusterStatus:
         from dlspark.core.administration.cluster import cluster_status
@@ -107,7 +108,7 @@ def status(
 
         return await cluster_status(store, root, SystemClock(), limit=limit)
 
-    found = _in_cluster(place, work)
+    found = in_cluster(place, work)
     if as_json:
         typer.echo(json.dumps(_as_json(place, found), indent=2))
     else:
@@ -117,6 +118,11 @@ def status(
 
 
 # ---------------------------------------------------------------------- where
+
+
+def named_place(conf: Path | None, zookeeper: str | None, ledgers_path: str, uri: str | None) -> Place:
+    """The cluster that the options name, else that of the namespace. Raises CallerError, NotBoundError."""
+    return _place(conf, zookeeper, ledgers_path) if conf or zookeeper else _place_of(uri)
 
 
 def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place:
@@ -152,7 +158,8 @@ def _place_of(uri: str | None) -> Place:
     return binding.bk_servers.replace(";", ","), binding.ledgers_path
 
 
-def _in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
+def in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
+    """What `work` makes of a session with the cluster's ZooKeeper, and the root of the ledgers there."""
     import asyncio
 
     servers, root = place

@@ -134,7 +134,10 @@ class TestAutoRecovery:
 
     def test_it_is_switched_for_the_whole_cluster(self, sandbox: Sandbox) -> None:
         where = ("--conf", self.conf(sandbox))
-        assert run("autorecovery", "enable", *where).stdout == b"auto-recovery was already switched on\n"
+        by_address = ("--zookeeper", sandbox.zookeeper_address)
+        assert run("autorecovery", "enable", *by_address).stdout == b"auto-recovery was already switched on\n"
+        assert b"auto-recovery is enabled" in run("autorecovery", "status", uri=sandbox.uri).stdout
+        assert b"a cluster was named twice" in run("autorecovery", "disable", *where, *by_address).stderr
         assert run("autorecovery", "disable", *where).stdout == b"auto-recovery is switched off\n"
         assert b"auto-recovery is disabled" in run("autorecovery", "status", *where).stdout
         as_json = run("autorecovery", "disable", *where, "--output", "json").stdout
