@@ -59,6 +59,7 @@ def main() -> int:
     seeds = range(int(first), int(end) if end else int(first) + 1)
     asked: Counter[str] = Counter()
     different = []
+    refused = 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oracle-") as made:
         place = Path(made)
@@ -74,8 +75,15 @@ def main() -> int:
                 different.append(seed)
                 print(f"DIFFERENCE {given.mode} seed {seed} ended in an error\n{traceback.format_exc()}\n", flush=True)
             asked += scene.asked
+            refused += scene.refused
         spark.stop()
-    said = {"mode": given.mode, "scenes": len(seeds), "queries": asked.total(), "kinds": dict(asked)}
+    said = {
+        "mode": given.mode,
+        "scenes": len(seeds),
+        "queries": asked.total(),
+        "refused": refused,
+        "kinds": dict(asked),
+    }
     print(json.dumps({**said, "different": different, "seconds": round(time.monotonic() - began)}), flush=True)
     return 1 if different else 0
 
