@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from oracle_scene import QUERIES, Scene
 
+from dlspark.spark.catalog.enabling import DEFAULT_NAME
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -65,7 +67,7 @@ def main() -> int:
         place = Path(made)
         spark = session(given.mode, given.uri, place)
         for seed in seeds:
-            scene = Scene(spark, given.uri, seed, place, catalog="dlog" if given.mode == "jar" else None)
+            scene = Scene(spark, given.uri, seed, place, catalog=DEFAULT_NAME if given.mode == "jar" else None)
             scene.trace = given.trace
             try:
                 for found in scene.play(given.queries):

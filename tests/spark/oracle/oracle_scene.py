@@ -85,13 +85,17 @@ class Relation:
 class Scene:
     """Everything that one seed draws, over a session."""
 
-    def __init__(self, spark: SparkSession, uri: str, seed: int, place: Path, *, catalog: str | None) -> None:
-        """`place` is a folder for files, `catalog` the SQL catalog's name; None where the session has none."""
+    def __init__(
+        self, spark: SparkSession, uri: str, seed: int, place: Path, *, catalog: str | None, name: str = FORMAT
+    ) -> None:
+        """`place` is a folder for files, `catalog` the SQL catalog's name, None where the session has no jar; `name` is
+        that of the format."""
         self._spark = spark
         self._seed = seed
         self._rng = random.Random(f"oracle {seed}")
         self._place = place / f"seed-{seed}"
         self._catalog = catalog
+        self._format = name
         self._uri = uri
         self._logs = OracleLogs(uri, self._rng)
         self._files: dict[str, str] = {}
@@ -166,7 +170,7 @@ class Scene:
         numbers = {side: None if end is None else int(end) for side, end in ends.items()}
 
         def reader() -> DataFrame:
-            return self._spark.read.format(FORMAT).option("uri", self._uri).options(**made).load(log)
+            return self._spark.read.format(self._format).option("uri", self._uri).options(**made).load(log)
 
         found = Relation(name, (log,), reader, f"load({log}) {made}", lowest=numbers["lowest"], below=numbers["below"])
         way = rng.random()
@@ -180,7 +184,7 @@ class Scene:
             options = (
                 {"subscribe": ",".join(every)} if rng.random() < 0.5 else {"subscribePattern": f"{self._logs.prefix}.*"}
             )
-            source = self._spark.read.format(FORMAT).option("uri", self._uri).options(**options)
+            source = self._spark.read.format(self._format).option("uri", self._uri).options(**options)
             found = Relation(name, tuple(every), source.load, f"load() {options}")
         elif way < 0.7:
             some = tuple(one for one in COLUMNS if rng.random() < 0.5) or ("transaction_id",)
@@ -271,7 +275,7 @@ class Scene:
         if self._catalog is not None and self._rng.random() < 0.7:
             self._spark.sql(f"INSERT INTO {self._catalog}.{name} (transaction_id, value) VALUES {said}")
         else:
-            frame.write.format(FORMAT).option("uri", self._uri).mode("append").save(name)
+            frame.write.format(self._format).option("uri", self._uri).mode("append").save(name)
         self._logs.appended_by_spark(name, rows)
 
     def _note(self, step: str) -> None:
@@ -396,7 +400,7 @@ class Scene:
     def _streamed(self, log: str, by_table: bool) -> DataFrame:
         if by_table and self._catalog is not None:
             return self._spark.readStream.table(f"{self._catalog}.{log}")
-        return self._spark.readStream.format(FORMAT).option("uri", self._uri).load(log)
+        return self._spark.readStream.format(self._format).option("uri", self._uri).load(log)
 
     def _stream_drawing(self, stream: Relation) -> Drawing:
         return Drawing(self._rng, {"stream": stream.columns}, self._logs.logs[stream.logs[0]].records[-30:])
