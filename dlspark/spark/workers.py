@@ -92,10 +92,8 @@ def take_far_times() -> None:
     """In the worker that reads Spark's filters, from the command on that it is at: take those that Python has no value
     for. They stay with Spark, as all do, so another filter of the column stands for one."""
     module = sys.modules.get(_FILTERS)
-    if module is None:
-        return
-    made = module.deserializeFilter
-    if made.__module__ == __name__:
+    made: Callable[[dict[str, object]], object] | None = getattr(module, "deserializeFilter", None)
+    if module is None or made is None or made.__module__ == __name__:
         return
 
     def read(words: dict[str, object]) -> object:

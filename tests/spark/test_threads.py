@@ -34,21 +34,23 @@ def said_by_thread(work: Callable[[], object]) -> str:
     return "".join(said)
 
 
-def test_a_thread_writes_once_the_session_is_handed_to_it(spark: SparkSession, logs: Logs, checkpoint: Path) -> None:
+def test_a_thread_writes_once_the_session_is_handed_to_it(
+    spark: SparkSession, plain_format: str, logs: Logs, checkpoint: Path
+) -> None:
     log = logs.create(logs.name("threads"))
     rows = spark.range(3).selectExpr("CAST(id AS STRING) AS value")
 
     def write() -> None:
-        rows.write.format("distributedlog").mode("append").save(log)
+        rows.write.format(plain_format).mode("append").save(log)
 
     def registered() -> None:
         register(spark)
         write()
-        source = spark.readStream.format("distributedlog").load(log).select("value")
-        writer = source.writeStream.format("distributedlog").option("log", f"{log}-copy")
+        source = spark.readStream.format(plain_format).load(log).select("value")
+        writer = source.writeStream.format(plain_format).option("log", f"{log}-copy")
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
     assert "DATA_SOURCE_NOT_FOUND" in said_by_thread(write)
     assert said_by_thread(registered) == ""
-    read = [spark.read.format("distributedlog").load(name).count() for name in (log, f"{log}-copy")]
+    read = [spark.read.format(plain_format).load(name).count() for name in (log, f"{log}-copy")]
     assert read == [3, 3]

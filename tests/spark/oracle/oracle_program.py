@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from oracle_scene import QUERIES, Scene
 
+from dlspark.spark.catalog.enabling import DEFAULT_NAME
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -59,12 +61,13 @@ def main() -> int:
     seeds = range(int(first), int(end) if end else int(first) + 1)
     asked: Counter[str] = Counter()
     different = []
+    refused = 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oracle-") as made:
         place = Path(made)
         spark = session(given.mode, given.uri, place)
         for seed in seeds:
-            scene = Scene(spark, given.uri, seed, place, catalog="dlog" if given.mode == "jar" else None)
+            scene = Scene(spark, given.uri, seed, place, catalog=DEFAULT_NAME if given.mode == "jar" else None)
             scene.trace = given.trace
             try:
                 for found in scene.play(given.queries):
@@ -74,8 +77,15 @@ def main() -> int:
                 different.append(seed)
                 print(f"DIFFERENCE {given.mode} seed {seed} ended in an error\n{traceback.format_exc()}\n", flush=True)
             asked += scene.asked
+            refused += scene.refused
         spark.stop()
-    said = {"mode": given.mode, "scenes": len(seeds), "queries": asked.total(), "kinds": dict(asked)}
+    said = {
+        "mode": given.mode,
+        "scenes": len(seeds),
+        "queries": asked.total(),
+        "refused": refused,
+        "kinds": dict(asked),
+    }
     print(json.dumps({**said, "different": different, "seconds": round(time.monotonic() - began)}), flush=True)
     return 1 if different else 0
 

@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +52,10 @@ class Difference(AssertionError):
     """A query that gave other rows than the same query over Parquet files."""
 
 
+class _Refused(Exception):
+    """A query was refused, as it may be."""
+
+
 @dataclass(frozen=True)
 class Relation:
     """One way of reading some logs."""
@@ -81,20 +85,28 @@ class Relation:
 class Scene:
     """Everything that one seed draws, over a session."""
 
-    def __init__(self, spark: SparkSession, uri: str, seed: int, place: Path, *, catalog: str | None) -> None:
-        """`place` is a folder for files, `catalog` the SQL catalog's name; None where the session has none."""
+    def __init__(
+        self, spark: SparkSession, uri: str, seed: int, place: Path, *, catalog: str | None, name: str = FORMAT
+    ) -> None:
+        """`place` is a folder for files, `catalog` the SQL catalog's name, None where the session has no jar; `name` is
+        that of the format."""
         self._spark = spark
         self._seed = seed
         self._rng = random.Random(f"oracle {seed}")
         self._place = place / f"seed-{seed}"
         self._catalog = catalog
+        self._format = name
         self._uri = uri
         self._logs = OracleLogs(uri, self._rng)
         self._files: dict[str, str] = {}
         self._pushdown = False
         self._steps: list[str] = []
+        self._outdated: set[str] = set()
+        """Relations of which a log has lost records since their frame was made."""
         self.asked: Counter[str] = Counter()
         """How many queries there were, by kind."""
+        self.refused = 0
+        """How many of them were refused, as they may be."""
         self.trace = False
         """Whether to print queries before they are asked."""
 
@@ -112,6 +124,8 @@ class Scene:
             for _ in range(queries):
                 try:
                     self._ask()
+                except _Refused:
+                    self.refused += 1
                 except Difference as difference:
                     found.append(difference)
         finally:
@@ -156,7 +170,7 @@ class Scene:
         numbers = {side: None if end is None else int(end) for side, end in ends.items()}
 
         def reader() -> DataFrame:
-            return self._spark.read.format(FORMAT).option("uri", self._uri).options(**made).load(log)
+            return self._spark.read.format(self._format).option("uri", self._uri).options(**made).load(log)
 
         found = Relation(name, (log,), reader, f"load({log}) {made}", lowest=numbers["lowest"], below=numbers["below"])
         way = rng.random()
@@ -170,13 +184,13 @@ class Scene:
             options = (
                 {"subscribe": ",".join(every)} if rng.random() < 0.5 else {"subscribePattern": f"{self._logs.prefix}.*"}
             )
-            source = self._spark.read.format(FORMAT).option("uri", self._uri).options(**options)
+            source = self._spark.read.format(self._format).option("uri", self._uri).options(**options)
             found = Relation(name, tuple(every), source.load, f"load() {options}")
         elif way < 0.7:
             some = tuple(one for one in COLUMNS if rng.random() < 0.5) or ("transaction_id",)
             found = Relation(name, (log,), lambda: reader().select(*some), f"{found.said} {some}", some, **_ends(found))
         if rng.random() < 0.6:
-            found = Relation(**{**found.__dict__, "kept": found.read()})
+            found = replace(found, kept=found.read())
         return found
 
     def _bounds(self, log: str) -> dict[str, str]:
@@ -239,11 +253,16 @@ class Scene:
         elif kind < 0.85:
             self._note(f"truncate {name}")
             self._logs.truncate(name)
+            self._lost(name)
         elif kind < 0.9:
             self._note(f"create {name} again")
             self._logs.create_again(name)
+            self._lost(name)
         else:
             self._insert(name)
+
+    def _lost(self, log: str) -> None:
+        self._outdated |= {one.name for one in self._relations if log in one.logs and one.kept is not None}
 
     def _insert(self, name: str) -> None:
         """Append by Spark's sink: in SQL where there is a catalog."""
@@ -256,7 +275,7 @@ class Scene:
         if self._catalog is not None and self._rng.random() < 0.7:
             self._spark.sql(f"INSERT INTO {self._catalog}.{name} (transaction_id, value) VALUES {said}")
         else:
-            frame.write.format(FORMAT).option("uri", self._uri).mode("append").save(name)
+            frame.write.format(self._format).option("uri", self._uri).mode("append").save(name)
         self._logs.appended_by_spark(name, rows)
 
     def _note(self, step: str) -> None:
@@ -381,7 +400,7 @@ class Scene:
     def _streamed(self, log: str, by_table: bool) -> DataFrame:
         if by_table and self._catalog is not None:
             return self._spark.readStream.table(f"{self._catalog}.{log}")
-        return self._spark.readStream.format(FORMAT).option("uri", self._uri).load(log)
+        return self._spark.readStream.format(self._format).option("uri", self._uri).load(log)
 
     def _stream_drawing(self, stream: Relation) -> Drawing:
         return Drawing(self._rng, {"stream": stream.columns}, self._logs.logs[stream.logs[0]].records[-30:])
@@ -412,13 +431,28 @@ class Scene:
 
     @contextmanager
     def _reported(self, what: str, tree: Tree, expected: Rows) -> Iterator[None]:
-        """An error of the query is a difference too: the same one over Parquet had none."""
+        """An error of the query is a difference too: the same one over Parquet had none.
+
+        Without the jar Spark keeps the plan of a frame, and one that has records which the log has lost is refused.
+        """
         try:
             yield
         except Difference:
             raise
         except Exception as error:
+            outdated = tree.relations() & self._outdated
+            if self._catalog is None and "OutdatedPlanError" in str(error) and outdated:
+                self._load_again(outdated)
+                raise _Refused from error
             raise self._difference(what, tree, [(type(error).__name__, str(error)[:3000])], expected) from error
+
+    def _load_again(self, relations: set[str]) -> None:
+        """As the refusal says."""
+        self._outdated -= relations
+        for number, one in enumerate(self._relations):
+            if one.name in relations:
+                self._relations[number] = replace(one, kept=one.read())
+                self._spark.catalog.dropTempView(f"logs_{one.name}")
 
     def _difference(self, what: str, tree: Tree, found: Rows, expected: Rows) -> Difference:
         relations = "\n".join(

@@ -17,6 +17,7 @@ from helpers.quick_start import plain_environment
 from oracle_scene import QUERIES, Scene
 
 from dlspark.spark import enable
+from dlspark.spark.catalog.enabling import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,18 +26,25 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
-SCENES = 3
+SCENES = 2
 SEEDS_AT_ONCE = 25
 """Scenes of one process, so that a round that hangs ends the test soon."""
 
 
-def test_queries_over_logs_give_what_they_give_over_parquet(
+def test_queries_with_the_jar_give_what_they_give_over_parquet(
     spark: SparkSession, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     enable(spark)
     for seed in range(SCENES):
-        for difference in Scene(spark, sandbox.uri, seed, tmp_path, catalog="dlog").play():
+        for difference in Scene(spark, sandbox.uri, seed, tmp_path, catalog=DEFAULT_NAME).play():
             raise difference
+
+
+def test_queries_without_the_jar_give_what_they_give_over_parquet(
+    spark: SparkSession, plain_format: str, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    for difference in Scene(spark, sandbox.uri, SCENES, tmp_path, catalog=None, name=plain_format).play():
+        raise difference
 
 
 @pytest.mark.torture
