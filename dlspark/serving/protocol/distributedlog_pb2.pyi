@@ -225,6 +225,8 @@ class Status(google.protobuf.message.Message):
         """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
         request was not written; whether another one was is not known. A later epoch is new.
         """
+        REASON_TOO_MANY_PRODUCERS: Status._Reason.ValueType  # 13
+        """The log, or this client on it, has as many producers as it may have, and the request is of a new one."""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Why, where a code stands for several failures: decide by the reason first, by the code where there is none. One
@@ -260,6 +262,8 @@ class Status(google.protobuf.message.Message):
     """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
     request was not written; whether another one was is not known. A later epoch is new.
     """
+    REASON_TOO_MANY_PRODUCERS: Status.Reason.ValueType  # 13
+    """The log, or this client on it, has as many producers as it may have, and the request is of a new one."""
 
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int

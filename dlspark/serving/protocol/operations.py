@@ -127,6 +127,8 @@ class Reason(IntEnum):
     """Another proxy was asked, and was gone before it had answered."""
     PRODUCER_FORGOTTEN = 12
     """The log knows nothing of the producer any more, and has forgotten some: perhaps it was written before."""
+    TOO_MANY_PRODUCERS = 13
+    """The log, or this client on it, has as many producers as it may have, and the request is of a new one."""
 
 
 REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
@@ -144,6 +146,7 @@ REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
         "SequenceGapError": Reason.SEQUENCE_GAP,
         "SequencePassedError": Reason.SEQUENCE_PASSED,
         "ProducerForgottenError": Reason.PRODUCER_FORGOTTEN,
+        "TooManyProducersError": Reason.TOO_MANY_PRODUCERS,
         "ProxyUnreachableError": Reason.PROXY_UNREACHABLE,
         "ProxyLostError": Reason.PROXY_LOST,
     }
