@@ -9,7 +9,7 @@ export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
+.PHONY: help setup demo test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,9 +26,12 @@ $(STAMP): setup.cfg setup.py pyproject.toml .ci/check-machine
 demo: $(STAMP) ## the main job: a year of flights through a replicated log, with faults, every figure checked
 	$(BIN)/dlspark demo
 
-test: lint ## all checks: lint, types, import contracts, tests (starts every server it needs)
+test: lint ## lint, types, import contracts, and tests of every part: ten minutes (starts every server it needs)
 	@$(MAKE) --no-print-directory -j 2 types contracts $(ARCHIVE)
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory unit TIER=first
+
+check: test ## all there is: `make test`, then the second tier of the tests, half an hour in all
+	@$(MAKE) --no-print-directory unit TIER=second
 
 lint: $(STAMP) ## ruff: style and format
 	$(BIN)/ruff check .
@@ -43,8 +46,8 @@ contracts: $(STAMP) ## import contracts between the floors
 $(ARCHIVE): $(STAMP) tests/helpers/quick_start/archive.py tests/helpers/quick_start/archived_program.py tests/helpers/jvm_flags.py
 	PYTHONPATH=tests $(BIN)/python -m helpers.quick_start.archive
 
-unit: $(STAMP) $(ARCHIVE) ## the tests alone (ARGS="..." is passed on to pytest)
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+unit: $(STAMP) $(ARCHIVE) ## the tests alone (TIER=first or second, else both; ARGS="..." is passed on to pytest)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --tier $(or $(TIER),all) $(ARGS)
 
 notebooks: $(STAMP) ## execute the notebooks and keep their output
 	$(BIN)/python notebooks/execute.py

@@ -20,10 +20,11 @@ from benchmarks.java_pairs import java_pairs
 from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
-from benchmarks.results import Row, as_json, table
+from benchmarks.results import Row, as_json, compare, table
 from benchmarks.serving import ServingBenchmark
 from benchmarks.serving_scale import ScaleBenchmark
 from benchmarks.storage import StorageBenchmark
+from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
 SECTIONS = ("codec", "storage", "logs", "serving", "spark", "java", "kafka")
@@ -41,7 +42,7 @@ class Benchmark(Protocol):
 
 
 def main() -> int:
-    """Returns 1 if a row missed half of its target, 2 if nothing could be measured, else 0."""
+    """Returns 1 if a row missed half of its target or cannot be believed, 2 if nothing could be measured, else 0."""
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
@@ -57,6 +58,7 @@ def main() -> int:
                 benchmark.round(options.seconds)
             print(f"round {number + 1} of {options.rounds} after {time.monotonic() - begin:.0f} s", file=sys.stderr)
     rows = [row for benchmark in benchmarks for row in benchmark.rows]
+    compare(rows)
     print(table(rows))
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(rows), indent=1) + "\n")
@@ -75,6 +77,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         benchmarks.append(LogBenchmark(cluster))
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
+        benchmarks.append(TakeOverBenchmark(directory, stack))
     if {"spark", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:

@@ -29,8 +29,8 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
             f"disk: {directory} ({_file_system(directory)}), {mode}; fdatasync before every acknowledgement",
             f"load average before the start: {os.getloadavg()[0]:.1f} (other work on the machine spoils the figures)",
             f"replicas {REPLICAS}, acknowledged by {ACK_QUORUM}; {REPLICAS} nodes and the client share the machine",
-            f"load: closed loop; rows P1-P5: windows of {seconds:g} s, the first fifth warm-up; rows P6-P8: the first "
-            "run of each job is warm-up",
+            f"load: closed loop; rows P1-P5: windows of {seconds:g} s, the first fifth warm-up; rows P6-P8: warmed "
+            "up until no job gets faster",
             "rows P11, P12: Java bookies and the Java client 4.18.0, JVMs as upstream starts them (1 GB heap, 2 GB "
             "direct memory, G1), upstream's defaults with journalFlushWhenQueueEmpty; warmed up uncounted; disks "
             "synced before each window",

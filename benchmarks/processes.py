@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import psutil
 
+_Key: TypeAlias = "tuple[int, float]"
+"""A process id, and when that process began: ids are used again."""
 
-def tree_cpu_s(roots: Iterable[int]) -> float:
-    """Processor seconds of these processes and all that they started, so far.
 
-    A child that ended counts on in the process that waited for it, so that of two readings nothing is missing.
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a process had spent when it was looked at, seconds."""
+
+    parent: int
+    own: float
+    ended_children: float
+    """Of children that it has waited for, and theirs."""
+
+
+class TreeCpu:
+    """Processor time of these processes and all that they start, from the making of this on.
+
+    Two sums over the tree cannot be subtracted: a process that ends takes along what it had spent where nothing waits
+    for it, as Spark's Python daemons wait for none of their workers (SIGCHLD is ignored), and the difference may be
+    below 0. So each process is followed by itself, and of what its parent got by waiting only that counts which was not
+    seen of it before. What a process spends between the last look at it and its end is missed where nothing waits.
     """
-    return sum(_cpu_s(process) for root in roots for process in _tree(root))
+
+    def __init__(self, roots: Iterable[int]) -> None:
+        self._roots = list(roots)
+        self._first: dict[_Key, Spent] = spent_in(self._roots)
+        self._last = dict(self._first)
+
+    def seconds(self) -> float:
+        """What was spent so far; also a look, so that what ends later is known."""
+        now = spent_in(self._roots)
+        self._last.update(now)
+        return spent_between(self._first, self._last, now)
+
+
+def spent_in(roots: Iterable[int]) -> dict[_Key, Spent]:
+    """What every process of the trees has spent."""
+    found: dict[_Key, Spent] = {}
+    for root in roots:
+        process = psutil.Process(root)
+        for one in (process, *process.children(recursive=True)):
+            try:
+                with one.oneshot():
+                    times = one.cpu_times()
+                    spent = Spent(one.ppid(), times.user + times.system, times.children_user + times.children_system)
+                    found[one.pid, one.create_time()] = spent
+            except psutil.NoSuchProcess:
+                continue
+    return found
+
+
+def spent_between(first: dict[_Key, Spent], last: dict[_Key, Spent], now: dict[_Key, Spent]) -> float:
+    """Processor seconds from the first look to now. `last`: every process as it was seen last."""
+    nothing = Spent(0, 0.0, 0.0)
+    total = 0.0
+    for key, spent in last.items():
+        before = first.get(key, nothing)
+        total += spent.own - before.own
+        # A parent that waited for a child has all of it now; what was seen of the child itself is counted there.
+        gone = (one for other, one in last.items() if other not in now and one.parent == key[0])
+        waited_for = spent.ended_children - before.ended_children
+        total += max(0.0, waited_for - sum(one.own + one.ended_children for one in gone))
+    return total
 
 
 def own_cpu_s(pid: int) -> float:
@@ -25,16 +83,3 @@ def loopback_bytes() -> int:
     """Bytes that the loopback interface has carried (each counts once), of whatever process."""
     interfaces = psutil.net_io_counters(pernic=True)
     return int(interfaces["lo"].bytes_recv)
-
-
-def _tree(root: int) -> list[psutil.Process]:
-    process = psutil.Process(root)
-    return [process, *process.children(recursive=True)]
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system + times.children_user + times.children_system)

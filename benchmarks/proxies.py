@@ -46,8 +46,14 @@ def write_proxy(
     uri: str, directory: Path, *, grpc_port: int = GRPC_OFF, shard: int = -1, hands_over: bool = True
 ) -> Iterator[ProxyProcess]:
     """A write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is killed
-    then: other proxies would open all its logs while other rows are measured."""
-    values = {"server_host": LOCAL, "server_advertised_host": LOCAL, "zkSessionTimeoutSeconds": 4}
+    then: other proxies would open all its logs while other rows are measured. One client is all clients here, so it may
+    begin any number of producers."""
+    values = {
+        "server_host": LOCAL,
+        "server_advertised_host": LOCAL,
+        "server_producers_per_client": 0,
+        "zkSessionTimeoutSeconds": 4,
+    }
     options = (f"--grpc-port={grpc_port}", f"--shard={shard}", "--port=0", *_settings(values))
     with _serving("dlspark.serving.write_proxy", uri, options, directory) as (location, pid):
         grpc = f"{LOCAL}:{grpc_port}" if grpc_port != GRPC_OFF else None

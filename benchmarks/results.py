@@ -2,13 +2,25 @@
 
 A ratio is taken within a round, of the measured figure and the mean of the limit before and after it, so that a machine
 that is slower for a while slows both. Absolute figures only show the order of size.
+
+A row says where it cannot be believed (`remarks`), here and nowhere else: a figure that cannot be (below 0, 0, not
+finite), or two rows that contradict each other over the same job. Such a row has reached nothing, whatever its ratio
+says. Rounds that differ by more than half of their median are said to, and count.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+WIDE: Final = 0.5
+"""Rounds whose smallest and largest figure are further apart than this share of their median say so."""
+CONTRADICTION: Final = 1.5
+"""Medians of one job in two rows are at most this far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +53,15 @@ class Row:
     """In words, what `limits` measure."""
     target: Target | None
     """None: for information only."""
+    counts: bool = False
+    """Whether 0 can be: what is measured is a number of events, and not a time, a rate or a size."""
+    job: str = ""
+    """The name of what is measured where a second row measures it too; and of what `limits` measure:"""
+    limit_job: str = ""
     measured: list[float] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)
+    contradictions: list[str] = field(default_factory=list)
+    """Said by `compare`: other rows that measured the same job otherwise."""
 
     def add(self, measured: float, *limits: float) -> None:
         """One round: the figure, and the limit as often as it was measured around it."""
@@ -51,16 +70,48 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """Measured over limit, round by round."""
-        return [figure / limit for figure, limit in zip(self.measured, self.limits, strict=True)]
+        """Measured over limit, round by round; not a number where the limit was 0."""
+        return [figure / limit if limit else math.nan for figure, limit in zip(self.measured, self.limits, strict=True)]
+
+    @property
+    def faults(self) -> list[str]:
+        """Why the row cannot be believed; empty where it can."""
+        floor = -math.ulp(0.0) if self.counts else 0.0
+        wrong = [figure for figure in self.measured if not floor < figure < math.inf]
+        wrong += [limit for limit in self.limits if not 0.0 < limit < math.inf]
+        return [f"{number(figure)} cannot be" for figure in wrong] + self.contradictions
+
+    @property
+    def remarks(self) -> list[str]:
+        """`faults`, and that rounds differ by more than half."""
+        parts = (("measured", self.measured), ("limit", self.limits), ("ratio", self.ratios))
+        wide = [name for name, values in parts if is_wide(values)]
+        return self.faults + ([f"rounds differ by more than half: {', '.join(wide)}"] if wide else [])
 
     @property
     def reached_half(self) -> bool:
-        """Whether half of the target was reached (in the median); rows without a target have nothing to reach."""
+        """Whether half of the target was reached (in the median); rows without a target have nothing to reach but to
+        be believed."""
+        if self.faults:
+            return False
         return self.target is None or (bool(self.measured) and self.target.half_met(statistics.median(self.ratios)))
 
 
-HEADINGS = ("row", "what", "measured", "limit", "ratio", "target", "half", "target reached")
+def compare(rows: Sequence[Row]) -> None:
+    """Note in rows that measured the same job where they contradict each other. Called once, behind the last round."""
+    found: defaultdict[str, list[tuple[Row, float]]] = defaultdict(list)
+    for row in rows:
+        for job, values in ((row.job, row.measured), (row.limit_job, row.limits)):
+            if job and values:
+                found[job].append((row, statistics.median(values)))
+    for job, figures in found.items():
+        least, most = min(figure for _, figure in figures), max(figure for _, figure in figures)
+        if most > CONTRADICTION * least:
+            for row, _ in figures:
+                row.contradictions.append(f"{job}: {number(least)} in one row, {number(most)} in another")
+
+
+HEADINGS = ("row", "what", "measured", "limit", "ratio", "target", "half", "target reached", "remarks")
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -86,6 +137,7 @@ def as_json(rows: Iterable[Row]) -> list[dict[str, object]]:
             "limits": row.limits,
             "ratios": row.ratios,
             "target": None if row.target is None else str(row.target),
+            "remarks": row.remarks,
         }
         for row in rows
     ]
@@ -93,9 +145,10 @@ def as_json(rows: Iterable[Row]) -> list[dict[str, object]]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     if not row.measured:
-        return (row.key, row.what, "not measured", row.limit, "", str(row.target or ""), "", "")
+        return (row.key, row.what, "not measured", row.limit, "", str(row.target or ""), "", "", "")
     ratio = statistics.median(row.ratios)
     target = row.target
+    believed = not row.faults
     return (
         row.key,
         row.what,
@@ -103,14 +156,20 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{number(statistics.median(row.limits))} {row.limit}",
         spread(row.ratios),
         "" if target is None else str(target),
-        "" if target is None else ("yes" if target.half_met(ratio) else "NO"),
-        "" if target is None else ("yes" if target.met(ratio) else "no"),
+        "" if target is None else ("yes" if believed and target.half_met(ratio) else "NO"),
+        "" if target is None else ("yes" if believed and target.met(ratio) else "no"),
+        "; ".join(row.remarks),
     )
 
 
 def spread(values: Sequence[float]) -> str:
     """`median (smallest-largest)`."""
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Whether the smallest and the largest are further apart than `WIDE` of the median."""
+    return bool(values) and max(values) - min(values) > WIDE * abs(statistics.median(values))
 
 
 def number(value: float) -> str:

@@ -86,8 +86,8 @@ class ServingBenchmark:
         between = "ms: between moves, p50"
         self._pause50 = Row("P20", "planned move under load: pause, p50", "ms", between, None)
         self._pause99 = Row("P20", "planned move under load: pause, p99", "ms", "ms wanted", Target(1.0, True))
-        self._errors = Row("P20", "planned move: writes that failed", "", "writes", Target(0.0, True))
-        self._wrong = Row("P20", "planned move: records lost or twice", "", "records", Target(0.0, True))
+        self._errors = Row("P20", "planned move: writes that failed", "", "writes", Target(0.0, True), counts=True)
+        self._wrong = Row("P20", "planned move: records lost or twice", "", "records", Target(0.0, True), counts=True)
         self._pauses: list[float] = []
         self.rows = [
             *(self._p50, self._p99, self._frames, self._batches, self._fates, self._small, *self._over_fat),

@@ -1,16 +1,19 @@
 """The Spark connector: rows P6 to P8, on a local session of two cores.
 
-Each job runs once before the first round (the JVM compiles, workers start). The compared jobs take turns within a
-round, and the compared one runs before and after ours.
+Each job runs uncounted until it gets no faster (`run_until_steady`), in every round: while the JVM compiles, its sixth
+run takes a third of the time of its second; and Spark ends workers that are idle for a minute, as those of P6 are while
+P8 is measured, so that the first job behind that starts new ones. The compared jobs take turns within a round, and the
+compared one runs before and after ours.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from benchmarks.cluster import Cluster
 from benchmarks.proxies import read_proxy
@@ -31,12 +34,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+Job: TypeAlias = "Callable[[], None]"
+SOURCE = "source, from storage nodes"
+"""The job that two rows measure."""
 SOURCE_REPEATS = 50
 """Times 4 MB of 100 B records, any length: some 1.7 million rows to read."""
 SINK_ROWS = 1_000_000
 MICRO_BATCH_ROWS = 100
 MICRO_BATCHES = 22
 WARM_UP_BATCHES = 8
+MOST_WARM_UPS = 8
+STEADY = 0.9
+"""A run that takes less than this share of the fastest one before shows that its job is not warm yet."""
 SOURCE_LOG = "source"
 STREAM_LOG = "stream"
 
@@ -50,10 +59,11 @@ class SparkBenchmark:
         self._directory = directory
         self._count = 0
         self._source = Row(
-            "P6", "source, 100 B any length, 8 columns", "k rows/s", "k rows/s: no-op source", Target(0.85)
+            "P6", "source, 100 B any length, 8 columns", "k rows/s", "k rows/s: no-op source", Target(0.85), job=SOURCE
         )
+        nodes = "k rows/s: from storage nodes"
         self._proxied = Row(
-            "P6", "the same through a read proxy on this machine", "k rows/s", "k rows/s: from storage nodes", None
+            "P6", "the same through a read proxy on this machine", "k rows/s", nodes, None, limit_job=SOURCE
         )
         self._sink = Row("P7", "sink, 1 M rows of 100 B a batch", "k rows/s", "k rows/s: not published", Target(0.9))
         self._overhead = Row("P8", "micro-batch, source to sink", "ms", "ms: rate to noop", Target(1.5, at_most=True))
@@ -66,9 +76,11 @@ class SparkBenchmark:
     def round(self, seconds: float) -> None:
         """Every row once; jobs run to their end, whatever `seconds` says."""
         rows = SOURCE_REPEATS * rows_per_repeat()
+        run_until_steady([self._read_identical, self._read_ours])
         before, ours, after = _seconds(self._read_identical), _seconds(self._read_ours), _seconds(self._read_identical)
         self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3)
         self._through_proxy(rows)
+        run_until_steady([partial(self._write, name) for name in (UNPUBLISHED, "distributedlog")])
         sinks = (UNPUBLISHED, "distributedlog", UNPUBLISHED)
         times = [_seconds(partial(self._write, name)) for name in sinks]
         before, ours, after = (SINK_ROWS / each / 1e3 for each in times)
@@ -82,13 +94,13 @@ class SparkBenchmark:
     def _through_proxy(self, rows: int) -> None:
         with read_proxy(self._uri, self._directory) as proxy:
             proxied = partial(self._read_ours, proxy.address)
-            proxied()
+            run_until_steady([proxied])  # the proxy is new, and so are the connections of all workers
             times = [_seconds(job) for job in (self._read_ours, proxied, self._read_ours)]
         before, ours, after = (rows / each / 1e3 for each in times)
         self._proxied.add(ours, before, after)
 
     def _prepare(self) -> None:
-        """Fill the logs that are read, and run every job once."""
+        """Fill the logs that are read, and run the queries of rows P8 once."""
         self._spark.dataSource.register(IdenticalBatches)
         self._spark.dataSource.register(Unpublished)
         self._spark.dataSource.register(Nothing)
@@ -100,10 +112,8 @@ class SparkBenchmark:
         self._partitions = ours.rdd.getNumPartitions()
         found, expected = ours.count(), SOURCE_REPEATS * rows_per_repeat()
         check(found == expected, f"the log to be read holds {found} rows instead of {expected}")
-        self._read_identical()
-        self._read_ours()
-        for name in (UNPUBLISHED, "distributedlog"):
-            self._write(name)
+        for query in (self._rate_to_noop, self._nothing_to_nothing, self._source_to_sink):
+            query()
 
     def _ours(self, proxy: str | None = None) -> DataFrame:
         reader = self._spark.read.format("distributedlog").option("uri", self._uri)
@@ -155,7 +165,18 @@ class SparkBenchmark:
         return batch_ms(writer, checkpoint, WARM_UP_BATCHES, MICRO_BATCHES)
 
 
-def _seconds(job: Callable[[], None]) -> float:
+def run_until_steady(jobs: Sequence[Job], time_s: Callable[[Job], float] | None = None) -> int:
+    """Run jobs in turn, uncounted, until none has got faster, `MOST_WARM_UPS` times at most; returns how often."""
+    fastest = [math.inf] * len(jobs)
+    for runs in range(1, MOST_WARM_UPS + 1):
+        times = [(time_s or _seconds)(job) for job in jobs]
+        if not any(took < STEADY * before for took, before in zip(times, fastest, strict=True)):
+            return runs
+        fastest = list(map(min, times, fastest))
+    return MOST_WARM_UPS
+
+
+def _seconds(job: Job) -> float:
     begin = time.perf_counter()
     job()
     return time.perf_counter() - begin

@@ -10,6 +10,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── TransactionIdOutOfOrderError       513: below the log's highest, negative, or the reserved maximum
     │   ├── EndOfStreamError                   512: the log is sealed: nothing follows, nothing can be written
     │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
+    │   ├── OpenedElsewhereError           *   what is open in one process, on one event loop, was used elsewhere
     │   ├── NotBoundError                  *   no namespace is bound at the path
     │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
@@ -26,6 +27,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   │   ├── WriteCancelledError            516: buffered behind a failed write; this record was not sent
     │   │   └── WriterDeposedError             504: another owner took the log; this record was not sent
     │   ├── OverCapacityError                  517: too many unacknowledged records or bytes
+    │   │   └── TooManyProducersError          517: the log, or the client, has all the producers that it may have
     │   ├── StreamNotReadyError                518: a segment is being started and `failFastOnStreamNotReady` is on
     │   ├── SegmentFullError                   514: the segment has no position left; a new segment takes the record
     │   ├── ConditionError                     603: the log is not where the write requires it to be
@@ -58,6 +60,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── TransmitError                      507: the entry was sent; the next owner may find it or not
     │   ├── ProxyLostError                     500: the proxy, or the time, was gone before it had answered
     │   ├── SequencePassedError                513: later requests of the producer were written; this one, perhaps
+    │   ├── ProducerForgottenError             513: the log knows nothing of the producer any more; perhaps written
     │   ├── ConnectionLossError            *   505: ZooKeeper's answer was lost
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
@@ -80,6 +83,7 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     NoAuthError,
     NotAppliedError,
+    OpenedElsewhereError,
     OutcomeUnknownError,
     SessionExpiredError,
 )
@@ -158,6 +162,10 @@ class OverCapacityError(NotAppliedError):
     """Too many records or bytes wait for acknowledgement; this one was not taken."""
 
     code: ClassVar[int] = 517
+
+
+class TooManyProducersError(OverCapacityError):
+    """The log, or the client, has as many producers as it may have; this one is new, and nothing of it was written."""
 
 
 class StreamNotReadyError(NotAppliedError):
@@ -311,6 +319,19 @@ class SequencePassedError(OutcomeUnknownError):
     code: ClassVar[int] = 513
 
 
+class ProducerForgottenError(OutcomeUnknownError):
+    """The log knows nothing of the producer, and has forgotten some: it was silent for long, or the segments that knew
+    it are gone. This request was not written now; whether it was before is not known. `epoch` is the highest one of
+    which something may have been forgotten: what is written in a later one is new."""
+
+    code: ClassVar[int] = 513
+    epoch: int | None = None
+
+    def __init__(self, message: str, *, epoch: int | None = None, advice: str | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.epoch = epoch
+
+
 _DEFAULT_CODE = 500
 _CODES_OF_LOWER_FLOORS: dict[type[BaseException], int] = {
     InvariantViolation: 600,
@@ -359,6 +380,7 @@ __all__ = [
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
+    "OpenedElsewhereError",
     "OperationNotServedError",
     "OutcomeUnknownError",
     "OverCapacityError",
@@ -366,6 +388,7 @@ __all__ = [
     "PositionGapError",
     "ProducerError",
     "ProducerFencedError",
+    "ProducerForgottenError",
     "ProxyLostError",
     "ProxyUnreachableError",
     "ReadCancelledError",
@@ -384,6 +407,7 @@ __all__ = [
     "SettingsError",
     "StreamNotReadyError",
     "StreamUnavailableError",
+    "TooManyProducersError",
     "TooManyStreamsError",
     "TransactionIdOutOfOrderError",
     "TransmitError",

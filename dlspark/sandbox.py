@@ -39,6 +39,7 @@ from dlspark.sandbox_proxies import SandboxProxies
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
@@ -53,7 +54,7 @@ _LOCK_FILE = "sandbox.lock"
 _PORTS = range(20_000, 32_000)
 
 
-class Sandbox:
+class Sandbox(OpenedHere):
     """ZooKeeper and `nodes` storage nodes under `directory`.
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer. With

@@ -25,7 +25,8 @@ DistributedLog's layout
     log_queries, logs       finding, opening, listing logs; creating them, starting and completing segments
     log_admin, log_watch    renaming and deleting logs; logs that come and go
     segments                a segment as a value; segment_listing reads them, segment_changes marks and removes
-    locks, allocators       the writer's lock; ledgers that were created ahead
+    locks, owner_names      the writer's lock; what the name of its owner says of who that is
+    allocators              ledgers that were created ahead
     subscribers             positions and locks of readers
     permissions             what may be done with logs
     sinks, sink_marks       what Spark sinks have staged and published

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -87,14 +88,16 @@ class BookieAddress:
     @classmethod
     def from_id(cls, bookie_id: str) -> BookieAddress:
         """Read the id itself as `host:port`. Raises UnknownBookieError."""
+        # Nodes on an IPv6 address had no brackets in their names once, and BookKeeper's have none.
         host, _, port = bookie_id.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        found = parse_address(bookie_id) or parse_address(f"[{host}]:{port}")
+        if found is None:
             raise UnknownBookieError(
                 "the bookie is not registered and its id is not host:port",
                 node=bookie_id,
                 advice="It counts as failed until it registers again",
             )
-        return cls(bookie_id, host.strip("[]"), int(port))
+        return cls(bookie_id, *found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
 
 MINIMUM_JAVA: Final = 17
-TICK_MS: Final = 1_000
+TICK_MS: Final = 250
 START_TIMEOUT_MS: Final = 30_000
 STOP_TIMEOUT_MS: Final = 5_000
 _LOG_TAIL_BYTES: Final = 2_000
@@ -95,7 +96,7 @@ class EmbeddedZooKeeper:
     @property
     def address(self) -> str:
         """For ZooKeeperStore.connect, e.g. "127.0.0.1:2181"."""
-        return f"{self._host}:{self._port}"
+        return address_text(self._host, self._port)
 
     @property
     def pid(self) -> int | None:

@@ -22,6 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from enum import Enum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
@@ -36,6 +37,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
+from metadata.owner_names import how_to_free, what_to_do
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, Op, SessionState, Stat, WatchEvent, check_path, join
 
@@ -43,6 +45,9 @@ _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
 _REACQUIRE_PAUSE_S: Final = 0.5
 _LAST: Final = 2**63  # where a member without a number sorts
+SAID_AFTER_S: Final = 5.0
+SAID_EVERY_S: Final = 30.0
+"""How long a lock is waited for before that is logged, with its owner, and how often it is logged again."""
 
 
 class LockingError(NotAppliedError):
@@ -68,12 +73,13 @@ class OwnershipAcquireFailedError(NotAppliedError):
 
     code: ClassVar[int] = 302
 
-    def __init__(self, owner: str, *, path: str, log: str | None = None) -> None:
+    def __init__(self, owner: str, *, path: str, log: str | None = None, kept: str | None = None) -> None:
+        """`kept`: what was not done to the log, of what would have taken it away from its owner."""
         super().__init__(
-            f"the lock is held by {owner}",
+            f"the lock is held by {owner}" if kept is None else f"the lock is held by {owner}; {kept}",
             path=path,
             log=log,
-            advice="One writer at a time: close that one, or wait until its session has ended",
+            advice=what_to_do(owner) if kept is None else how_to_free(owner),
         )
         self.owner = owner
 
@@ -354,8 +360,35 @@ class DistributedLock:
                 await self._remove_remains()
                 continue
             self._ensure_current(member)
-            if deadline is None or not await self._wait_for(names[position - 1], member, deadline):
+            if deadline is None:
                 raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
+            saying = asyncio.get_running_loop().create_task(self._say_waiting(deadline))
+            try:
+                if not await self._wait_for(names[position - 1], member, deadline):
+                    raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
+            finally:
+                await end_tasks([saying], drop_errors=True)
+
+    async def _say_waiting(self, deadline: float) -> None:
+        """Log now and then for whom this waits, and since when that one has the lock."""
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), SAID_AFTER_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = SAID_EVERY_S
+            names = await self._members()
+            owner = await self._identify(names[0]) if names else None
+            stat = await self._store.exists(join(self._path, names[0])) if names else None
+            if owner is None or stat is None:
+                continue  # it has just given it up
+            _LOG.warning(
+                "waiting for the lock %s for %.0f s now, and for %.0f s at most: %s has it (it came at %s)",
+                self._path,
+                loop.time() - began,
+                max(deadline - loop.time(), 0),
+                owner.client_id,
+                datetime.fromtimestamp(stat.ctime_ms / 1000, timezone.utc).isoformat(sep=" ", timespec="seconds"),
+            )
 
     async def _wait_for(self, name: str, member: _Member, deadline: float) -> bool:
         """Wait until `name` may be gone; False when the time is up."""

@@ -279,7 +279,8 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
     writers = [node for node in members if node.path.startswith(f"{paths.lock}/")]
     if writers:
         owner = min(writers, key=lambda node: sequence_of(name_of(node.path)))
-        raise OwnershipAcquireFailedError(owner.data.decode("utf-8", "replace"), path=paths.lock, log=log)
+        name = owner.data.decode("utf-8", "replace")
+        raise OwnershipAcquireFailedError(name, path=paths.lock, log=log, kept="nothing was renamed")
     if members:
         raise LockingError(
             f"a reader has it locked ({members[0].data.decode('utf-8', 'replace')}); nothing was renamed",

@@ -52,6 +52,8 @@ MAX_SINK_ID_CHARS = 250
 
 APPLICATION_PREFIX = "app-"
 JOB_PREFIX = "job-"
+MAX_APPLICATION_CHARS = MAX_SINK_ID_CHARS - len(APPLICATION_PREFIX)
+"""The longest id of an application, as it is percent-encoded."""
 
 _STAGED_NAME = re.compile(r"b(\d{19})-([0-9A-Za-z]{1,64})-(\d{1,19})(?:-([0-9a-f]{12}))?\Z")
 _SINK_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.%~-]*\Z")

@@ -26,6 +26,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
+from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -40,6 +41,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.pacing import TokenBucket
 from metadata.retry import create_with_parents, reconnected
 from metadata.session import RequestObservers, SessionHub, call_safely
@@ -107,7 +109,7 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
 )
 
 
-class ZooKeeperStore(MetadataStore):
+class ZooKeeperStore(OnOneLoop, MetadataStore):
     """One ZooKeeper session. Make it with `connect`, on the loop that uses it."""
 
     def __init__(
@@ -320,6 +322,7 @@ class ZooKeeperStore(MetadataStore):
 
     async def _send(self, name: str, path: str, submit: Callable[[], Any]) -> Any:
         """Hand one request to kazoo and wait for its answer on the loop."""
+        self._check_loop()
         if self._rate is not None:
             await self._rate.take()
         async with self._room:
@@ -398,10 +401,10 @@ class ZooKeeperStore(MetadataStore):
 def _check_servers(servers: str) -> str:
     hosts = [part.strip() for part in servers.replace(";", ",").split(",")]
     for host in hosts:
-        name, _, port = host.rpartition(":")
-        if not name or "/" in host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if parse_address(host) is None or "/" in host or "@" in host:
             raise CallerError(
-                f"invalid ZooKeeper servers {servers!r}", advice='Give them as "host:port" or "host:port,host:port"'
+                f"invalid ZooKeeper servers {servers!r}",
+                advice='Give them as "host:port" or "host:port,host:port", an IPv6 address in brackets: "[::1]:2181"',
             )
     return ",".join(hosts)
 

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 from helpers import quick_start
 from helpers.sharing import Durations, longest_first
+from helpers.tiers import Tier, has_none_of, keep_tier
 
 quick_start.use()
 
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="seeded rounds of each fault test (default: what fits into the ordinary test command)",
     )
+    parser.addoption("--tier", type=Tier, default=Tier.ALL, help="only this tier of the tests: first, second, or all")
     parser.addoption("--seed", type=int, default=None, help="replay one seed of a seeded fault test")
     parser.addoption("--write-durations", action="store_true", help="write tests/durations.txt: seconds by file")
 
@@ -48,11 +50,17 @@ def use_properties(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("dlspark")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is passed over here is not asked further; None leaves the decision to pytest."""
+    return has_none_of(config.getoption("--tier"), collection_path) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `long` take minutes to hours: only with --rounds, as `make torture` gives it."""
     if config.getoption("--rounds") is None:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+    keep_tier(config.getoption("--tier"), config, items)
     longest_first(items)
 
 

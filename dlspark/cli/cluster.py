@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from dlspark.cli.common import ATTENTION, Json, when
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
@@ -192,7 +193,7 @@ def _node_json(node: NodeStatus) -> dict[str, Json]:
     return {
         "node": node.bookie_id,
         "state": node.state.value,
-        "address": None if address is None else f"{address.host}:{address.port}",
+        "address": None if address is None else address_text(address.host, address.port),
         "registered_at": None if registration is None else when(registration.since_ms),
         "version": None if registration is None else registration.version,
         "answers": space is not None,

@@ -291,6 +291,13 @@ print(json.dumps(said))
 """
 
 
+_THREADS = (
+    "a session of dlspark.spark.builder writes from every thread; in one of plain SparkSession.builder, begin each "
+    "thread but the first with dlspark.spark.register(spark), or a write there ends in DATA_SOURCE_NOT_FOUND"
+)
+"""What no look at an installation can find, said where a user who has seen that error looks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """What the interpreter of Spark's workers says of itself."""
@@ -336,6 +343,7 @@ def check_workers() -> Iterator[CheckFinding]:
     if not differences:
         yield ok("workers", f"{where} has dlspark, and the same Python, pyspark and pyarrow as this")
         yield ok("modules", "no file here has the name of one of dlspark's packages")
+        yield ok("threads", _THREADS)
 
 
 def _differences(worker: Worker, where: str, use_this: str) -> Iterator[CheckFinding]:

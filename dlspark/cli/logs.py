@@ -235,7 +235,7 @@ async def rename(
     old: Annotated[str, typer.Argument(help="The log's name.")],
     new: Annotated[str, typer.Argument(help="Its name from now on.")],
 ) -> None:
-    """Give a log without a writer another name, in one step."""
+    """Give a log another name, in one step. A log that a writer, a query or a proxy has is refused at once."""
     async with at.open() as namespace:
         await namespace.rename_log(old, new)
     at.result({"log": new, "was": old}, f"{old} is {new} now")
@@ -250,7 +250,8 @@ async def delete(
     dry_run: DryRunOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
-    """Delete logs with all their records. A log that has a writer is refused; a second call finishes a first one."""
+    """Delete logs with all their records. A log that a writer, a query or a proxy has is refused at once; a second call
+    finishes a first one."""
     failed: list[str] = []
     async with at.open() as namespace:
         doomed = await some_logs(namespace, names, pattern)
@@ -307,7 +308,7 @@ async def purge(
     dry_run: DryRunOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
-    """Delete the oldest completed segments of logs without a writer. The newest completed one always stays."""
+    """Delete the oldest completed segments of logs without a writer (a query gives way). The newest one stays."""
     from dlspark.core.codec.records import MAX_TXID
     from dlspark.core.lifecycle.deletion import older_than
 

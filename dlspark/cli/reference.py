@@ -25,8 +25,10 @@ INTRODUCTION: Final = """# The command line
 * These options (`-u` and `-c` for short) are not repeated below. Nor is `--output text|json`, which most commands have.
 * `--output json` prints one object, and commands without an end one object a line. Its fields stay; text may change.
 * What cannot be undone asks first. `--yes` answers; without a terminal and `--yes` it is refused.
-* A log that has a writer is not truncated, purged, deleted, sealed or repaired, nor are its ledgers recovered: all
-  that takes the log's lock, and the error names its owner.
+* A log that has a writer is not truncated, purged, deleted, renamed, sealed or repaired, nor are its ledgers recovered:
+  all that takes the log's lock, and the error names its owner. `delete` and `rename` would take the log away from
+  whoever has it: they do not wait, and nobody gives way to them. The others wait, and a Spark query gives its log up to
+  them between two batches ([spark.md](spark.md)); a writer and a proxy do not.
 * What is asked for and is there already is not a failure, as with upstream: `log create` says that a log exists, leaves
   it as it is, and ends with 0. With `--metadata`, which would not be stored then, it ends with 1.
 * Tables are as wide as the terminal, 80 columns where there is none; what does not fit beside goes below. For programs

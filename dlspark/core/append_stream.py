@@ -18,13 +18,14 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
+from metadata.foundation.opened_here import OpenedHere
 
 MAX_PENDING_APPENDS = 10_000
 """How many appends may be under way; one more waits for all of them."""
 _RECORDS_AT_ONCE = 100
 
 
-class AsyncAppendStream:
+class AsyncAppendStream(OpenedHere):
     """The end of a stream. Open it with `AsyncLog.open_append_stream`; closing it completes the segment."""
 
     def __init__(self, writer: AsyncLogWriter, position: int) -> None:
@@ -111,7 +112,7 @@ class AsyncAppendStream:
         await (self.close() if kind is None else self.abort())
 
 
-class AsyncAppendReader:
+class AsyncAppendReader(OpenedHere):
     """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. At the end, read again for more."""
 
     def __init__(self, reader: AsyncLogReader, position: int) -> None:

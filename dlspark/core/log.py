@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -23,6 +24,7 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import Once, each
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin
@@ -31,7 +33,7 @@ from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 
 
-class AsyncLog(LogReaders):
+class AsyncLog(OnOneLoop, LogReaders):
     """A handle on a log. Opening one costs nothing; whether the log exists shows when it is used."""
 
     def __init__(self, services: Services, name: str, live: LiveSettings) -> None:
@@ -40,6 +42,7 @@ class AsyncLog(LogReaders):
         self.probes = Probes()
         """What searches (`find_txid` and others) have read since this handle was opened."""
         self._services = services
+        self._loop = asyncio.get_running_loop()
         self._live = live
         self._settings = live.current
         live.listen(self._settings_changed)
@@ -167,6 +170,7 @@ class AsyncLog(LogReaders):
         OwnershipAcquireFailedError with the owner's name while another client writes, LogNotFoundError, LockingError
         where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
         """
+        self._check_open()
         await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned(client_id) as owned:
             return await owned.truncate(dlsn, respect_subscribers=respect_subscribers)
@@ -182,6 +186,7 @@ class AsyncLog(LogReaders):
                 f"{txid!r} is not a transaction id; nothing was purged",
                 advice="Give the lowest transaction id to keep; dlspark log delete deletes everything",
             )
+        self._check_open()
         await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned(client_id) as owned:
             return await owned.purge(lambda segments: older_than(segments, txid))
@@ -234,6 +239,7 @@ class AsyncLog(LogReaders):
 
         A cancellation is raised only once all of it is closed. Then the first failure of a writer is raised.
         """
+        self._check_loop()
         await self._closing.run()
 
     async def _close(self) -> None:
@@ -254,5 +260,6 @@ class AsyncLog(LogReaders):
         await self.close()
 
     def _check_open(self) -> None:
+        self._check_loop()
         if self.closed:
             raise AlreadyClosedError("the log was closed", log=self.name, advice="Open it again")

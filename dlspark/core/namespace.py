@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
@@ -27,6 +28,7 @@ from dlspark.errors import AlreadyClosedError
 from metadata.allocators import pool_path
 from metadata.bindings import Binding
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
@@ -41,7 +43,7 @@ from storage_node.edge import Clock, Network, SystemClock
 from storage_node.settings.client import ClientSettings
 
 
-class AsyncNamespace:
+class AsyncNamespace(OnOneLoop):
     """An open namespace: a ZooKeeper session, a ledger client, and the logs. All calls come from one event loop."""
 
     def __init__(
@@ -54,6 +56,7 @@ class AsyncNamespace:
     ) -> None:
         """Used by `open` and `over`; `own` are the stores to close with the namespace."""
         self.uri = uri
+        self._loop = asyncio.get_running_loop()
         self._services = services
         self._files = files
         self._own = own
@@ -261,9 +264,9 @@ class AsyncNamespace:
     async def rename_log(self, old: str, new: str) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while another
-        client writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments:
-        nothing was renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
+        LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
+        renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._check_open()
         await self._services.permit(old, Action.DELETE)
@@ -298,7 +301,8 @@ class AsyncNamespace:
     async def delete_log(self, name: str) -> None:
         """Delete a log with all its segments. After any error it may be called again, and finishes what was begun.
 
-        Raises OwnershipAcquireFailedError while another client writes it, LogNotFoundError if there is no such log.
+        Raises LogNotFoundError if there is no such log, and OwnershipAcquireFailedError, at once, while another client
+        owns it: a writer, a Spark query, a proxy.
         """
         self._check_open()
         services, logs = self._services, self._services.logs
@@ -325,6 +329,7 @@ class AsyncNamespace:
 
         Idempotent. Raises the first failure of a writer, and a cancellation, after everything is closed.
         """
+        self._check_loop()
         await self._closing.run()
 
     async def _close(self) -> None:
@@ -352,5 +357,6 @@ class AsyncNamespace:
         await self.close()
 
     def _check_open(self) -> None:
+        self._check_loop()
         if self._closing.begun:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")

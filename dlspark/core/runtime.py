@@ -19,7 +19,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from typing import ClassVar, Generic, TypeVar
 
 from dlspark.errors import AlreadyClosedError
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, OpenedElsewhereError
+from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.tasks import end_tasks
 
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Runtime:
+class Runtime(OpenedHere):
     """A daemon thread that runs an event loop until `close()`."""
 
     _shared: ClassVar[Runtime | None] = None
@@ -149,7 +150,7 @@ class Runtime:
     def check_usable(self) -> None:
         """Raise AlreadyClosedError or CallerError unless `run` may be called from here: in this process and thread."""
         if self._pid != os.getpid():
-            raise CallerError(
+            raise OpenedElsewhereError(
                 "this object was opened before the process forked",
                 advice="Open the namespace, or the client, again in the child process",
             )

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dlspark.serving.routing.hosts import NO_SHARD, split_address
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -64,8 +65,7 @@ class ProxyEndpoint:
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return address_text(self.host, self.port)
 
     @classmethod
     def parse(cls, text: str) -> ProxyEndpoint:

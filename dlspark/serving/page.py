@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
+from metadata.foundation.addresses import host_text
 from metadata.foundation.errors import CallerError
 from storage_node.bookie.node.http_server import JSON, HttpServer, Reply
 from storage_node.errors import BookieConfigurationError
@@ -64,9 +65,9 @@ class ProxyPage:
         try:
             await self._server.start(host, port)
         except BookieConfigurationError as error:
-            cause = error.__cause__ or error
+            cause, where = error.__cause__ or error, host_text(host) or "all interfaces"
             raise CallerError(
-                f"the page with health and metrics cannot listen on {host or 'all interfaces'}:{port}: {cause}",
+                f"the page with health and metrics cannot listen on {where}:{port}: {cause}",
                 advice="Give its port another number: --stats-port of a write proxy, statsPort of a read proxy",
             ) from error
 

@@ -26,7 +26,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
-from dlspark.spark.workers import in_worker, without_traceback
+from dlspark.spark.workers import in_worker, take_far_times, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -104,14 +104,20 @@ class DistributedLogDataSource(DataSource):
 
 if in_worker():
     take_over()
+    take_far_times()
 
 
 def register(spark: SparkSession) -> None:
-    """Hand the session's confs `spark.distributedlog.*` on to the data source; needed only if set after the start.
+    """Hand the session's confs `spark.distributedlog.*` on to the data source, and the session to the calling thread.
 
     Spark's workers cannot see a conf that a running session (or a Spark Connect client) sets; a data source that
     is registered by hand can carry it. Call it again after changing the conf. Without the conf it registers the plain
     source, which does no harm.
+
+    And Spark looks for data sources of Python in the active session of the thread, which only the thread has that made
+    the session: in another one `df.write` and `df.writeStream` end in DATA_SOURCE_NOT_FOUND, unless `builder` made the
+    session, whose jar has a class that needs none. Call it once in each such thread.
     """
     confs = defaults_among(spark.conf.getAll)
     spark.dataSource.register(type("DefaultSource", (DistributedLogDataSource,), {"session_conf": confs}))
+    spark.createDataFrame([], SCHEMA)  # of what PySpark has for everybody, this makes it the thread's active session

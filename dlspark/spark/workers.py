@@ -1,4 +1,4 @@
-"""What the connector does about Spark's Python workers, in which it runs: how errors look, and garbage collection.
+"""What the connector does about Spark's Python workers, in which it runs: how errors look, garbage collection, filters.
 
 **Errors** (`without_traceback`). An error of the connector reaches the user as its message alone, and not below the
 traceback of a worker. Workers write down what the data source raised (`pyspark.util.handle_worker_exception`), send it
@@ -16,6 +16,10 @@ anyway, so it is moved out of the collector's sight (`gc.freeze`), which is what
 
 Frozen objects are still freed when nothing refers to them any more. Only a ring of objects that is dropped later
 stays: so it is done three times a process and no more, right after a collection, and never outside of Spark's workers.
+
+**Filters** (`take_far_times`). Where `spark.sql.python.filterPushdown.enabled` is on, Spark has a worker make Python
+values of all filters, and asks the reader then, which keeps none of them. A time in the year 10000 or later has none in
+Python: a query with `timestamp < TIMESTAMP'+10000-01-01'` ended there with a trace.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ FREEZE_AT = (2, 4, 8)
 """Uses of a process by us before which everything there is is frozen: after the first one modules are loaded and
 connections are open, later ones find what another kind of use has loaded."""
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
+_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _WORKER: Final = "pyspark.worker_util"
 """A module that Spark imports in its workers alone."""
 
@@ -81,6 +86,25 @@ def _leave_out_traceback(error: DistributedLogError) -> None:
     _log.debug("raised to Spark: %s", error, exc_info=error)
     if in_worker() and not isinstance(error, InvariantViolation):
         os.environ[_HIDE] = "1"
+
+
+def take_far_times() -> None:
+    """In the worker that reads Spark's filters, from the command on that it is at: take those that Python has no value
+    for. They stay with Spark, as all do, so another filter of the column stands for one."""
+    module = sys.modules.get(_FILTERS)
+    if module is None:
+        return
+    made = module.deserializeFilter
+    if made.__module__ == __name__:
+        return
+
+    def read(words: dict[str, object]) -> object:
+        try:
+            return made(words)
+        except OverflowError:
+            return module.deserializeFilter({"name": "IsNull", "columnPath": words["columnPath"], "isNegated": False})
+
+    module.deserializeFilter = read  # type: ignore[attr-defined]
 
 
 _uses = 0

@@ -20,6 +20,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
+from metadata.foundation.opened_here import OpenedHere
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
@@ -33,7 +34,7 @@ URI = f"distributedlog://in-process:2181{NAMESPACE_PATH}"
 HOST = "127.0.0.1"
 
 
-class InProcessCluster:
+class InProcessCluster(OpenedHere):
     """`nodes` storage nodes below `directory`, and a bound namespace. Start it, or use it as a context manager.
 
     `settings` is what `connect` uses by default; `tree` lets several clusters, or a test's faults, share the metadata.

@@ -12,18 +12,22 @@ import (
 	pb "dlspark/serving/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 )
 
-var proxies []string // those that were named; an owner may be another one
-var asked string     // the one whose turn it is
-var failures int     // how often in a row nothing was done
+var proxies []string            // those that were named; an owner may be another one
+var asked string                // the one whose turn it is
+var failures int                // how often in a row nothing was done
+var tell = &pb.RequestContext{} // what a request says besides itself: who was asked before
+var options = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithKeepaliveParams(
+	keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true})}
 var clients, success = map[string]pb.DistributedLogClient{}, &pb.Status{Code: pb.Status_SUCCESS}
 
 // ask tries one proxy after the other, but the owner where one names it.
 func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient) (*pb.Status, error)) {
-	for failures = 0; ; failures++ {
+	for failures, tell.TriedHosts = 0, nil; ; failures++ {
 		if clients[asked] == nil {
-			connection, err := grpc.NewClient(asked, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			connection, err := grpc.NewClient(asked, options...)
 			if clients[asked] = pb.NewDistributedLogClient(connection); err != nil {
 				log.Fatal(err)
 			}
@@ -34,9 +38,10 @@ func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient)
 			return
 		}
 		wrong := said.GetApplied() == pb.Status_REQUEST_WRONG && said.GetCode() != pb.Status_ALREADY_CLOSED
-		if wrong || said.GetError() == "ProducerFencedError" || failures == 600 {
+		if wrong || said.GetReason() == pb.Status_REASON_PRODUCER_FENCED || failures == 600 {
 			log.Fatalf("%v %v", said, err)
 		}
+		tell.TriedHosts = append(tell.TriedHosts[:failures%9], asked) // who remembers one of them as the owner looks again
 		time.Sleep(min(25*time.Duration(failures+1), 100) * time.Millisecond)
 		if asked = said.GetGrpcAddress(); asked == "" {
 			asked = proxies[(failures+1)%len(proxies)]
@@ -47,7 +52,7 @@ func ask(limit time.Duration, try func(context.Context, pb.DistributedLogClient)
 func write(stream, producer string, input *bufio.Reader) {
 	var begun *pb.BeginEpochResponse
 	ask(5*time.Second, func(ctx context.Context, proxy pb.DistributedLogClient) (_ *pb.Status, err error) {
-		begun, err = proxy.BeginEpoch(ctx, &pb.BeginEpochRequest{Stream: stream, Producer: producer})
+		begun, err = proxy.BeginEpoch(ctx, &pb.BeginEpochRequest{Stream: stream, Producer: producer, Context: tell})
 		return begun.GetStatus(), err
 	})
 	for line, end, number := []byte(nil), error(nil), int64(0); end == nil; {
@@ -55,7 +60,8 @@ func write(stream, producer string, input *bufio.Reader) {
 		for ; end == nil && len(waiting) < 5 && (len(waiting) == 0 || input.Buffered() > 0); number++ {
 			if line, _, end = input.ReadLine(); end == nil {
 				stamp := &pb.ProducerStamp{Name: producer, Epoch: begun.Epoch, Sequence: number}
-				waiting = append(waiting, &pb.WriteRequest{Stream: stream, Payloads: [][]byte{[]byte(string(line))}, Stamp: stamp})
+				lines := [][]byte{[]byte(string(line))}
+				waiting = append(waiting, &pb.WriteRequest{Stream: stream, Payloads: lines, Stamp: stamp, Context: tell})
 			}
 		}
 		ask(5*time.Second, func(ctx context.Context, proxy pb.DistributedLogClient) (*pb.Status, error) {

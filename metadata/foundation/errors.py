@@ -2,6 +2,7 @@
 
     DistributedLogError
     ├── CallerError              the request itself is wrong; nothing was done
+    │   ├── OpenedElsewhereError what is open in one process and on one event loop was to be used, or copied, elsewhere
     │   └── NoAuthError          (metadata) the znode's access control list refuses this session
     ├── NotAppliedError          definitely not applied; state is as before, a retry is safe
     │   ├── NoNodeError          (metadata) the znode does not exist
@@ -93,6 +94,10 @@ class OutcomeUnknownError(DistributedLogError):
 
 class InvariantViolation(DistributedLogError):
     """A rule of dlspark's own does not hold: a bug, please report it."""
+
+
+class OpenedElsewhereError(CallerError):
+    """It is open in one process, and on one event loop; it was to be copied, or used, elsewhere. Nothing was done."""
 
 
 class NoAuthError(CallerError):

@@ -4,6 +4,7 @@ for_each     a limited number at a time
 TokenBucket  a limited number of requests a second, in the order in which they were made
 ByteRate     a limited number of bytes a second
 MessageLimit a limited number of log lines that others can cause, and how many were left out
+Slices       a limited time at a time, of work that never waits
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from metadata.foundation.tasks import end_tasks
 
@@ -133,3 +134,28 @@ class MessageLimit:
         count, self._left_out = self._left_out, 0
         if count:
             self._logger.warning("%d more lines like these were left out within %g s", count, self._window_s)
+
+
+SLICE_S: Final = 0.005
+
+
+class Slices:
+    """Cuts work that is long and never waits, so that others have the event loop's thread between two slices of it.
+
+    Call `pause` wherever the work may be interrupted; it waits where a slice of `slice_s` seconds is over.
+    """
+
+    def __init__(self, slice_s: float = SLICE_S) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._slice_s = slice_s
+        self._ends_s = self._loop.time() + slice_s
+
+    async def pause(self) -> None:
+        """Let others have their turn, where it is time for that."""
+        if self._loop.time() >= self._ends_s:
+            await asyncio.sleep(0)
+            self.begin()
+
+    def begin(self) -> None:
+        """A slice begins now: what was before was a wait."""
+        self._ends_s = self._loop.time() + self._slice_s

@@ -72,6 +72,16 @@ def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) 
     return values
 
 
+def lines_of(data: bytes) -> dict[str, int]:
+    """The number of the line on which each key is, from 1 on; of what `parse_properties` takes."""
+    lines, at = {}, 1
+    for element in javaproperties.parse(io.BytesIO(data)):
+        if isinstance(element, javaproperties.KeyValue):
+            lines[element.key] = at
+        at += len(element.source.splitlines())
+    return lines
+
+
 def read_properties(
     location: str | os.PathLike[str], error: type[DistributedLogError], *, named_by: str
 ) -> dict[str, str]:

@@ -254,7 +254,8 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
 
 def _check_value(info: Setting, key: str, value: object, error: type[DistributedLogError]) -> None:
     if info.choices and value not in info.choices:
-        raise error(f"{key}={shown(value)} is not one of {', '.join(info.choices)}", advice=info.meaning)
+        advice = f"{did_you_mean(str(value), info.choices)}{info.meaning}"
+        raise error(f"{key}={shown(value)} is not one of {', '.join(info.choices)}", advice=advice)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low = -math.inf if info.minimum is None else info.minimum
@@ -304,6 +305,10 @@ class Registry:
             raise self._error(f"the setting {key} has no effect here: {reason}", advice="Remove it")
         raise self._error(f"there is no setting {shown(key)}", advice=nearest(key, self._names, self._page))
 
+    def reason_against(self, key: str) -> str | None:
+        """Why a key of upstream's would do nothing here; None for one that is understood, or unknown."""
+        return None if key in self._names else self._refused.get(key)
+
     def read(self, key: str, value: object) -> object:
         """A value in the field's type and unit. Raises the registry's error for what is not one, or out of bounds."""
         return read_value(self.find(key)[2], key, value, self._error)
@@ -335,9 +340,20 @@ def _bound(limit: float, info: Setting) -> str:
 
 def nearest(key: str, known: Iterable[str], page: str) -> str:
     """Advice for a key that is unknown: the one that was meant, perhaps, and where all of them are."""
+    return f"{did_you_mean(key, known)}{page} lists all settings"
+
+
+def near_word(word: str, known: Iterable[str]) -> str | None:
+    """The one of the `known` words that was meant by another one, perhaps; its capitals do not count."""
     folded = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(key.lower(), folded, n=1, cutoff=0.6)
-    return f"Did you mean {folded[close[0]]}? {page} lists all settings" if close else f"{page} lists all settings"
+    close = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """How advice begins for a word that is none of the `known` ones; empty where none of them is near."""
+    near = near_word(word, known)
+    return "" if near is None else f"Did you mean {near}? "
 
 
 def written(value: object) -> str:

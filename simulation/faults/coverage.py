@@ -33,6 +33,7 @@ COVERAGE_POINTS: Final = (
     "life.rival-stopped",
     "life.sealed",
     "life.truncated",
+    "log.ProducerForgottenError",
     "log.TransmitError",
     "log.WriteCancelledError",
     "log.deposed-while-paused",

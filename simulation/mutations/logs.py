@@ -15,8 +15,9 @@ from dlspark.core.reading import read_ahead
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.writing import producer_recovery, segment_sequence
+from dlspark.core.writing import segment_sequence
 from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.segment_ends import SegmentEnd
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.core.writing.transitions import SegmentTransitions
@@ -118,6 +119,13 @@ def _delete_the_ledgers_first(purge: Method) -> Method:
     return mutated
 
 
+def _take_for_new(_check: Method) -> Method:
+    def mutated(self: Producers, request: object) -> None:
+        """Whoever is not known has never written."""
+
+    return mutated
+
+
 def _note_no_ledgers(_removal: Method) -> Method:
     def mutated(self: SegmentChanges, segment: SegmentMetadata) -> list[Op]:
         return [Delete(self._paths.segment(segment))]
@@ -172,9 +180,9 @@ OWNERS = {
 PRODUCERS = {
     "requests-replayed": Mutation(
         "a new owner takes in the requests behind the snapshot (I19)",
-        producer_recovery._SegmentEnd,
-        "restore",
-        edited(("in reversed(following)", "in ()")),
+        SegmentEnd,
+        "read",
+        edited(("said.following[::-1]", "[]")),
     ),
     "copies-wait": Mutation(
         "a copy of a request that is under way waits for its outcome (I3)",
@@ -193,6 +201,9 @@ PRODUCERS = {
         AsyncLogWriter,
         "_segment_begun",
         edited(("segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))", "pass")),
+    ),
+    "forgotten-refused": Mutation(
+        "what was forgotten does not count as not written (I19)", Producers, "_check_unknown", _take_for_new
     ),
     "start-noted": Mutation(
         "the start of a segment with producers is noted (I19)",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.append_requests import RequestLog
-from dlspark.core.writing.producer_recovery import _SegmentEnd
 from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.segment_ends import Following, SegmentEnd
 from dlspark.serving.client import requests
 from dlspark.serving.client.producers import ProducerSession, _Pending
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
@@ -43,9 +43,10 @@ def _answer_what_was_begun(begin: Method) -> Method:
     return mutated
 
 
-def _read_nothing(_restore: Method) -> Method:
-    async def mutated(*_: object) -> bool:
-        return True
+def _read_nothing(read: Method) -> Method:
+    async def mutated(self: SegmentEnd, producers: Producers | None, *, find_last: bool) -> list[Following] | None:
+        await read(self, None, find_last=find_last)
+        return [] if producers is not None else None
 
     return mutated
 
@@ -104,7 +105,7 @@ PROXIES = {
 
 OWNED_LOGS = {
     "take-over-reads": Mutation(
-        "a new owner reads what the log says of producers (I19)", _SegmentEnd, "restore", _read_nothing
+        "a new owner reads what the log says of producers (I19)", SegmentEnd, "read", _read_nothing
     ),
     "known-requests": Mutation(
         "a request that was written is not written again (I19)",

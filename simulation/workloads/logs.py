@@ -28,7 +28,13 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    LockingError,
+    PositionGapError,
+    ProducerForgottenError,
+    SegmentStateError,
+)
 from metadata.bindings import Binding
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.namespaces import NamespaceStore
@@ -54,8 +60,6 @@ TIMED_SHARE = 0.04
 MINUTE_S = 61.0
 LOCKLESS_SHARE = 0.25
 """Logs whose owners have nothing to keep them apart but the versions that they have read."""
-TAKE_SHARE = 0.8
-"""Writers of a log with producers that take their requests."""
 SUBSCRIBED_SHARE = 0.4
 """Logs with subscribers."""
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
@@ -121,6 +125,10 @@ class LogWorkload(Workload):
     """Of one writer, before it leaves the log to the next one."""
     produced_share = 0.7
     """Logs with idempotent producers; most of their writers take requests."""
+    take_share = 0.8
+    """Writers of a log with producers that take their requests."""
+    produced_whole = True
+    """Whether all that producers ever wrote is there at the end."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
@@ -228,11 +236,17 @@ class LogWorkload(Workload):
             await self._write_session(log, client, partial(self._push, rng))
 
     async def _write_session(
-        self, log: SimulatedLog, client: ClientMachine, work: Callable[[AsyncLogWriter, WriterSession], Awaitable[None]]
+        self,
+        log: SimulatedLog,
+        client: ClientMachine,
+        work: Callable[[AsyncLogWriter, WriterSession], Awaitable[None]],
+        *,
+        takes: bool = True,
     ) -> None:
-        """Open a writer, do something with it. Afterwards every record has an outcome, in all cases."""
+        """Open a writer, do something with it. Afterwards every record has an outcome, in all cases. Where it `takes`
+        producers' requests, a share of all writers does."""
         session = self.world.log_checkers.session(log.name, client)
-        takes = self.over or self.world.rng(f"takes/{self.opened}").random() < TAKE_SHARE
+        takes = takes and (self.over or self.world.rng(f"takes/{self.opened}").random() < self.take_share)
         session.takes_requests = log.name in self.produced and takes
         if session.takes_requests:
             session.answered_before = self.produced[log.name].answered()
@@ -444,7 +458,8 @@ class LogWorkload(Workload):
             rest = sender.send_rest()
             await writer.flush()
             for answer in rest:
-                answer.result()
+                if not isinstance(answer.exception(), ProducerForgottenError):
+                    answer.result()
         for _ in range(2):
             records = [self._record(session, rng) for _ in range(3)]
             futures = [writer.write(record.txid, record.payload) for record in records]
@@ -477,7 +492,7 @@ class LogWorkload(Workload):
             await self.close_namespace(namespace)
         self.world.log_checkers.final(log.name, span.read)
         if log.name in self.produced:
-            self.produced[log.name].check(span.read)
+            self.produced[log.name].check(span.read, whole=self.produced_whole)
 
 
 def _with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:

@@ -141,6 +141,7 @@ class ProxyWorkload(Workload):
             rolling_concurrency=0,
             lock_timeout_s=0,
             producer_snapshot_entries=rng.choice((3, 10, 1_000)),
+            producer_snapshot_bytes=rng.choice((300, 8 << 20)),
             long_poll_ms=50,
             read_ahead_wait_ms=50,
         )

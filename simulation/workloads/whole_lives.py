@@ -1,5 +1,8 @@
 """`WholeLifeWorkload`: logs that are truncated, purged, sealed and deleted while everything else goes on.
 
+Half of the writers take producers' requests; segments of the others hide how long ago that was, and those before them
+are deleted: the log forgets its producers, and says so.
+
 Writers truncate between two bursts; keepers do it without a writer, under the log's lock, and purge by transaction id;
 hours pass on single clocks, so that segments expire. Readers meet what is hidden or gone under them. At the end each
 log is sealed, perhaps, and deleted by a client that is killed at a drawn step, and then by another one.
@@ -41,7 +44,8 @@ class WholeLifeWorkload(LogWorkload):
     """Logs with all of their lives."""
 
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
-    produced_share = 0.0
+    take_share = 0.5
+    produced_whole = False
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, rng)
@@ -61,6 +65,8 @@ class WholeLifeWorkload(LogWorkload):
         super().start_programs(rng)
         for log in self.logs:
             self.add_program(f"keeper-{log.name}", partial(self.keep, log))
+            if log.name in self.produced:
+                self.add_program(f"burier-{log.name}", partial(self.bury, log))
             if self._contended:
                 RivalTruncators(self, log).start_programs()
 
@@ -112,6 +118,31 @@ class WholeLifeWorkload(LogWorkload):
         self.life_checkers.purging(log.name, txid)
         with self.world.history.operation(name, "purge", log.name):
             await log.purge_older_than(txid, client_id=name)
+
+    async def bury(self, log: SimulatedLog, client: ClientMachine) -> None:
+        """Write two segments without producers, and purge what is before them."""
+        while not self.over:
+            rng = self.world.rng(f"bury/{client.name}/{client.runs}/{self.opened}")
+            await asyncio.sleep(rng.uniform(0.1, 1.5))
+            written: list[int] = []
+            for _ in range(2):
+                await self._write_session(log, client, partial(self._write_above, rng, written), takes=False)
+            namespace = await self.open_namespace(log, client)
+            try:
+                self.life_checkers.purging(log.name, written[-1])
+                with self.world.history.operation(client.name, "purge", log.name):
+                    await (await namespace.open_log(log.name)).purge_older_than(written[-1], client_id=client.name)
+            finally:
+                await self.close_namespace(namespace)
+
+    async def _write_above(
+        self, rng: Random, written: list[int], writer: AsyncLogWriter, session: WriterSession
+    ) -> None:
+        session.txid += 1
+        record = self._record(session, rng)
+        self._follow(record, writer.write(record.txid, record.payload))
+        await writer.close()
+        written.append(record.txid)
 
     async def _look(self, log: AsyncLog, name: str, rng: Random) -> None:
         """For people; it fails where a log does not make sense."""
@@ -218,6 +249,7 @@ def _with_a_life(log: SimulatedLog, rng: Random) -> SimulatedLog:
         explicit_truncation=rng.random() < 0.3,
         ignore_truncation=rng.random() < 0.15,
         fail_on_truncated=rng.random() < 0.7,
+        producer_expiry_s=rng.choice((1, 604_800)),
     )
     return SimulatedLog(log.name, settings)
 

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from metadata.foundation.addresses import address_text, host_text
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import FrameHandler, Link, Listener
@@ -63,7 +64,7 @@ class TcpListener:
             except OSError as error:
                 self._refused(error)
                 return
-            link = self._network.adopt(self._loop, sock, f"{address[0]}:{address[1]}")
+            link = self._network.adopt(self._loop, sock, address_text(*address[:2]))
             try:
                 handler = self._accept(link)
             except Exception as error:  # the boundary: a refused connection must not stop the listener
@@ -130,10 +131,11 @@ class TcpNetwork:
             return await asyncio.wait_for(self._connect(host, port, handler), timeout_ms / 1000)
         except (OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {timeout_ms} ms"
+            address = address_text(host, port)
             raise BookieUnreachableError(
-                f"cannot connect to {host}:{port}: {reason}",
+                f"cannot connect to {address}: {reason}",
                 advice="Check that the storage node runs and that its advertised address is reachable from here",
-                node=f"{host}:{port}",
+                node=address,
             ) from error
 
     async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
@@ -148,7 +150,7 @@ class TcpNetwork:
             sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
-            where = f"{host or 'all interfaces'}:{port}"
+            where = f"{host_text(host) or 'all interfaces'}:{port}"
             raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
         return TcpListener(self, loop, sock, accept)
 
@@ -220,7 +222,7 @@ class TcpNetwork:
             try:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address)
-                link = self.adopt(loop, sock, f"{host}:{port}")
+                link = self.adopt(loop, sock, address_text(host, port))
             except OSError as error:
                 sock.close()
                 last = error

@@ -15,7 +15,7 @@ from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, broker_settings, 
 from benchmarks.kafka_jobs import Arrivals, Load
 from benchmarks.kafka_pairs import FLUSHED, WARM_UPS, KafkaPairs
 from benchmarks.machine import header
-from benchmarks.processes import loopback_bytes, own_cpu_s, tree_cpu_s
+from benchmarks.processes import Spent, TreeCpu, loopback_bytes, spent_between
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
 FIGURE = {"ours": 10.0, "Kafka": 20.0, "Kafka flushed": 40.0}
@@ -149,19 +149,49 @@ def test_the_loopback_counts_what_is_sent_over_it() -> None:
     assert loopback_bytes() - before >= 30_000
 
 
-CHILD = "import time\nwhile time.process_time() < 0.2: pass\nprint(time.process_time())"
-PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}])\nsys.stdin.read()"
+CHILD = "import time\nwhile time.process_time() < 0.2: pass\nprint(time.process_time(), flush=True)\ninput()"
+PARENT = f"""
+import os, signal, subprocess, sys
+if {{ignoring}}:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+child.wait()
+print("ended", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.processes
-def test_processor_time_of_a_child_that_has_ended_is_counted_with_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+@pytest.mark.parametrize("ignoring", [False, True])
+def test_what_a_child_that_has_ended_had_spent_counts_whether_or_not_its_parent_waited(
+    ignoring: bool,
+) -> None:
+    """Spark's Python daemons ignore the ends of their workers: what those had spent is nobody's then."""
+    program = [sys.executable, "-c", PARENT.format(ignoring=ignoring)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
+        tree = TreeCpu([parent.pid])
         spent = float(parent.stdout.readline())
-        while psutil.Process(parent.pid).children():
-            pass  # until it was waited for
+        seen = tree.seconds()
         tick = 1 / os.sysconf("SC_CLK_TCK")
-        assert tree_cpu_s([parent.pid]) >= spent - 2 * tick
-        assert tree_cpu_s([parent.pid]) >= own_cpu_s(parent.pid)
+        assert seen >= spent - 3 * tick
+        parent.stdin.write(b"\n")  # it is the child that reads it
+        parent.stdin.flush()
+        assert parent.stdout.readline() == b"ended\n"
+        assert not psutil.Process(parent.pid).children()
+        assert seen <= tree.seconds() < 2 * seen
         parent.stdin.close()
+
+
+def test_what_processes_have_spent_is_never_below_nothing() -> None:
+    daemon, worker, later = (1, 0.0), (2, 0.0), (3, 0.0)
+    first = {daemon: Spent(0, 1.0, 0.0), worker: Spent(1, 30.0, 0.0)}
+    nobody_waited = {daemon: Spent(0, 1.5, 0.0)}
+    assert spent_between(first, {**first, **nobody_waited}, nobody_waited) == 0.5
+    waited = {daemon: Spent(0, 1.5, 30.25)}
+    assert spent_between(first, {**first, **waited}, waited) == 0.5 + 0.25
+    both = {**nobody_waited, worker: Spent(1, 31.0, 0.0), later: Spent(1, 2.0, 0.0)}
+    assert spent_between(first, both, both) == 0.5 + 1.0 + 2.0
+    unseen = {daemon: Spent(0, 1.0, 0.75), worker: Spent(1, 30.0, 0.0)}
+    assert spent_between(first, unseen, unseen) == 0.75

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.codec import CodecBenchmark
 from benchmarks.limits import RawFiles, direct_io, loopback_bytes_per_s, memory_bytes_per_s, round_trips_us
 from benchmarks.payloads import ENTRY_BYTES, any_lengths, equal_lengths
-from benchmarks.results import Row, Target, as_json, number, percentile, spread, table
+from benchmarks.results import Row, Target, as_json, compare, number, percentile, spread, table
 from dlspark.core.codec.vector_decoding import decode_entries
 
 
@@ -45,11 +45,72 @@ def test_the_table_says_which_rows_missed_and_which_were_not_measured() -> None:
     missing, informative = Row("C", "missing", "x", "x", Target(0.5)), Row("D", "info", "x", "x", None)
     lines = table([fast, slow, missing, informative]).splitlines()
     assert len(lines) == 6
-    assert lines[2].split("|")[-3:-1] == [" yes  ", " yes            "]
-    assert lines[3].split("|")[-3:-1] == [" NO   ", " no             "]
+    assert lines[2].split("|")[-4:-2] == [" yes  ", " yes            "]
+    assert lines[3].split("|")[-4:-2] == [" NO   ", " no             "]
     assert "not measured" in lines[4]
     assert [row.reached_half for row in (fast, slow, missing, informative)] == [True, False, False, True]
     assert as_json([fast])[0]["ratios"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("figure", "limit"),
+    [(-1.2, 7.0), (0.0, 7.0), (float("inf"), 7.0), (float("nan"), 7.0), (1.0, -7.0), (1.0, 0.0), (1.0, float("inf"))],
+)
+def test_a_figure_that_cannot_be_is_said_to_and_reaches_nothing(figure: float, limit: float) -> None:
+    """A process that ended between two readings once gave -1.2 s of processor time, which is below any target."""
+    row = Row("P16", "idle query", "CPU s/min", "CPU s/min: Kafka", Target(1.0, at_most=True))
+    for _ in range(3):
+        row.add(0.5, 7.0)
+    assert row.reached_half
+    row.add(figure, limit)
+    assert not row.reached_half
+    assert [fault.split()[1:] for fault in row.faults] == [["cannot", "be"]]
+    cells = [cell.strip() for cell in table([row]).splitlines()[2].split("|")[-4:-1]]
+    assert cells[:2] == ["NO", "no"]
+    assert cells[2].startswith(row.faults[0])
+    assert as_json([row])[0]["remarks"] == row.remarks
+    for_information = Row("P16", "no query", "CPU s/min", "CPU s/min", None)
+    for_information.add(figure, limit)
+    assert not for_information.reached_half
+
+
+def test_of_events_there_may_be_none_but_not_fewer() -> None:
+    row = Row("P20", "writes that failed", "", "writes", Target(0.0, at_most=True), counts=True)
+    row.add(0, 1000)
+    assert (row.faults, row.reached_half) == ([], True)
+    row.add(-1, 1000)
+    assert (row.faults, row.reached_half) == (["-1 cannot be"], False)
+
+
+def test_rows_that_contradict_each_other_over_one_job_reach_nothing() -> None:
+    def rows(in_one: float, in_another: float) -> list[Row]:
+        one = Row("P6", "source", "k rows/s", "k rows/s: no-op source", Target(0.85), job="source")
+        one.add(in_one, in_one)
+        other = Row("P6", "through a proxy", "k rows/s", "k rows/s: from nodes", None, limit_job="source")
+        other.add(300.0, in_another)
+        apart = Row("P7", "sink", "k rows/s", "k rows/s: not published", Target(0.9))
+        apart.add(100.0, 100.0)
+        return [one, other, apart]
+
+    contradicting = rows(427.0, 1317.0)
+    compare(contradicting)
+    assert [row.reached_half for row in contradicting] == [False, False, True]
+    assert contradicting[0].faults == ["source: 427 in one row, 1,317 in another"] == contradicting[1].faults
+    agreeing = rows(900.0, 1317.0)
+    compare(agreeing)
+    assert [row.faults for row in agreeing] == [[], [], []]
+
+
+def test_rounds_that_differ_by_more_than_half_of_their_median_say_so() -> None:
+    steady, wide = (Row("A", "job", "k/s", "k/s", Target(0.5)) for _ in range(2))
+    for figure in (80.0, 100.0, 130.0):
+        steady.add(figure, 100.0)
+    for figure in (60.0, 100.0, 111.0):
+        wide.add(figure, 100.0)
+    assert steady.remarks == []
+    assert wide.remarks == ["rounds differ by more than half: measured, ratio"]
+    assert wide.reached_half
+    assert table([wide]).splitlines()[2].split("|")[-2].strip() == wide.remarks[0]
 
 
 def test_numbers_are_short() -> None:

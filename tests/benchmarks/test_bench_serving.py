@@ -17,6 +17,7 @@ from benchmarks.proxies import ProxyProcess, read_proxy, resident_mb, write_prox
 from benchmarks.serving import move_under_load, pauses_ms
 from benchmarks.serving_scale import begin_producers, idle_memory_mb, release, take_over
 from benchmarks.shared_reading import LEAST_RECORDS, WARM_UP_RECORDS, TimedReader, read_by_many
+from benchmarks.takeovers import TakeOverBenchmark, one_record, record_sets, requests
 from benchmarks.thin_clients import Counted, frames_load, library_load, records_per_s
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
@@ -130,3 +131,16 @@ def test_many_readers_have_every_record(sandbox: WarmSandbox, tmp_path: Path) ->
     assert len(shared.without_ms) == len(shared.with_slow_ms) == 2 * LEAST_RECORDS * 59
     assert shared.entries == 5 * (LEAST_RECORDS + WARM_UP_RECORDS)
     assert shared.fetched == 7
+
+
+@processes
+@pytest.mark.long
+def test_what_a_take_over_costs_is_measured_for_each_kind(tmp_path: Path) -> None:
+    kinds = {"one": one_record, "sets": record_sets(1), "requests": requests(30, 20, producers=3)}
+    with ExitStack() as stack:
+        benchmark = TakeOverBenchmark(tmp_path, stack, kinds)
+        for _ in range(2):
+            benchmark.round(0.0)
+    assert len(benchmark.rows) == 3 * len(kinds)
+    assert all(len(row.measured) == 1 and row.measured[0] >= 0 for row in benchmark.rows), "the first round only"
+    assert all(row.measured[0] > 1 for row in benchmark.rows if row.unit == "s")

@@ -76,7 +76,18 @@ def test_where_nothing_is_wrong_nothing_fails(doctor: Doctor) -> None:
     assert [one for one in findings if one["verdict"] == "fail"] == []
     assert status == 0
     seen = {one["check"] for one in findings}
-    assert seen == {"python", "workers", "modules", "java", "descriptors", "ports", "disk", "clock", "namespace"}
+    assert seen == {
+        "python",
+        "workers",
+        "modules",
+        "threads",
+        "java",
+        "descriptors",
+        "ports",
+        "disk",
+        "clock",
+        "namespace",
+    }
 
 
 def test_the_text_has_a_line_a_finding_and_what_to_do_below(doctor: Doctor) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
@@ -88,6 +89,12 @@ class World:
         for namespace in self.clients:
             await namespace.close()
         await self.operator.close()
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    """For tests that have an event loop of their own, which starts it."""
+    return World
 
 
 @pytest_asyncio.fixture

@@ -54,6 +54,7 @@ CODES = {
     "NotAppliedError": 500,
     "NotBoundError": 500,
     "NotEnoughBookiesError": 500,
+    "OpenedElsewhereError": 500,
     "OperationNotServedError": 501,
     "OutcomeUnknownError": 500,
     "OverCapacityError": 517,

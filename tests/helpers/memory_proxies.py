@@ -33,6 +33,7 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListProxies,
     OwnerFound,
     ProxyInfo,
     ProxyStatus,
@@ -172,8 +173,8 @@ class MemoryProxy:
             return self.refusals.popleft()
         if isinstance(request, FindOwner):
             return OwnerFound(self.fleet.owners.get(request.stream, self.address))
-        if isinstance(request, ReadBatch):
-            raise AssertionError("reads are answered elsewhere")
+        if isinstance(request, ReadBatch | ListProxies):
+            raise AssertionError(f"{type(request).__name__} is answered elsewhere")
         refusal = self._own(request.stream)
         if refusal is not None:
             return refusal

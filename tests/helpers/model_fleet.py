@@ -105,6 +105,13 @@ class ModelLog:
             self.beliefs[self.owner] = copy.deepcopy(self.producers)
         self.owner = None
 
+    def forget(self) -> None:
+        """Its producers were silent for long, or lay in segments that were deleted."""
+        known = [state.epoch for name in self.producers.names() if (state := self.producers.state(name))]
+        forgetful = Producers(gaps_allowed=self.producers.gaps_allowed)
+        forgetful.forgotten = max(self.producers.forgotten, *known, -1)
+        self.producers = forgetful
+
     def stop(self, address: str) -> None:
         """A proxy dies."""
         self.up.discard(address)
@@ -118,9 +125,8 @@ def _request_of(request: WriteRecords | BeginEpoch, producers: Producers) -> Pro
         stamp = request.stamp
         assert stamp is not None
         return ProducerRequest(stamp.name, stamp.epoch, stamp.sequence, len(request.payloads))
-    known = producers.state(request.producer)
-    following = known.epoch + 1 if known is not None else 0
-    return ProducerRequest(request.producer, request.epoch if request.epoch is not None else following, -1, 0)
+    epoch = request.epoch if request.epoch is not None else producers.next_epoch(request.producer)
+    return ProducerRequest(request.producer, epoch, -1, 0)
 
 
 class ModelClient:
@@ -239,14 +245,9 @@ class ModelClient:
                 self._go(ticket, way.deadline_passed(self.now))
 
     def sleep_until_forgotten(self) -> None:
-        """The machine is suspended for so long that the log forgets the producer, and no old request is on the wire."""
+        """The machine is suspended for so long that the log forgets the producer, with whatever is on the wire."""
         self.now += 10_000.0
-        self.asked.clear()
-        self.told.clear()
-        producers = self.log.producers
-        forgetful = Producers(gaps_allowed=producers.gaps_allowed)
-        forgetful.token = producers.token
-        self.log.producers = forgetful
+        self.log.forget()
         self.log.beliefs.clear()
         for ticket, attempt in list(self.waiting):
             self.lose(ticket, attempt)
@@ -256,6 +257,7 @@ class ModelClient:
     def settle_down(self, steps: int = 10_000) -> None:
         """Nothing goes wrong any more: everything ends, or the session is stuck."""
         self.log.up = set(ADDRESSES)
+        self.log.beliefs.clear()  # whoever lost the log hears of it, also without a write
         for _ in range(steps):
             if self.asked:
                 self.deliver(0)

@@ -14,8 +14,12 @@ from dlspark.serving.protocol.operations import (
     EpochBegun,
     FindOwner,
     Handshake,
+    ListedProxy,
+    ListProxies,
     OwnerFound,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
     ProxyStatus,
     ReadBatch,
     ReadForm,
@@ -38,6 +42,8 @@ def answer_to(request: Request, number: int = 0) -> Answer:
         return ProxyInfo("1;-1;127.0.0.1:1", ProxyStatus.WRITE_AND_ACCEPT)
     if isinstance(request, FindOwner):
         return OwnerFound("1;-1;127.0.0.1:1")
+    if isinstance(request, ListProxies):
+        return ProxyList((ListedProxy(ProxyKind.WRITE, "1;-1;127.0.0.1:1"),))
     return EpochBegun(0) if "Epoch" in type(request).__name__ else Done()
 
 

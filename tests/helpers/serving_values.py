@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.operations import (
+    REASON_OF_ERROR,
     AcceptStreams,
     Answer,
     Applied,
@@ -19,10 +20,14 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListedProxy,
+    ListProxies,
     MoveStream,
     OwnerFound,
     ProducerStamp,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
     ProxyStatus,
     ReadBatch,
     ReadForm,
@@ -84,6 +89,7 @@ REQUESTS: dict[type, st.SearchStrategy[Request]] = {
     MoveStream: st.builds(MoveStream, TEXT, TEXT, CONTEXTS),
     TakeStream: st.builds(TakeStream, TEXT, TEXT, CONTEXTS),
     FindOwner: st.builds(FindOwner, TEXT, CONTEXTS),
+    ListProxies: st.just(ListProxies()),
     AcceptStreams: st.builds(AcceptStreams, st.booleans()),
     ReadBatch: st.builds(
         ReadBatch,
@@ -103,7 +109,7 @@ REFUSALS = st.builds(
     TEXT,
     st.none() | TEXT,
     st.sampled_from(Applied),
-    TEXT,
+    TEXT | st.sampled_from(sorted(REASON_OF_ERROR)),
     st.none() | I64 | TEXT,
     st.none() | TEXT,
 )
@@ -114,6 +120,9 @@ ANSWERS: dict[type, st.SearchStrategy[Answer]] = {
     EpochBegun: st.builds(EpochBegun, I64, I64),
     Done: st.builds(Done, st.none() | DLSNS),
     OwnerFound: st.builds(OwnerFound, TEXT),
+    ProxyList: st.builds(
+        ProxyList, st.lists(st.builds(ListedProxy, st.sampled_from(ProxyKind), TEXT, TEXT), max_size=3).map(tuple)
+    ),
     ProxyInfo: st.builds(
         ProxyInfo,
         TEXT,

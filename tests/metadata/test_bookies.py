@@ -121,6 +121,7 @@ def test_any_registration_is_an_address_or_a_typed_error(data: bytes) -> None:
         ("10.0.0.1:3181", ("10.0.0.1", 3181)),
         ("host.example:1", ("host.example", 1)),
         ("[::1]:3181", ("::1", 3181)),
+        ("::1:3181", ("::1", 3181)),
     ],
 )
 def test_an_id_without_registration_is_read_as_an_address(bookie_id: str, address: tuple[str, int]) -> None:

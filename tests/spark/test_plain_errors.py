@@ -54,6 +54,34 @@ def test_only_errors_that_say_what_to_do_lose_their_traceback(
     assert os.environ[HIDE] == "1"
 
 
+FILTERS = """
+import base64, json
+from pyspark.sql.worker import data_source_pushdown_filters as worker
+from dlspark.spark.workers import take_far_times
+
+take_far_times()
+take_far_times()
+for year in (2013, 9999, 10_000, 290_000):
+    micros = (year - 1970) * 31_556_952_000_000 + 86_400_000_000
+    parts = {"value": b"\\x30" + micros.to_bytes(8, "little"), "metadata": b"\\x01\\x00\\x00"}
+    value = {name: base64.b64encode(part).decode() for name, part in parts.items()}
+    words = {"name": "LessThan", "columnPath": ["timestamp"], "isNegated": False, "value": value}
+    found = worker.deserializeFilter(words)
+    print(type(found).__name__, found.attribute[0], year)
+"""
+
+
+def test_a_filter_is_read_whatever_the_year() -> None:
+    """As Spark hands one over: a time as microseconds in a variant. Beyond the year 9999 Python has none."""
+    done = subprocess.run([sys.executable, "-c", FILTERS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        "LessThan timestamp 2013",
+        "LessThan timestamp 9999",
+        "IsNull timestamp 10000",
+        "IsNull timestamp 290000",
+    ], done.stderr
+
+
 def said(action: Callable[[], object]) -> list[str]:
     """The lines of an error as a user sees them."""
     with pytest.raises(Exception) as caught:

@@ -394,6 +394,16 @@ def entry_content(payload: memoryview, enveloped: bool, place: DLSN | None = Non
     return unwrap(view, place) if enveloped else view
 
 
+def declared_bytes(payload: Buffer, enveloped: bool) -> int:
+    """How long the records of an entry are, by its envelope; a damaged one counts as it is stored. What its record sets
+    expand to is not in it."""
+    size = memoryview(payload).nbytes
+    if not enveloped or size < ENVELOPE_BYTES:
+        return size
+    declared: int = ENVELOPE.unpack_from(payload)[2]
+    return max(declared, size)
+
+
 def decode_entry(
     payload: memoryview,
     *,

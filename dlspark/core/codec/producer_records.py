@@ -1,14 +1,15 @@
 """Control records in which a log keeps the state of its idempotent producers (docs/reference/records.md#producers).
 
     request     before the records of a producer's request, in the same entry: who wrote them, and which number it has
-    snapshot    what is known of all producers up to this entry, in one or more parts, an entry each
+    snapshot    what is known of all producers up to this entry, in one or more parts, an entry each; and up to which
+                epoch those may have written that were left out
     fence       the log's fencing token from here on
 
 A request's record is text, for it stands before the records that readers look for: bytes of zeros would look to them
 like headers of records (`record_chain`). The others are binary, each alone in its entry:
 
     request     dlp1:request:<epoch>:<sequence>:<count>:<name>
-    snapshot    dlp1:producers:<binary>
+    snapshot    dlp1:producers:<binary>, or dlp1:remembered:<binary> where some were left out
     fence       dlp1:fence:<token>
 
 Readers hide control records, upstream's too, so a log with producers is read like any other. Payloads that do not begin
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import InvalidEntryError, InvalidRecordError
 
 VERSION: Final = b"dlp1"
-REQUEST, SNAPSHOT, FENCE = b"request", b"producers", b"fence"
+REQUEST, SNAPSHOT, REMEMBERED, FENCE = b"request", b"producers", b"remembered", b"fence"
 KEPT: Final = 5
 """Requests of a producer whose positions are kept, the newest."""
 MAX_NAME_BYTES: Final = 256
@@ -42,8 +43,10 @@ _PART: Final = Struct(">IIIH")
 _NAME: Final = Struct(">HH")
 _STATE: Final = Struct(">qqq")
 _KEPT: Final = Struct(">qqqII")
+_EPOCH: Final = Struct(">q")
 _NUMBERS: Final = re.compile(rb"([0-9]{1,19}):(-1|[0-9]{1,19}):([0-9]{1,10}):")
 _HEAD_OF_PART: Final = b"%b:%b:" % (VERSION, SNAPSHOT)
+_HEAD_OF_REMEMBERED: Final = b"%b:%b:" % (VERSION, REMEMBERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,24 @@ def seen_ms(state: bytes) -> int:
     return int.from_bytes(state[16:24], "big", signed=True)
 
 
+def epoch_of(state: bytes) -> int:
+    """The epoch of an encoded state."""
+    return int.from_bytes(state[:8], "big", signed=True)
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Part `number` of `parts`: encoded states by name, and the log's fencing token."""
+    """Part `number` of `parts`: encoded states by name, and the log's fencing token.
+
+    `forgotten`: the highest epoch that a producer may have begun which is in no part any more; -1 where none was left
+    out. An older dlspark, which takes those for producers that never wrote, refuses a part that says so.
+    """
 
     number: int
     parts: int
     token: bytes
     states: dict[str, bytes]
+    forgotten: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +154,11 @@ class FencingToken:
         return b":".join((VERSION, FENCE, self.token))
 
 
-def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_bytes: int) -> list[bytes]:
+def encode_snapshot(
+    states: Iterable[tuple[str, bytes]], token: bytes, part_bytes: int, forgotten: int = -1
+) -> list[bytes]:
     """The payloads of a snapshot's control records, each of about `part_bytes` at most; one at least."""
+    head = _HEAD_OF_PART if forgotten < 0 else _HEAD_OF_REMEMBERED + _EPOCH.pack(forgotten)
     bodies: list[list[bytes]] = [[]]
     counts = [0]
     size = 0
@@ -157,7 +173,7 @@ def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_byte
         counts[-1] += 1
         size += added
     return [
-        b"".join((_HEAD_OF_PART, _PART.pack(number, len(bodies), counts[number], len(token)), token, *body))
+        b"".join((head, _PART.pack(number, len(bodies), counts[number], len(token)), token, *body))
         for number, body in enumerate(bodies)
     ]
 
@@ -183,6 +199,8 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
             return _request(rest)
         if kind == SNAPSHOT:
             return _part(_PartFields(rest))
+        if kind == REMEMBERED:
+            return _remembered(_PartFields(rest))
         if kind == FENCE and colon:
             return FencingToken(rest)
     except ValueError as error:  # UnicodeDecodeError too
@@ -234,6 +252,13 @@ def _part(fields: _PartFields) -> SnapshotPart:
     if number >= parts or len(states) != count:
         raise ValueError(f"part {number} of {parts} names {len(states)} producers and has {count}")
     return SnapshotPart(number, parts, token, states)
+
+
+def _remembered(fields: _PartFields) -> SnapshotPart:
+    (forgotten,) = fields.fixed(_EPOCH)
+    if forgotten < 0:
+        raise ValueError(f"producers up to epoch {forgotten} were left out")
+    return replace(_part(fields), forgotten=forgotten)
 
 
 def _states(fields: _PartFields, count: int) -> Iterator[tuple[str, bytes]]:

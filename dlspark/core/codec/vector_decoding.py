@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import decode_content, entry_content, record_set_count
+from dlspark.core.codec.entries import declared_bytes, decode_content, entry_content, record_set_count
 from dlspark.core.codec.record_chain import (
     OPAQUE_HEADER,
     RECORD_HEADER,
@@ -51,6 +51,9 @@ _Integer = TypeVar("_Integer", np.int32, np.int64)
 
 RUN_BYTES = 256 * 1024
 """Small entries are decoded together up to this many bytes."""
+
+EXPANDED_BYTES = 16 << 20
+"""For readers: a batch ends with the entry that makes it larger than this, whatever its entries take as stored."""
 
 MAX_BATCH_BYTES = 2**31 - 1
 """Most record bytes of one batch: Arrow's binary arrays have 32-bit offsets."""
@@ -147,12 +150,53 @@ def decode_entries(
 
     The result shares no memory with `entries`. Raises InvalidEntryError carrying the DLSN, and nothing is returned
     then (I12); CallerError for more than 2 GiB at once. Batches of 1 to 8 MB are fastest.
+
+    What was compressed expands: see `decode_up_to` for entries whose content is not one's own.
     """
-    contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries]
+    batch, _ = decode_up_to(
+        entries,
+        lssn=lssn,
+        start_sequence_id=start_sequence_id,
+        enveloped=enveloped,
+        include_control=include_control,
+        max_bytes=None,
+    )
+    return batch
+
+
+def decode_up_to(
+    entries: Sequence[tuple[int, memoryview]],
+    *,
+    lssn: int,
+    start_sequence_id: int,
+    enveloped: bool = True,
+    include_control: bool = False,
+    max_bytes: int | None,
+) -> tuple[DecodedBatch, int]:
+    """`decode_entries` for the first of `entries`, and how many of them those are: at least one, and so many that the
+    batch is about `max_bytes` (None: all).
+
+    Whatever they expand to, no more is expanded than `max_bytes` and one entry, which may hold `MAX_EXPANDED_BYTES`.
+    """
+    count = len(entries) if max_bytes is None else _declared_within(entries, enveloped, max_bytes)
+    contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries[:count]]
     collector = _ColumnCollector(lssn, start_sequence_id, include_control, sum(len(content) for _, content in contents))
     for run in _runs(contents, include_control):
-        collector.add(run)
-    return collector.finish()
+        left = collector.add(run, max_bytes)
+        if left is not None:
+            count = next(number for number, (entry_id, _) in enumerate(contents) if entry_id == left)
+            break
+    return collector.finish(), count
+
+
+def _declared_within(entries: Sequence[tuple[int, memoryview]], enveloped: bool, max_bytes: int) -> int:
+    """How many of the first entries are at most so many bytes, out of their envelopes; one always counts."""
+    size = 0
+    for number, (_, payload) in enumerate(entries):
+        size += declared_bytes(payload, enveloped)
+        if number and size > max_bytes:
+            return number
+    return len(entries)
 
 
 def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | None = None) -> EntrySummary:
@@ -232,25 +276,28 @@ class _ColumnCollector:
         self._hidden = FLAG_END_OF_STREAM if include_control else FLAG_END_OF_STREAM | FLAG_CONTROL
         self._buffer = pa.allocate_buffer(capacity, resizable=True)
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8)
-        self._used = 0
+        self.used = 0
+        """Payload bytes so far."""
         self._end_of_stream: DLSN | None = None
         self._headers: list[npt.NDArray[np.void]] = []
         self._entry_ids: list[int] = []
         self._counts: list[int] = []
         self._slots: list[tuple[int, IntArray]] = []
 
-    def add(self, run: Run) -> None:
-        """Decode one run. Raises InvalidEntryError."""
+    def add(self, run: Run, max_bytes: int | None = None) -> int | None:
+        """Decode one run, or as much of it as is needed for more than `max_bytes`; returns its first entry that is left
+        out, None where all are in. Raises InvalidEntryError."""
+        if max_bytes is not None and self.used > max_bytes:
+            return run.entry_ids[0]
         chain = find_chain(run)
         if chain is None:
             raise diagnosis(run, self._lssn)  # Nothing of the batch is returned then (I12).
         # Most runs are ordinary user records only; flags this version does not know are ignored.
         if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM):
-            self._add_plain(run)
-            return
+            return self._add_plain(run, max_bytes)
         if chain.any_word & self._hidden:
             self._add_shown(run, chain)
-            return
+            return None
         self._headers.append(chain.headers)
         self._entry_ids += run.entry_ids
         self._counts += counts_by_entry(run, chain)
@@ -258,6 +305,7 @@ class _ColumnCollector:
             self._take_strided(run.data, len(chain.headers), chain.stride)
         else:
             self._take(_payloads(run.data, chain.starts))
+        return None
 
     def finish(self) -> DecodedBatch:
         """Everything added, as one batch."""
@@ -282,7 +330,7 @@ class _ColumnCollector:
         for first, slots in self._slots:
             slot_id[first : first + len(slots)] = slots
         self._bytes = np.empty(0, np.uint8)
-        data = self._buffer.slice(0, self._used)
+        data = self._buffer.slice(0, self.used)
         return DecodedBatch(
             lssn=self._lssn,
             entry_id=np.repeat(np.array(self._entry_ids, np.int64), counts),
@@ -295,9 +343,11 @@ class _ColumnCollector:
             end_of_stream=self._end_of_stream,
         )
 
-    def _add_plain(self, run: Run) -> None:
+    def _add_plain(self, run: Run, max_bytes: int | None) -> int | None:
         """Record by record: runs in which something ends the stream or is to be expanded."""
         for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
+            if max_bytes is not None and self.used > max_bytes:
+                return entry_id
             records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
             for record in records:
                 if record.is_end_of_stream:
@@ -310,6 +360,7 @@ class _ColumnCollector:
             self._entry_ids.append(entry_id)
             self._counts.append(len(shown))
             self._take(pa.array([record.payload for record in shown], pa.binary()))
+        return None
 
     def _add_shown(self, run: Run, chain: Chain) -> None:
         """A run with control records among others, as in front of a producer's: they take slots, and are left out."""
@@ -342,7 +393,7 @@ class _ColumnCollector:
 
     def _room_for(self, size: int) -> npt.NDArray[np.uint8]:
         """The next `size` bytes of the buffer; record sets may expand beyond what was reserved."""
-        end = self._used + size
+        end = self.used + size
         if end > len(self._bytes):
             if end > MAX_BATCH_BYTES:
                 raise CallerError(
@@ -352,8 +403,8 @@ class _ColumnCollector:
             self._bytes = np.empty(0, np.uint8)  # Arrow may move the buffer: no view of it may be left.
             self._buffer.resize(min(max(end, 2 * self._buffer.size), MAX_BATCH_BYTES))
             self._bytes = np.frombuffer(self._buffer, np.uint8)
-        room = self._bytes[self._used : end]
-        self._used = end
+        room = self._bytes[self.used : end]
+        self.used = end
         return room
 
 

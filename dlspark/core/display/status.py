@@ -26,7 +26,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
-from metadata.locks import parse_member, sequence_of
+from metadata.locks import LockId, parse_member, sequence_of
 from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
 from metadata.segment_changes import SegmentChanges
@@ -241,6 +241,12 @@ async def log_status(services: Services, name: str) -> LogStatus:
 
 async def lock_owner(services: Services, path: str) -> str | None:
     """The client id of the holder of the lock at `path`; None if it is free or does not exist."""
+    holder = await lock_holder(services, path)
+    return holder.client_id if holder is not None else None
+
+
+async def lock_holder(services: Services, path: str) -> LockId | None:
+    """The holder of the lock at `path`, with its session; None if it is free or does not exist."""
     try:
         names, _ = await repeat(services.store, lambda: services.store.children(path))
     except NoNodeError:
@@ -248,12 +254,12 @@ async def lock_owner(services: Services, path: str) -> str | None:
     for name in sorted(names, key=sequence_of):
         known = parse_member(name)
         if known is not None:
-            return known.client_id
+            return known
         try:
-            data, _ = await repeat(services.store, lambda name=name: services.store.get(f"{path}/{name}"))  # type: ignore[misc]
+            data, stat = await repeat(services.store, lambda name=name: services.store.get(f"{path}/{name}"))  # type: ignore[misc]
         except NoNodeError:
             continue  # gone since it was listed
-        return data.decode("utf-8", "replace")
+        return LockId(data.decode("utf-8", "replace"), stat.ephemeral_owner)
     return None
 
 

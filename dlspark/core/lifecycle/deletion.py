@@ -13,7 +13,8 @@ A whole log's znodes go last. Whatever is left by a crash is found and finished 
 | after the ledgers of a whole log | a log without segments | a second deletion |
 | between two transactions on a large tree | a log without segments, parts of its tree gone | a second deletion |
 
-**A whole log** (`delete_log`). The transaction also moves the versions that a deposed writer's transactions depend on,
+**A whole log** (`delete_log`). Whoever owns the log keeps it: a writer, a query, a proxy; that is said at once, as by
+renaming. The transaction also moves the versions that a deposed writer's transactions depend on,
 so that writer cannot add a segment to a log that is being deleted (I7). If a client writes to what a crash has left of
 the log, segment numbers go on behind those that were removed. A process that stood still after that transaction may
 find its lock free again, and a log that another client has written meanwhile: the tree goes only with the version that
@@ -49,7 +50,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockingError
+from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.log_names import log_not_found
 from metadata.retry import repeat
 from metadata.segment_changes import check_guard
@@ -60,11 +61,21 @@ from storage_node.edge import Clock
 async def delete_log(services: Services, name: str, settings: Settings, client_id: str) -> None:
     """Delete a log with everything in it. After any error it may be called again, and finishes what was begun.
 
-    Raises LogNotFoundError, OwnershipAcquireFailedError while another client writes it, LockingError where the lock was
-    lost on the way.
+    Raises LogNotFoundError, OwnershipAcquireFailedError at once while another client owns it, LockingError where the
+    lock was lost on the way.
     """
-    async with taken(services, name, settings, client_id) as owned:
-        await _delete(services, owned)
+    begun = False
+    try:
+        # It does not wait in the lock's queue: an owner that gives way to others must not lose its log for good.
+        async with taken(services, name, settings, client_id, wait=False) as owned:
+            begun = True
+            await _delete(services, owned)
+    except OwnershipAcquireFailedError as error:
+        if begun:
+            raise
+        raise OwnershipAcquireFailedError(
+            error.owner, path=error.path or "", log=name, kept="nothing was deleted"
+        ) from error
 
 
 async def delete_unwritten_log(services: Services, name: str, settings: Settings, client_id: str, created: int) -> bool:

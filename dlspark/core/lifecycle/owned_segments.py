@@ -173,14 +173,17 @@ def as_dlsn(dlsn: DLSN | str) -> DLSN:
 
 
 @asynccontextmanager
-async def taken(services: Services, name: str, settings: Settings, client_id: str) -> AsyncIterator[OwnedSegments]:
+async def taken(
+    services: Services, name: str, settings: Settings, client_id: str, *, wait: bool = True
+) -> AsyncIterator[OwnedSegments]:
     """The segments of a log that no writer has open: the log's lock is held for the length of the block.
 
-    Raises LogNotFoundError, and OwnershipAcquireFailedError with the owner's name after `lockTimeoutSeconds`.
+    Raises LogNotFoundError, and OwnershipAcquireFailedError with the owner's name after `lockTimeoutSeconds`; without
+    `wait` at once, and no owner learns that the log was wanted.
     """
     await services.logs.check(name)  # A missing log is an error of its own, not of its lock.
     lock = DistributedLock(services.store, services.logs.paths(name).lock, client_id)
-    await lock.acquire(settings.lock_timeout_s * 1000)
+    await lock.acquire(settings.lock_timeout_s * 1000 if wait else 0)
     try:
         yield OwnedSegments(services, name, lock)
     finally:

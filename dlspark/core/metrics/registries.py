@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from dlspark.core.metrics.catalog import METRICS, Measures, MetricInfo, MetricKind
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistr
     try:
         server, thread = start_http_server(port, host, registry_of(Statistics(registry)))
     except OSError as error:
-        raise CallerError(f"metrics cannot be served on {host}:{port}: {error}", advice="Give another port") from error
+        raise CallerError(
+            f"metrics cannot be served on {address_text(host, port)}: {error}", advice="Give another port"
+        ) from error
 
     def stop() -> None:
         server.shutdown()

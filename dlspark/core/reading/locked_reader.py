@@ -89,6 +89,7 @@ class AsyncLockedReader(AsyncLogReader):
         lock was lost: nothing was stored. After an OutcomeUnknownError it may be called again. Raises CallerError
         without a subscriber.
         """
+        self._check_loop()
         if self.subscriber is None:
             raise CallerError(
                 "a reader without a subscriber has no stored position",
@@ -122,6 +123,7 @@ class AsyncLockedReader(AsyncLogReader):
         """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""
         if self.closed:
             return
+        self._check_loop()
         try:
             await super().close()
         finally:

@@ -6,6 +6,7 @@ Only a reader that is opened for a subscriber, or as the exclusive one, takes a 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Literal, overload
 
 from dlspark.core.append_stream import AsyncAppendReader
@@ -121,7 +122,7 @@ class LogReaders(LogPositions):
 
     # ------------------------------------------------------------------ changes
 
-    def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
+    async def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
         """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
         Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
@@ -131,4 +132,6 @@ class LogReaders(LogPositions):
         self._check_open()
         watch = SegmentWatch(self._services.reading, self.name, self._settings)
         self._remember(watch)
-        return watch.changes()
+        async with aclosing(watch.changes()) as changes:
+            async for segments in changes:
+                yield segments

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.beginnings import beginning
@@ -89,6 +90,11 @@ class LogReadAhead:
         if self._error is not None:
             raise self._error
         return None
+
+    def put_back(self, entries: Sequence[FetchedEntry]) -> None:
+        """Put entries back that were taken last, in their order: they are the next ones again."""
+        self._queue.extendleft(reversed(entries))
+        self._queued_bytes += sum(len(fetched.payload) for fetched in entries)
 
     def peek(self) -> FetchedEntry | None:
         """The next entry, which stays in the queue; None if none is there yet."""

@@ -25,9 +25,16 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import decode_entry
+from dlspark.core.codec.entries import declared_bytes, decode_entry
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, record_rows, rows
+from dlspark.core.codec.vector_decoding import (
+    EXPANDED_BYTES,
+    DecodedBatch,
+    decode_entries,
+    decode_up_to,
+    record_rows,
+    rows,
+)
 from dlspark.core.reading.decoded_records import DecodedRecords, Loan
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
@@ -35,7 +42,8 @@ from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
-from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, check
+from metadata.foundation.opened_here import OnOneLoop
 
 BATCH_BYTES = 8 << 20
 """A batch takes fetched entries up to about this size."""
@@ -49,7 +57,7 @@ Start: TypeAlias = "DLSN | int | str"
 _log = logging.getLogger(__name__)
 
 
-class AsyncLogReader:
+class AsyncLogReader(OnOneLoop):
     """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
 
     def __init__(
@@ -66,6 +74,7 @@ class AsyncLogReader:
         """
         self.name = name
         self._services = services
+        self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._locate = locate
         self._ahead = LogReadAhead(services, name, settings, start)
@@ -115,10 +124,11 @@ class AsyncLogReader:
 
     async def read_next(self) -> LogRecord:
         """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        self._check_loop()
         # No other read is under way, so records keep their order without the lock.
         if self._records.made and not self._turn.locked():
             return self._deliver()
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             return self._deliver()
@@ -129,7 +139,7 @@ class AsyncLogReader:
         What has not been delivered comes back with the next call of any method that reads, this one included, and is
         taken away where the reader ends.
         """
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             self._loan = self._records.lend()
@@ -140,9 +150,9 @@ class AsyncLogReader:
 
         There is always at least one: with none, it waits on.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             await self._wait_for_records(None)
             if deadline is not None:
@@ -156,8 +166,8 @@ class AsyncLogReader:
         With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
         Raises EndOfStreamError and other final errors only when no record is left before them.
         """
-        loop = asyncio.get_running_loop()
-        async with self._turn:
+        loop = self._loop
+        async with self._own_turn():
             self._end_loan()
             deadline: float | None = None
             while wait and not self._has(count) and self._final is None:
@@ -184,7 +194,7 @@ class AsyncLogReader:
         position = await self._locate(start) if self._locate is not None else start
         if not isinstance(position, DLSN):
             raise CallerError(f"{start!r} is not a position", advice="Give a DLSN")
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             if self._final is not None and not isinstance(self._final, EndOfStreamError):
                 raise self._told(self._final)
@@ -214,7 +224,7 @@ class AsyncLogReader:
 
         Raises EndOfStreamError and the reader's other final errors.
         """
-        async with self._turn:
+        async with self._own_turn():
             self._end_loan()
             while True:
                 if not self._settings.expand_record_sets:
@@ -253,6 +263,7 @@ class AsyncLogReader:
         """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         self._end_loan()
         self._records.clear()
@@ -269,6 +280,11 @@ class AsyncLogReader:
         await self.close()
 
     # ------------------------------------------------------------------ record by record
+
+    def _own_turn(self) -> asyncio.Lock:
+        """The turn to read, for a caller on this reader's loop."""
+        self._check_loop()
+        return self._turn
 
     def _end_loan(self) -> None:
         """Take back what another thread has not delivered; the position is behind what it has."""
@@ -329,7 +345,7 @@ class AsyncLogReader:
         """Decode an entry and those fetched behind it: by columns where that pays. Columns expand record sets."""
         expand = self._settings.expand_record_sets
         entries = self._gather(first, RECORDS_BYTES) if expand else [first]
-        if not expand or sum(len(one.payload) for one in entries) < VECTOR_BYTES:
+        if not expand or sum(declared_bytes(one.payload, one.segment.enveloped) for one in entries) < VECTOR_BYTES:
             for fetched in entries:
                 if self._final is None:
                     self._decode(fetched)
@@ -456,20 +472,23 @@ class AsyncLogReader:
         return entries
 
     def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """The user records of `fetched` from the start on. Records before an error come first, the error next."""
+        """The user records of `fetched` from the start on. Records before an error come first, the error next. Where
+        they expand to more than EXPANDED_BYTES, the last entries are left for the next time."""
         segment = fetched[0].segment
         try:
-            batch = decode_entries(
+            batch, taken = decode_up_to(
                 [(f.entry_id, f.payload) for f in fetched],
                 lssn=segment.lssn,
                 start_sequence_id=fetched[0].start_sequence_id,
                 enveloped=segment.enveloped,
+                max_bytes=EXPANDED_BYTES,
             )
         except DistributedLogError as error:
             if len(fetched) == 1:
                 self._fail(error)
                 raise self._told(error) from None
             return self._decode_before_error(fetched)
+        self._ahead.put_back(fetched[taken:])
         self._numbers.enter(segment.lssn)
         if batch.end_of_stream is not None:
             self._final = self._end_of_stream(batch.end_of_stream)
@@ -487,9 +506,8 @@ class AsyncLogReader:
         return batch
 
     def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """Decode the entries before the first damaged one of several; then the reader has failed."""
-        intact: list[FetchedEntry] = []
-        for one in fetched:
+        """Decode the entries before the first damaged one of several; that one, and what is behind it, comes next."""
+        for number, one in enumerate(fetched):
             try:
                 decode_entries(
                     [(one.entry_id, one.payload)],
@@ -498,15 +516,12 @@ class AsyncLogReader:
                     enveloped=one.segment.enveloped,
                 )
             except DistributedLogError as error:
-                self._fail(error)
-                break
-            intact.append(one)
-        if not intact and self._final is not None:
-            raise self._told(self._final)
-        final, self._final = self._final, None
-        batch = self._decode_columns(intact)
-        self._final = self._final or final
-        return batch
+                if not number:
+                    self._fail(error)
+                    raise self._told(error) from None
+                self._ahead.put_back(fetched[number:])
+                return self._decode_columns(fetched[:number])
+        raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
 
     def _due(self, batch: DecodedBatch) -> DecodedBatch:
         """`batch` without records below the start, which only the first entry can hold."""

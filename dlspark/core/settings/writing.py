@@ -191,12 +191,32 @@ class WriterKeys:
         own=True,
         dynamic=True,
     )
+    producer_snapshot_bytes: int = setting(
+        WHOLE,
+        8 << 20,
+        "producerSnapshotBytes",
+        "Bytes of entries after which it does, too, but not before a segment has grown by twice what that takes; a "
+        "successor reads no more than about these",
+        minimum=1,
+        own=True,
+        dynamic=True,
+    )
     producer_expiry_s: int = setting(
         WHOLE,
         604_800,
         "producerExpirySeconds",
-        "Seconds after which a silent producer is forgotten, with the next snapshot; it begins a new epoch then",
+        "Seconds after which a silent producer is forgotten, with the next snapshot; it begins a new epoch then. Time "
+        "is the log's: it stands still while nobody writes, but for an eighth of this, and jumps no further than that",
         minimum=1,
+        own=True,
+        dynamic=True,
+    )
+    max_producers: int = setting(
+        WHOLE,
+        131_072,
+        "maxProducers",
+        "Producers that a log remembers at a time; another one is refused then, until a silent one is forgotten. 0 or "
+        "less: any number. Each takes 100 to 400 bytes of the owner's memory, and as much of every segment",
         own=True,
         dynamic=True,
     )

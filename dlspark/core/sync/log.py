@@ -22,12 +22,13 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
+from metadata.foundation.opened_here import OpenedHere
 from metadata.ledgers import Versioned
 from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION
 
 
-class Log:
+class Log(OpenedHere):
     """One log, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:

@@ -22,6 +22,7 @@ from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
 from metadata.bindings import Binding
+from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.settings import Value
 from metadata.log_watch import LogChange
 from metadata.namespaces import NamespaceUri
@@ -41,7 +42,7 @@ def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable
     return call
 
 
-class Namespace:
+class Namespace(OpenedHere):
     """A namespace of logs, synchronously. Use it as a context manager, or call `close`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncNamespace) -> None:
@@ -169,9 +170,9 @@ class Namespace:
     def rename_log(self, old: str, new: str) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while another
-        client writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments:
-        nothing was renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
+        LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
+        renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._runtime.run(self._inner.rename_log(old, new))
 
@@ -190,7 +191,8 @@ class Namespace:
     def delete_log(self, name: str) -> None:
         """Delete a log with all its segments. After any error it may be called again, and finishes what was begun.
 
-        Raises OwnershipAcquireFailedError while another client writes it, LogNotFoundError if there is no such log.
+        Raises LogNotFoundError if there is no such log, and OwnershipAcquireFailedError, at once, while another client
+        owns it: a writer, a Spark query, a proxy.
         """
         self._runtime.run(self._inner.delete_log(name))
 
@@ -205,7 +207,7 @@ class Namespace:
     # --- made up to here
 
 
-class AccessControl:
+class AccessControl(OpenedHere):
     """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:

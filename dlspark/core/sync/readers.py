@@ -21,6 +21,7 @@ from dlspark.core.reading.reader import BATCH_BYTES, AsyncLogReader, Start
 from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.runtime import Runtime
 from dlspark.errors import EndOfStreamError
+from metadata.foundation.opened_here import OpenedHere
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _Self = TypeVar("_Self", bound="LogReader")
 
 
-class LogReader:
+class LogReader(OpenedHere):
     """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
@@ -160,7 +161,7 @@ class LockedReader(LogReader):
     # --- made up to here
 
 
-class AppendStream(io.RawIOBase):
+class AppendStream(OpenedHere, io.RawIOBase):
     """The end of a log as a file opened for appending. `flush` makes what was written durable and visible."""
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendStream) -> None:
@@ -232,7 +233,7 @@ class AppendStream(io.RawIOBase):
             self.abort()
 
 
-class AppendReader(io.RawIOBase):
+class AppendReader(OpenedHere, io.RawIOBase):
     """A log's bytes as a file opened for reading: nothing is read at the end of what is committed, for now."""
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendReader) -> None:

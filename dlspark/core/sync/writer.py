@@ -20,11 +20,12 @@ from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
+from metadata.foundation.opened_here import OpenedHere
 
 _T = TypeVar("_T")
 
 
-class PendingWrite(Generic[_T]):
+class PendingWrite(OpenedHere, Generic[_T]):
     """A write under way. `result` sends what is buffered first: it would else wait for the buffer to be full."""
 
     __slots__ = ("_future", "_writer")
@@ -45,7 +46,7 @@ class PendingWrite(Generic[_T]):
         return self._future.result(timeout_s)
 
 
-class LogWriter:
+class LogWriter(OpenedHere):
     """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
@@ -100,7 +101,7 @@ class LogWriter:
             _raise_if_failed(future)
         return [PendingWrite(self, future) for future in futures]
 
-    def write_encoded_set(self, txid: int, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+    def write_encoded_set(self, txid: int | None, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
         """Append a record set that was encoded elsewhere: see `AsyncLogWriter.write_encoded_set`. Raises a refusal at
         once."""
 

@@ -12,7 +12,7 @@ another away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -20,13 +20,13 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
+from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers, UnderWay, Written
 from dlspark.core.writing.queued_writes import QueuedWrite, below_highest
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
-from storage_node.edge import Clock
 
 _ENVELOPE_ROOM = 64
 """Bytes of an entry that a request leaves free: the envelope."""
@@ -47,14 +47,13 @@ class Condition:
 class AppendWrite(QueuedWrite):
     """One request on its way into a segment. Its future gets an `Appended`."""
 
-    __slots__ = ("_floor_txid", "_given", "_log", "condition", "fence", "future", "in_order", "producer", "request")
+    __slots__ = ("_given", "_log", "condition", "fence", "future", "in_order", "producer", "request")
 
     def __init__(
         self,
         log: Callable[[], RequestLog],
         records: Columns,
         future: Waiting,
-        floor_txid: int,
         *,
         in_order: bool = True,
         producer: ProducerRequest | None = None,
@@ -63,12 +62,11 @@ class AppendWrite(QueuedWrite):
     ) -> None:
         """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
 
-        `floor_txid` stands for the transaction id of a request without records: the log's highest. With `in_order`, a
-        request whose ids are below those before it is refused; but not one that comes again, whose ids are old.
+        With `in_order`, a request whose ids are below those before it is refused; but not one that comes again, whose
+        ids are old.
         """
         self.in_order = in_order
         self._log = log
-        self._floor_txid = max(floor_txid, 0)
         self._given = records
         self.future = future
         self.producer = producer
@@ -78,9 +76,9 @@ class AppendWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
-        """The id with which a segment begins that is started for it: the first record's, but not below the log's."""
-        own = self.request.run.txids[0] if self.request.run else self._floor_txid
-        return max(own, self._floor_txid)
+        """-1: a segment that is started for it begins at the log's highest id. With its own ids a request that is then
+        refused would move those of everybody behind it (I4)."""
+        return -1
 
     @property
     def last_txid(self) -> int:
@@ -90,7 +88,7 @@ class AppendWrite(QueuedWrite):
     @property
     def records(self) -> int:
         """One position for each record."""
-        return len(self._given[0])
+        return len(self._given[1])
 
     @property
     def size(self) -> int:
@@ -127,6 +125,10 @@ class AppendWrite(QueuedWrite):
         """Only its own order: ids below the log's highest may be those of a request that comes again."""
         self.check_order()
 
+    def number(self, txid: int) -> None:
+        """One id for all records, where they came without."""
+        self.request = replace(self.request, run=self.request.run.at(txid))
+
     def check_new(self, highest: int) -> None:
         """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4).
 
@@ -153,7 +155,7 @@ class AppendWrite(QueuedWrite):
 class RequestLog:
     """What a writer knows of the requests that were written to its log."""
 
-    def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, clock: Clock) -> None:
+    def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, time: LogTime) -> None:
         """`last`: where the log's last user record is, None for a log without any."""
         self.producers = producers
         self.failed = False
@@ -162,12 +164,12 @@ class RequestLog:
         self._highest_txid = highest_txid
         self._segment: SegmentWriter | None = None
         self._start_sequence_id: int | None = None
-        self._clock = clock
+        self._time = time
         self._outcomes: dict[ProducerRequest, RequestOutcome] = {}
 
     def snapshot(self, expiry_s: float) -> list[bytes]:
         """What is known of all producers, as the payloads of control records."""
-        return self.producers.snapshot(self._clock.now_ms(), int(expiry_s * 1000))
+        return self.producers.snapshot(self._time.now_ms(), int(expiry_s * 1000))
 
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """What is written from now on goes into `segment`; its first record has this sequence id, None for none."""
@@ -217,7 +219,7 @@ class RequestLog:
         if write.fence is not None:
             self.producers.token = write.fence.token
         if producer is not None and not outcome.done():
-            self.producers.begin(producer, first, self._clock.now_ms())
+            self.producers.begin(producer, first, self._time.now_ms())
             self._outcomes[producer] = outcome
 
     def _ended(self, producer: ProducerRequest | None, stored: bool) -> None:

@@ -22,6 +22,7 @@ from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback, Run
 from dlspark.core.writing.append_requests import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.failures import UnawaitedFailures
 from dlspark.core.writing.queued_writes import (
+    UNNUMBERED,
     BatchWrite,
     EncodedSetWrite,
     HeartbeatWrite,
@@ -107,7 +108,7 @@ class Appending:
     def _write_run(self, columns: Columns, ended: RunEnded, *, bulk: bool) -> None:
         """See `write_run`."""
         if bulk:
-            ended = self._measured_run(ended, len(columns[0]))
+            ended = self._measured_run(ended, len(columns[1]))
         try:
             run = run_of(*columns)
         except CallerError:
@@ -120,9 +121,12 @@ class Appending:
 
     def _write_each(self, columns: Columns, ended: RunEnded, *, bulk: bool) -> None:
         """The same one by one: some are refused, or none is waited for."""
+        txids, payloads = columns
+        if txids is None:
+            txids = [UNNUMBERED] * len(payloads)
         writes = [
             RecordWrite(txid, payload, self._loop.create_future(), may_transmit=not bulk)
-            for txid, payload in zip(*columns, strict=True)
+            for txid, payload in zip(txids, payloads, strict=True)
         ]
         self._accept_each(writes, cancel_behind=bulk)
         for number, future in enumerate(self._promised([write.future for write in writes])):
@@ -143,8 +147,10 @@ class Appending:
             self._measure_bulk(futures[-1])
         return self._promised(futures)
 
-    def write_encoded_set(self, txid: int, encoded: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
+    def write_encoded_set(self, txid: int | None, encoded: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
         """Append a record set that was encoded elsewhere; the future gets the DLSN of its first payload.
+
+        `txid`: None for the time at which it gets its place, or the log's highest id where that is above it.
 
         It is opened before, to see that readers can: InvalidRecordError where they could not. Never raises.
         """
@@ -155,7 +161,7 @@ class Appending:
             refused.set_exception(error)
             return refused
         first: asyncio.Future[DLSN] = self._loop.create_future()
-        self._accept(EncodedSetWrite(txid, bytes(encoded), first, count))
+        self._accept(EncodedSetWrite(txid if txid is not None else UNNUMBERED, bytes(encoded), first, count))
         return self._promised([first])[0]
 
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
@@ -195,8 +201,8 @@ class Appending:
             fencing_token: what `set_fencing_token` was called with last, by anybody.
 
         The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
-        SequencePassedError, ConditionError, and RecordTooLongError for more than an entry holds. Never raises. The
-        writer must have been opened with `producers=True`.
+        SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
+        more than an entry holds. Never raises. The writer must have been opened with `producers=True`.
         """
         who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
         asked = expected_position is not None or fencing_token is not None
@@ -219,11 +225,24 @@ class Appending:
             # for repetitions (I19).
 
     def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or not for long.
+        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
+        an epoch up to `forgotten_epoch`.
 
         Raises CallerError for a writer that was opened without producers.
         """
         return self._request_log().producers.state(producer)
+
+    def knows_producer(self, producer: str) -> bool:
+        """Whether `producer_state` is not None. Raises as that."""
+        return producer in self._request_log().producers
+
+    @property
+    def forgotten_epoch(self) -> int:
+        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._request_log().producers.forgotten
 
     async def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
         """Have every append that names another fencing token refused from now on; empty bytes: none.
@@ -238,7 +257,7 @@ class Appending:
         The future ends when it is stored. Never raises.
         """
         future: asyncio.Future[Appended] = self._loop.create_future()
-        self._accept(HeartbeatWrite(future, self.last_txid))
+        self._accept(HeartbeatWrite(future))
         return future
 
     async def _at_once(self, appended: asyncio.Future[Appended]) -> None:
@@ -273,7 +292,6 @@ class Appending:
                 self._request_log,
                 records,
                 waiting,
-                self.last_txid,
                 in_order=self._settings.max_id_sanity_check,
                 producer=producer,
                 condition=condition,
@@ -337,9 +355,11 @@ class Appending:
 
 
 def write_run(
-    writer: Appending, txids: Sequence[int], payloads: Sequence[Buffer], ended: RunEnded, *, bulk: bool
+    writer: Appending, txids: Sequence[int] | None, payloads: Sequence[Buffer], ended: RunEnded, *, bulk: bool
 ) -> None:
     """As `write` for each record, or with `bulk` as `write_bulk`. Not sent before the writer is asked to.
+
+    `txids`: None for the time at which the records get their place, or the log's highest id where that is above it.
 
     In place of a future for each record, `ended` is called for those that lie in one entry, in the turn of the loop in
     which their outcome is known. Never raises.
@@ -349,14 +369,14 @@ def write_run(
 
 def append_run(
     writer: Appending,
-    txids: Sequence[int],
+    txids: Sequence[int] | None,
     payloads: Sequence[Buffer],
     ended: RunEnded,
     *,
     producer: ProducerRequest | None = None,
     condition: Condition | None = None,
 ) -> None:
-    """As `append`, without sending it; `ended` is called as in `write_run`, once for all records. Never raises."""
+    """As `append`, without sending it; `ended` is called, and `txids` are, as in `write_run`. Never raises."""
     count = len(payloads)
     outcome = OutcomeCallback(partial(writer._measured_run(ended, count), 0, count))
     writer._append((txids, payloads), outcome, producer, condition)
@@ -368,8 +388,8 @@ def append_epoch(writer: Appending, producer: str, epoch: int | None = None) -> 
     Where no `epoch` was given and the answer is a repetition, another call has begun this one: try again. Raises
     CallerError for a writer that was opened without producers.
     """
-    known = writer.producer_state(producer)
-    wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
+    producers = writer._request_log().producers
+    wanted = epoch if epoch is not None else producers.next_epoch(producer)
     return wanted, writer._append_soon(((), ()), ProducerRequest(producer, wanted, -1, 0))
 
 

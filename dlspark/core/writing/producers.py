@@ -15,6 +15,14 @@ the log any more; the next owner, or this one after its recovery, reads it again
     with one of the last KEPT numbers    a repetition: its first position is known, or will be (it is under way)
     below them                           a repetition whose position is forgotten
     above the next number                refused: SequenceGapError
+    of a producer that is not known      new, in an epoch in which none was forgotten; else ProducerForgottenError
+
+**What is not known was not always never written.** Silent producers are forgotten, and so are those in segments that
+were deleted. So the table says up to which epoch something was `forgotten`: no producer that is not in it has begun a
+later one. Whoever begins one that is later is new, beyond doubt; any other request of an unknown producer is refused.
+Of a silent producer its epoch is known. Where segments are gone nothing is: so a log takes no epoch above a limit, and
+after such a loss all up to that limit counts as forgotten, and the limit is raised. `losses` says how often; it is
+stored apart from the segments (`metadata.producer_segments`).
 
 Where gaps are allowed (a sink numbers its batches, and not every batch has rows), any higher number is new, and a lower
 one that is not among those kept may have been left out: SequencePassedError says that it is not known.
@@ -29,17 +37,30 @@ from typing import Final, NamedTuple
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import (
     KEPT,
+    MAX_NUMBER,
     FencingToken,
     Kept,
     ProducerRequest,
     ProducerState,
     SnapshotPart,
     encode_snapshot,
+    epoch_of,
     seen_ms,
 )
-from dlspark.errors import InvalidRecordError, ProducerFencedError, SequenceGapError, SequencePassedError
+from dlspark.errors import (
+    InvalidRecordError,
+    ProducerFencedError,
+    ProducerForgottenError,
+    SequenceGapError,
+    SequencePassedError,
+    TooManyProducersError,
+)
 
 SNAPSHOT_PART_BYTES: Final = 256 * 1024
+FIRST_EPOCHS: Final = 2**62
+"""So many epochs there are before a loss: enough for any clock's time as an epoch."""
+MORE_EPOCHS: Final = 2**48
+"""So many come with each loss: a client that takes an epoch far above the last one finds room for 100,000 times."""
 ADVICE_EPOCH: Final = "Begin a new epoch: it starts at 0, and fences whoever writes with an older one"
 
 
@@ -60,8 +81,13 @@ class UnderWay:
 class Producers:
     """The producers of one log, as this owner knows them."""
 
-    def __init__(self, *, gaps_allowed: bool = False) -> None:
+    def __init__(self, *, gaps_allowed: bool = False, most: int = 0, losses: int = 0) -> None:
+        """`most`: how many producers are known at a time, 0 or less: any number. `losses`: how often all were lost."""
         self.gaps_allowed = gaps_allowed
+        self.most = most
+        self.losses = losses
+        self.forgotten = epoch_limit(losses - 1) if losses else -1
+        """A producer that is not known may have written in this epoch or an older one, but in none that is newer."""
         self.token = b""
         """The log's fencing token, empty for none."""
         self._states: dict[str, bytes] = {}
@@ -72,8 +98,11 @@ class Producers:
     def __len__(self) -> int:
         return len(self._states)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._states
+
     def state(self, name: str) -> ProducerState | None:
-        """What is known of a producer; None where it has never written, or not for long."""
+        """What is known of a producer; None where it has never written, or was `forgotten`."""
         encoded = self._states.get(name)
         if encoded is None:
             return None
@@ -86,10 +115,18 @@ class Producers:
     def judge(self, request: ProducerRequest) -> Written | UnderWay | None:
         """None where the request is to be written; else what it was answered with, or will be.
 
-        Raises ProducerFencedError, SequenceGapError or SequencePassedError, and InvalidRecordError where another
-        request was written under the same number.
+        Raises ProducerFencedError, SequenceGapError, SequencePassedError, ProducerForgottenError or
+        TooManyProducersError, and InvalidRecordError where another request was written under the same number.
         """
         known = self.state(request.name)
+        if known is None:
+            self._check_unknown(request)
+        if request.epoch > epoch_limit(self.losses):
+            raise InvalidRecordError(
+                f"epoch {request.epoch} of producer {request.name!r} is above {epoch_limit(self.losses)}, the highest "
+                "that this log takes",
+                advice="Begin an epoch without giving its number",
+            )
         if known is not None and request.epoch < known.epoch:
             raise ProducerFencedError(
                 f"epoch {request.epoch} of producer {request.name!r} has ended: epoch {known.epoch} has begun",
@@ -105,6 +142,30 @@ class Producers:
             self._check_follows(request, last)
             return None
         return self._repetition(request, known.kept if known is not None else ())
+
+    def _check_unknown(self, request: ProducerRequest) -> None:
+        """Raise unless a producer that is not known is new, and there is room for it (I19)."""
+        if request.epoch <= self.forgotten:
+            raise ProducerForgottenError(
+                f"the log does not know producer {request.name!r}, and has forgotten producers of epochs up to "
+                f"{self.forgotten}: whether request {request.sequence} of epoch {request.epoch} was written before is "
+                "not known; it was not written now",
+                epoch=self.forgotten,
+                advice="If it may have been sent before, look for its records in the log. Then begin a new epoch "
+                "without giving its number: what is written in that is new",
+            )
+        if 0 < self.most <= len(self._states):
+            raise TooManyProducersError(
+                f"the log knows {len(self._states)} producers, and remembers {self.most} at most (maxProducers); "
+                f"producer {request.name!r} is new, and nothing of it was written",
+                advice="Write with one that exists, or several logs; or raise maxProducers, or lower "
+                "producerExpirySeconds so that silent ones are forgotten sooner",
+            )
+
+    def next_epoch(self, name: str) -> int:
+        """One that the producer has not begun, as far as is known or was forgotten."""
+        known = self.state(name)
+        return (known.epoch if known is not None else self.forgotten) + 1
 
     def _check_follows(self, request: ProducerRequest, last: int) -> None:
         if request.sequence != last + 1 and not self.gaps_allowed:
@@ -156,14 +217,26 @@ class Producers:
         for part in parts:
             self._states.update(part.states)
             self.token = part.token
+            self.forgotten = max(self.forgotten, part.forgotten)
+
+    def lose(self) -> None:
+        """Note that what the log said of its producers is gone: of its fencing token as well, so that no condition on
+        one holds before it is set anew."""
+        self.forgotten = epoch_limit(self.losses)
+        self.losses += 1
+        self.token = b"lost-%d" % self.losses
+
+    def newest_ms(self) -> int | None:
+        """When one of them was heard of last, in milliseconds since the epoch; None where none is known."""
+        return max(map(seen_ms, self._states.values()), default=None)
 
     def snapshot(self, now_ms: int, expiry_ms: int) -> list[bytes]:
         """The payloads of a snapshot's control records. Producers that were silent for longer than `expiry_ms` are not
-        in it, and are forgotten here too."""
+        in it, and are forgotten here too: the snapshot says up to which epoch."""
         oldest = now_ms - expiry_ms
         for name in [name for name, state in self._states.items() if seen_ms(state) < oldest]:
-            del self._states[name]
-        return encode_snapshot(self._states.items(), self.token, SNAPSHOT_PART_BYTES)
+            self.forgotten = max(self.forgotten, epoch_of(self._states.pop(name)))
+        return encode_snapshot(self._states.items(), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
 
     def names(self) -> Iterator[str]:
         """All producers that are known."""
@@ -180,3 +253,8 @@ class Producers:
         noted = ProducerState(known.epoch, last, now_ms, kept)
         self._states[request.name] = encoded = noted.encode()
         self._looked_at = encoded, noted
+
+
+def epoch_limit(losses: int) -> int:
+    """The highest epoch that a log takes which has lost what it knew so many times."""
+    return min(FIRST_EPOCHS + losses * MORE_EPOCHS, MAX_NUMBER) - 1

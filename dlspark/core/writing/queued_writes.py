@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,12 +45,14 @@ class QueuedWrite(Protocol):
 
     @property
     def first_txid(self) -> int:
-        """Transaction id of its first record: the first id of a segment that begins with it."""
+        """Transaction id of its first record: the first id of a segment that begins with it. -1 where it has none of
+        its own, or may yet be refused: such a segment begins at the log's highest."""
         ...
 
     @property
     def last_txid(self) -> int:
-        """Its highest transaction id: later writes may not be below it."""
+        """Its highest transaction id: later writes may not be below it. -1 where that is not known, or not certain,
+        before it is issued."""
         ...
 
     @property
@@ -70,8 +72,12 @@ class QueuedWrite(Protocol):
     def check_follows(self, highest: int, log: str | None) -> None:
         """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below the log's highest (I4)."""
         self.check_order()
-        if self.first_txid < highest:
+        if 0 <= self.first_txid < highest:
             raise below_highest(self.first_txid, highest, log)
+
+    def number(self, txid: int) -> None:
+        """Give its records a transaction id, where they came without."""
+        return
 
     def is_answered(self) -> bool:
         """Whether it needs no segment any more: it was answered, or refused, by what the log has already."""
@@ -88,6 +94,15 @@ class QueuedWrite(Protocol):
     def fail(self, error: DistributedLogError) -> None:
         """Give `error` to those of its futures that have not ended."""
         ...
+
+
+UNNUMBERED: Final = -(2**64)
+"""In the place of a transaction id that is given to a record when it gets its place; no id of a caller is so low."""
+
+
+def _check_given(txid: object) -> None:
+    if txid is not UNNUMBERED:
+        check_txid(txid)
 
 
 def below_highest(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
@@ -112,6 +127,7 @@ class RecordWrite(QueuedWrite):
         *,
         may_transmit: bool = True,
     ) -> None:
+        """`txid`: UNNUMBERED for one that `number` gives it."""
         self.txid = txid
         self.payload = payload
         self.future = future
@@ -140,11 +156,16 @@ class RecordWrite(QueuedWrite):
         if type(self.payload) is not bytes:
             check_payload(self.payload)
             self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent (I3).
-        check_txid(self.txid)
+        _check_given(self.txid)
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
         """One id is in order with itself."""
+
+    def number(self, txid: int) -> None:
+        """Its id, where it came without."""
+        if self.txid is UNNUMBERED:
+            self.txid = txid
 
     def issue(self, segment: SegmentWriter) -> None:
         """Hand the record to `segment`, which sends at once only if `may_transmit` is set."""
@@ -225,14 +246,20 @@ class EncodedSetWrite(RecordSetWrite):
     __slots__ = ()
 
     def __init__(self, txid: int, encoded: bytes, first: asyncio.Future[DLSN], count: int) -> None:
-        """`first` gets the place of the first of `count` payloads; nobody waits for the others."""
+        """`first` gets the place of the first of `count` payloads; nobody waits for the others. `txid`: UNNUMBERED for
+        one that `number` gives it."""
         super().__init__(txid, (), [first, *repeat(NOBODY, count - 1)], "none")
         self._encoded = encoded
 
     def check(self) -> None:
         """Raise unless its transaction id and its length may be written."""
-        check_txid(self.txid)
+        _check_given(self.txid)
         check_payload_length(len(self._encoded))
+
+    def number(self, txid: int) -> None:
+        """Its id, where it came without."""
+        if self.txid is UNNUMBERED:
+            self.txid = txid
 
 
 def check_encoded_set(encoded: object) -> int:
@@ -317,17 +344,15 @@ class BatchWrite(QueuedWrite):
 class HeartbeatWrite(QueuedWrite):
     """The control record `heartbeat`, which no reader delivers."""
 
-    __slots__ = ("_floor_txid", "future")
+    __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[Appended], floor_txid: int) -> None:
-        """`floor_txid`: the log's highest transaction id."""
+    def __init__(self, future: asyncio.Future[Appended]) -> None:
         self.future = future
-        self._floor_txid = max(floor_txid, 0)
 
     @property
     def first_txid(self) -> int:
-        """The id with which a segment begins that is started for it: the log's highest."""
-        return self._floor_txid
+        """-1: it has no id of its own."""
+        return -1
 
     @property
     def last_txid(self) -> int:
@@ -346,9 +371,6 @@ class HeartbeatWrite(QueuedWrite):
 
     def check(self) -> None:
         """Always legal here; the writer checks whether the log is sealed already."""
-
-    def check_follows(self, highest: int, log: str | None) -> None:
-        """It follows anything."""
 
     def check_order(self) -> None:
         """It has no ids."""

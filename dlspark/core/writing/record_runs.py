@@ -37,7 +37,8 @@ def check_txid(txid: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
-    """Records that were checked (`run_of`): transaction ids and payloads, as many of each."""
+    """Records that were checked (`run_of`): transaction ids and payloads, as many of each; or payloads alone, which get
+    one id for all of them when they get their place (`at`)."""
 
     txids: Sequence[int]
     payloads: Sequence[bytes]
@@ -46,6 +47,20 @@ class RecordRun:
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+    @property
+    def first_txid(self) -> int:
+        """The first record's id, -1 where it has none yet."""
+        return self.txids[0] if self.txids else -1
+
+    @property
+    def highest_txid(self) -> int:
+        """The highest id, -1 where there is none yet."""
+        return max(self.txids, default=-1)
+
+    def at(self, txid: int) -> RecordRun:
+        """The same records; those without ids have this one."""
+        return self if self.txids else RecordRun((txid,) * len(self), self.payloads, self.size)
 
     @property
     def in_order(self) -> bool:
@@ -69,13 +84,14 @@ class RecordRun:
         return _run(self.txids[first : first + count], self.payloads[first : first + count])
 
 
-Columns: TypeAlias = tuple[Sequence[int], Sequence[Buffer]]
-"""Transaction ids and payloads that were not checked, as many of each."""
+Columns: TypeAlias = tuple[Sequence[int] | None, Sequence[Buffer]]
+"""Transaction ids and payloads that were not checked, as many of each; None for the time at which they get their place,
+or the log's highest id where that is above it."""
 NO_RECORDS = RecordRun((), (), 0)
 
 
-def run_of(txids: Sequence[int], payloads: Sequence[Buffer]) -> RecordRun:
-    """The run of records (txids[i], payloads[i]). Payloads that their caller could change are copied (I3).
+def run_of(txids: Sequence[int] | None, payloads: Sequence[Buffer]) -> RecordRun:
+    """The run of records (txids[i], payloads[i]), see `Columns`. Copies payloads that their caller could change (I3).
 
     Raises InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError where one of them may not be written.
     """
@@ -86,13 +102,16 @@ def run_of(txids: Sequence[int], payloads: Sequence[Buffer]) -> RecordRun:
             for payload in payloads:
                 check_payload(payload)
         owned = list(map(bytes, payloads))
-    if not set(map(type, txids)) <= {int}:
+    if txids is None:
+        txids = ()
+    elif not set(map(type, txids)) <= {int}:
         for txid in txids:
             check_txid(txid)
         txids = [int(txid) for txid in txids]
-    if owned:
+    if txids:
         check_user_txid(min(txids))
         check_user_txid(max(txids))
+    if owned:
         check_payload_length(max(map(len, owned)))
     return _run(txids, owned)
 

@@ -9,9 +9,12 @@ znode. Doing it again, or half of it again, leads to the same end (I10). The cal
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
+from typing import NamedTuple
 
-from dlspark.core.codec.entries import decode_entry
-from dlspark.core.codec.records import INVALID_TXID, LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entry_outline import outline_entry
+from dlspark.core.codec.records import INVALID_TXID
 from dlspark.core.metrics.cells import Histogram
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import backward_scan
@@ -83,7 +86,7 @@ async def _recover(
     await transitions.complete(
         segment,
         last_txid=last.txid,
-        record_count=last.last_position,
+        record_count=last.position,
         last_entry=last.dlsn.entry_id,
         last_slot=last.dlsn.slot_id,
     )
@@ -108,30 +111,37 @@ async def _opened(services: Services, ledger_id: int, settings: Settings) -> Led
     return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
 
 
+class SegmentsLast(NamedTuple):
+    """The last record of a segment; of a record set, its last payload."""
+
+    dlsn: DLSN
+    txid: int
+    position: int
+
+
 async def last_record(
     ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, scanned: Histogram | None = None
-) -> LogRecord | None:
+) -> SegmentsLast | None:
     """The last record of any kind, control and end of stream included; None for a ledger without records.
 
     `scanned` counts how many entries were read for it.
 
-    Entries are read backwards in growing batches: nearly always the very last one has a record.
+    Entries are read backwards in growing batches: nearly always the very last one has a record. None of their payloads
+    is kept or expanded: what they are, clients decide.
     """
     read = 0
+    found: SegmentsLast | None = None
     try:
-        for first, last in backward_scan(ledger.last_add_confirmed, settings):
-            entries = await ledger.read(first, last)
-            read += len(entries)
-            for entry in reversed(entries):
-                records = decode_entry(
-                    entry.payload,
-                    lssn=segment.lssn,
-                    entry_id=entry.entry_id,
-                    start_sequence_id=0,
-                    enveloped=segment.enveloped,
-                )
-                if records:
-                    return records[-1]
+        for first, end in backward_scan(ledger.last_add_confirmed, settings):
+            async with aclosing(ledger.entries(first, end)) as entries:
+                async for entry in entries:
+                    read += 1
+                    place = DLSN(segment.lssn, entry.entry_id, 0)
+                    last = outline_entry(entry.payload, enveloped=segment.enveloped, place=place).last
+                    if last is not None:
+                        found = SegmentsLast(place._replace(slot_id=last.slot), last.txid, last.position)
+            if found is not None:
+                return found
         return None
     finally:
         if scanned is not None:

@@ -38,12 +38,12 @@ class RunWrite(QueuedWrite):
     @property
     def first_txid(self) -> int:
         """The first record's."""
-        return self.run.txids[0]
+        return self.run.first_txid
 
     @property
     def last_txid(self) -> int:
         """The last record's, or a higher one."""
-        return max(self.run.txids)
+        return self.run.highest_txid
 
     @property
     def records(self) -> int:
@@ -60,6 +60,10 @@ class RunWrite(QueuedWrite):
 
     def check_order(self) -> None:
         """So was their order."""
+
+    def number(self, txid: int) -> None:
+        """One id for all records, where they came without."""
+        self.run = self.run.at(txid)
 
     def issue(self, segment: SegmentWriter) -> None:
         """Hand the records to `segment`."""

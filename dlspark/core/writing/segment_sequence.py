@@ -199,7 +199,9 @@ class SegmentSequence:
                 await end_tasks([preparing], drop_errors=True)
         self._needs_recovery = False
         known = [segment.last_txid for segment in self._transitions.segments]
-        return max([self._transitions.state.max_txid.value, -1, *known])
+        # What is stored of a new log is 0, as upstream has it: no record has that id where no segment says so. (Where
+        # the segments of records with id 0 were deleted, another such record may follow them.)
+        return max([self._transitions.state.max_txid.value or -1, *known])
 
     async def _prepare(self, *, claims: bool = False) -> None:
         """Make the next segment's ledger. A failure is only counted: the start, if one follows, tries again; and so

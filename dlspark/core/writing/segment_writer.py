@@ -125,6 +125,8 @@ class SegmentWriter:
         """The last entry of the newest snapshot of the log's producers in this segment."""
         self._first_snapshot: int | None = None
         """The last entry of the first one."""
+        self._snapshot_end = self._snapshot_bytes = 0
+        """Up to which byte of the ledger that snapshot is, and how many bytes it takes."""
         self._buffered_user_data = False
         self._buffered_at = self._accepted_at = 0.0
         self.waiting_since: float | None = None
@@ -302,6 +304,7 @@ class SegmentWriter:
         for part in parts:
             self.write_control(part)
         self.snapshot_entry = self.ledger.last_add_pushed
+        self._snapshot_end, self._snapshot_bytes = self.ledger.length, sum(map(len, parts))
         if self._first_snapshot is None:
             self._first_snapshot = self.snapshot_entry
 
@@ -314,6 +317,16 @@ class SegmentWriter:
     def since_snapshot(self) -> int:
         """Entries since the newest snapshot in this segment, what is buffered as one."""
         return self.ledger.last_add_pushed - self.snapshot_entry + bool(self._builder.count)
+
+    def snapshot_is_due(self) -> bool:
+        """Whether another one is: a successor reads what has come since, so that has bounds in entries and in bytes. A
+        large snapshot is stored less often, or it would be the most of what is written."""
+        settings = self._settings
+        enough = max(settings.producer_snapshot_bytes, 2 * self._snapshot_bytes)
+        return (
+            self.since_snapshot >= settings.producer_snapshot_entries
+            or self.ledger.length - self._snapshot_end + self._builder.size >= enough
+        )
 
     def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
         """Append the record after which nothing may follow, and send it. It has no position of its own."""

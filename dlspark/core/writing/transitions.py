@@ -72,14 +72,16 @@ def lssn_without_segments(stored: int, first: int) -> int:
 class _NotedProducers:
     """What the log's znode says of the segments of writers with producers (`metadata.producer_segments`)."""
 
-    def __init__(self, path: str, whole: int | None) -> None:
+    def __init__(self, path: str, whole: int | None, losses: int, *, exists: bool) -> None:
         self._path = path
-        self._exists = whole is not None
+        self._exists = exists
+        self._losses = losses
         self.whole = whole
 
     def op(self, lssn: int) -> Op:
         """The part of the transaction that starts segment `lssn`."""
-        data = ProducerSegments(lssn, min(lssn, self.whole) if self.whole is not None else lssn).encode()
+        whole = min(lssn, self.whole) if self.whole is not None else lssn
+        data = ProducerSegments(lssn, whole, self._losses).encode()
         # At any version: the transaction as a whole is that of the log's owner, by the version of `ledgers` (I7).
         return SetData(self._path, data, ANY_VERSION) if self._exists else Create(self._path, data)
 
@@ -162,10 +164,11 @@ class SegmentTransitions:
         if phase is AllocatorPhase.ERROR or (fresh and phase is not AllocatorPhase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
 
-    def note_producers(self, whole: int | None) -> None:
+    def note_producers(self, whole: int | None, losses: int) -> None:
         """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
-        so. `whole`: see `producer_recovery.Known`."""
-        self._producers = _NotedProducers(self._services.logs.paths(self.name).producers, whole)
+        so. `whole`: see `producer_recovery.Known`; `losses`: of `Producers`."""
+        path, exists = self._services.logs.paths(self.name).producers, self.producer_segments is not None
+        self._producers = _NotedProducers(path, whole, losses, exists=exists)
 
     def snapshot_stored(self, lssn: int) -> None:
         """Segment `lssn` holds a whole snapshot that is stored."""

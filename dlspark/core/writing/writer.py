@@ -42,14 +42,21 @@ from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
-from dlspark.errors import AlreadyClosedError, EndOfStreamError, StreamNotReadyError, WriteCancelledError
+from dlspark.errors import (
+    AlreadyClosedError,
+    EndOfStreamError,
+    StreamNotReadyError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+)
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
 
 
-class AsyncLogWriter(Appending):
+class AsyncLogWriter(OnOneLoop, Appending):
     """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
 
     def __init__(
@@ -73,7 +80,10 @@ class AsyncLogWriter(Appending):
         self._sequence = SegmentSequence(
             services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
         )
-        self._acknowledged_txid = -1
+        self._acknowledged_txid = self._recovered_txid = -1
+        self._issued_txid = -1
+        """Highest transaction id in the log or on its way into a segment: what waits in the queue does not count, for
+        it may yet be refused."""
         self._transition: asyncio.Task[None] | None = None
         self._shutdown: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
@@ -132,11 +142,14 @@ class AsyncLogWriter(Appending):
         """Called when the log's dynamic settings change."""
         self._settings = settings
         self._sequence.use_settings(settings)
+        if self._requests is not None:
+            self._requests.producers.most = settings.max_producers
 
     # ------------------------------------------------------------------ for users
 
     async def wait_for_room(self) -> None:
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
+        self._check_loop()
         while self._transition is not None and self._queue.crowded:
             await asyncio.wait([self._transition])
         segment = self._sequence.current
@@ -145,6 +158,7 @@ class AsyncLogWriter(Appending):
 
     async def send(self) -> None:
         """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
+        self._check_loop()
         while self._transition is not None:
             await asyncio.wait([self._transition])
         if self._sequence.current is not None:
@@ -152,6 +166,7 @@ class AsyncLogWriter(Appending):
 
     def push(self) -> None:
         """Send everything accepted, and wait for nothing: what waits for a segment is sent once that has started."""
+        self._check_loop()
         if self._transition is not None or self._queue:
             self._push_late = True
         elif self._sequence.current is not None:
@@ -179,6 +194,7 @@ class AsyncLogWriter(Appending):
             return await self._mark_end_of_stream()
 
     async def _mark_end_of_stream(self) -> DLSN:
+        self._check_loop()
         future: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._accept(EndOfStreamWrite(future)):
             return await future
@@ -188,6 +204,8 @@ class AsyncLogWriter(Appending):
         except BaseException:
             if future.done() and not future.cancelled():
                 future.exception()  # Seen: flush has raised the same failure.
+            if not self._sequence.usable:
+                self._sealed = False  # Recovery says whether it is: before it nothing is written behind this record.
             raise
         dlsn = await future
         await self._run_transition(self._sequence.complete_current)
@@ -195,6 +213,7 @@ class AsyncLogWriter(Appending):
 
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
         """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
         await self._services.permit(self.name, Action.TRUNCATE)
@@ -248,7 +267,7 @@ class AsyncLogWriter(Appending):
             self._sequence.current.send_due()
 
     def _takes_all(self, run: RecordRun) -> bool:
-        in_order = not self._settings.max_id_sanity_check or (run.in_order and run.txids[0] >= self.last_txid)
+        in_order = not self._settings.max_id_sanity_check or (run.in_order and not 0 <= run.first_txid < self.last_txid)
         return in_order and self._limits.has_room(self._settings, run, self.unacknowledged, self._queue)
 
     def _accept(self, operation: QueuedWrite) -> bool:
@@ -279,6 +298,7 @@ class AsyncLogWriter(Appending):
         return True
 
     def _check_writable(self) -> None:
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
@@ -305,13 +325,19 @@ class AsyncLogWriter(Appending):
             return
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
-        if self._requests is not None and segment.since_snapshot >= self._settings.producer_snapshot_entries:
+        if self._requests is not None and segment.snapshot_is_due():
             segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
+        operation.number(self._next_txid())
         operation.issue(segment)
-        if self._requests is not None:
-            self.last_txid = max(self.last_txid, segment.highest_txid)
+        if segment.error is None:
+            self._issued_txid = max(self._issued_txid, segment.highest_txid)
+            self.last_txid = max(self.last_txid, self._issued_txid)
         if self._sequence.roll_is_due():
             self._begin(self._roll)
+
+    def _next_txid(self) -> int:
+        """The id of records that came without: the time, but never below the log's highest (I4)."""
+        return max(self._services.clock.now_ms(), self._issued_txid)
 
     def _issue_queued(self) -> None:
         while self._queue and self._transition is None and self._error is None:
@@ -331,7 +357,13 @@ class AsyncLogWriter(Appending):
         if segment is not None:
             segment.waiting_since = self._queue.since
         try:
+            if self._settings.max_id_sanity_check:
+                # Again: what was accepted before it was not certain to be written, or recovery found more than was.
+                operation.check_follows(self._issued_txid, self.name)
             self._issue(operation)
+        except TransactionIdOutOfOrderError as error:
+            operation.fail(error)
+            self._send_due()  # The last record of a bulk sends the others, and it may be this one.
         finally:
             if segment is not None:
                 segment.waiting_since = None
@@ -379,7 +411,9 @@ class AsyncLogWriter(Appending):
                 # Of what was under way, recovery has decided what the log keeps: only the log knows.
                 await self._learn_requests(highest)
         if self._queue:
-            await self._sequence.start(self._queue.first.first_txid)
+            first = self._queue.first
+            first.number(self._next_txid())  # for good: nothing is issued before it
+            await self._sequence.start(first.first_txid if first.first_txid >= 0 else max(self._issued_txid, 0))
             self._retention.begin()
 
     def _request_log(self) -> RequestLog:
@@ -394,8 +428,8 @@ class AsyncLogWriter(Appending):
     async def _learn_requests(self, highest: int) -> None:
         """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
         known = await read_producers(self._services, self._transitions, self._settings, gaps_allowed=self._gaps_allowed)
-        self._requests = RequestLog(known.producers, known.last, highest, self._services.clock)
-        self._transitions.note_producers(known.whole)
+        self._requests = RequestLog(known.producers, known.last, highest, known.time)
+        self._transitions.note_producers(known.whole, known.producers.losses)
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
         """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""
@@ -406,7 +440,7 @@ class AsyncLogWriter(Appending):
     def _adopt(self, highest: int) -> None:
         """Go on from the log's highest transaction id, as recovery found it."""
         # Records of a failed segment count only as far as recovery found them: the others are not in the log.
-        self.last_txid = highest
+        self.last_txid = self._issued_txid = self._recovered_txid = highest
         if highest == MAX_TXID:
             self._sealed = True
             self._queue.refuse(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
@@ -421,6 +455,7 @@ class AsyncLogWriter(Appending):
 
     async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
         """Run `action` on the segment that has everything accepted up to now."""
+        self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed", log=self.name)
         await self._settle(action)
@@ -451,6 +486,9 @@ class AsyncLogWriter(Appending):
         self._limits.count(self.unacknowledged)
         if self._requests is not None:
             self._requests.failed = True
+        # What was not acknowledged may not be in the log: recovery decides, and until then it keeps no record out.
+        self._issued_txid = max(self._acknowledged_txid, self._recovered_txid)
+        self.last_txid = max(self._issued_txid, self._queue.last_txid)
         if self._settings.disable_rolling_on_error:
             self._fail(cause)
 
@@ -480,6 +518,7 @@ class AsyncLogWriter(Appending):
 
     async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
         """Run `step` and release everything, once, for all callers, and even if a caller is cancelled (I16)."""
+        self._check_loop()
         if self._shutdown is None:
             self._shutdown = self._loop.create_task(self._release_after(step))
         await asyncio.shield(self._shutdown)

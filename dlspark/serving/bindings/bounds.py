@@ -112,6 +112,9 @@ class GrpcLimits:
     """Of one Append, likewise."""
     read_bytes: int = 4 * 1024 * 1024 - STEP_BYTES
     """The most that a Read gets with one response: more than that is more than clients of gRPC take by default."""
+    waiting_reads: int = 200
+    """Reads at a time whose log does not exist: each looks for it every second, though its client does nothing. One
+    more is refused with OVER_CAPACITY."""
     memory_bytes: int = 512 * 1024 * 1024
     """Of all calls together: requests without an answer, and what was read and not taken yet. Beyond it what is new is
     refused with OVER_CAPACITY, and a Read ends so."""

@@ -35,12 +35,14 @@ from dlspark.serving.protocol.operations import (
     Applied,
     FindOwner,
     Handshake,
+    ListProxies,
     ReadBatch,
     Refusal,
     Request,
     StatusCode,
 )
 from dlspark.serving.service import Reply
+from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
 
@@ -49,16 +51,16 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_MS: Final = 5_000
 LAST_NUMBER: Final = 2**64 - 1
 """The numbers of requests begin at 1 again behind it; 0 is about the connection."""
-ASKING: Final = (Handshake, FindOwner, ReadBatch)
+ASKING: Final = (Handshake, FindOwner, ListProxies, ReadBatch)
 """Requests that change nothing: a lost answer leaves nothing in doubt."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of `host:port`, a host with colons in square brackets. Raises CallerError."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+    found = parse_address(address)
+    if found is None:
         raise CallerError(f"{address!r} is not a proxy's address, which is host:port", node=address)
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return found
 
 
 class FramesClient:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Final, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
+from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -37,13 +38,17 @@ from dlspark.serving.protocol.operations import (
     Applied,
     Delivery,
     Handshake,
+    ListProxies,
+    MoveStream,
     ReadBatch,
+    ReadFrom,
     Refusal,
     Request,
+    RequestContext,
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.protocol.rpc_answers import GrpcAddressOf, no_address
+from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
 from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
@@ -51,9 +56,17 @@ from storage_node.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-READ_WAIT_MS: Final = 10_000
-"""How long the service waits for more before it says that there is none; a Read goes on then, without a response."""
+HEARTBEAT_MS: Final = 10_000
+"""How often a Read says that there is nothing, where its client leaves that to the proxy."""
+LEAST_HEARTBEAT_MS: Final = 500
+MOST_HEARTBEAT_MS: Final = 60_000
+"""No longer than a read proxy keeps a read that waits."""
+LOOK_MS: Final = 1_000
+"""How often a Read that waits for its log looks whether it exists."""
 LONGEST_TIMEOUT_MS: Final = 2**32 - 1
+T = TypeVar("T")
+_NOT_YET: Final = pb.ReadResponse(status=pb.Status(code=pb.Status.SUCCESS)).SerializeToString()
+"""The heartbeat of a Read whose log does not exist."""
 
 
 class Call(Protocol):
@@ -86,20 +99,22 @@ Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 class GrpcCalls:
     """All calls of one server."""
 
-    def __init__(self, service: ProxyService, limits: GrpcLimits, address_of: GrpcAddressOf = no_address) -> None:
+    def __init__(self, service: ProxyService, limits: GrpcLimits, names: GrpcNames = NO_NAMES) -> None:
         self.limits = limits
         self.stopping = asyncio.Event()
         """Nothing new is begun any more."""
         self.held_bytes = 0
         self.under_way = 0
         """Calls that are being handled."""
+        self.waiting_reads = 0
+        """Reads among them whose log does not exist."""
         self.idle = asyncio.Event()
         """There are none."""
         self.idle.set()
         self._of_host: dict[str, int] = {}
         """Calls of each client's host."""
         self._service = service
-        self._address_of = address_of
+        self._names = names
         self._lines = MessageLimit(logger)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -121,7 +136,7 @@ class GrpcCalls:
             message, request = await self._understood(method, data, call)
             caller = await self._begin(call)
             try:
-                answer = await self._ask(request, caller, len(data), call)
+                answer = await self.ask(request, caller, len(data), call)
             finally:
                 self._end(caller)
             return self.encoded(method.name, answer, getattr(message, "correlation", 0))
@@ -131,11 +146,11 @@ class GrpcCalls:
     async def _understood(self, method: rpc_messages.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
         """The message and the request that `data` is; ends the call where it is none."""
         try:
-            return _parsed(method, data)
+            return self.parsed(method, data)
         except ProtocolError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
-    async def _ask(self, request: Request, caller: Caller, size: int, call: Call) -> Answer:
+    async def ask(self, request: Request, caller: Caller, size: int, call: Call) -> Answer:
         """The service's answer to one request; cancelled, it is dropped."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -180,46 +195,18 @@ class GrpcCalls:
 
     async def _read(self, data: bytes, call: Call) -> None:
         method = rpc_messages.METHODS["Read"]
-        _, request = await self._understood(method, data, call)
-        if not isinstance(request, ReadBatch):
+        message, request = await self._understood(method, data, call)
+        if not isinstance(request, ReadBatch) or not isinstance(message, pb.ReadRequest):
             raise TypeError(f"a Read is a {type(request).__name__}")
-        request = replace(request, wait_ms=READ_WAIT_MS, max_bytes=min(request.max_bytes, self.limits.read_bytes))
+        wait_ms = min(max(message.heartbeat_ms or HEARTBEAT_MS, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS)
+        request = replace(request, wait_ms=wait_ms, max_bytes=min(request.max_bytes, self.limits.read_bytes))
         caller = await self._begin(call)
         try:
-            while True:
-                answer = await self._ask_unless_stopping(request, caller, call) or stopping()
-                if not isinstance(answer, Delivery) or answer.parts or answer.end_of_stream:
-                    answer = await self._deliver(answer, call)
-                if not isinstance(answer, Delivery) or answer.end_of_stream:
-                    return
-                request = replace(request, start=answer.next)
+            await _Read(self, call, caller, request, wait_for_log=message.wait_for_log).run()
         except grpc.aio.InternalError:
             return  # the client went while a response was sent
         finally:
             self._end(caller)
-
-    async def _deliver(self, answer: Answer, call: Call) -> Answer:
-        """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
-        data = self.encoded("Read", answer)
-        if isinstance(answer, Delivery) and self.held_bytes + len(data) > self.limits.memory_bytes:
-            answer = over_capacity()
-            data = self.encoded("Read", answer)
-        self.held_bytes += len(data)
-        try:
-            await call.write(data)
-        finally:
-            self.held_bytes -= len(data)
-        return answer
-
-    async def _ask_unless_stopping(self, request: ReadBatch, caller: Caller, call: Call) -> Answer | None:
-        """A read's answer, None where the server began to stop before it came: it may have waited for long."""
-        asking = asyncio.ensure_future(self._ask(request, caller, 0, call))
-        stop = asyncio.ensure_future(self.stopping.wait())
-        try:
-            await asyncio.wait([asking, stop], return_when=asyncio.FIRST_COMPLETED)
-            return asking.result() if asking.done() else None
-        finally:
-            await end_tasks([asking, stop], drop_errors=True)
 
     # ------------------------------------------------------------------------------------ what calls share
 
@@ -248,13 +235,28 @@ class GrpcCalls:
     def encoded(self, name: str, answer: Answer, correlation: int = 0) -> bytes:
         """The message with which a call of this name is answered."""
         try:
-            message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, address_of=self._address_of)
+            message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, names=self._names)
         except DistributedLogError as error:
             logger.error("an answer to %s cannot be sent: %s", name, error)
             text = f"it was done, and its answer cannot be sent: {error.message}"
             refusal = Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
             message = rpc_messages.answer_to_pb(name, refusal, correlation=correlation)
         return message.SerializeToString()
+
+    def parsed(self, method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
+        """The message and the request that `data` is; proxies that it names have their locations. Raises
+        ProtocolError."""
+        try:
+            message = method.request.FromString(data)
+        except DecodeError as error:
+            raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
+        request = rpc_messages.request_from_pb(method.name, message)
+        if isinstance(request, MoveStream):
+            request = replace(request, target=self._names.location(request.target))
+        if isinstance(request, Handshake | AcceptStreams | ListProxies) or not request.context.tried_hosts:
+            return message, request
+        tried = tuple(map(self._names.location, request.context.tried_hosts))
+        return message, _within(request, replace(request.context, tried_hosts=tried))
 
     def cost(self, request: Request, size: int) -> int:
         """What a request of `size` bytes counts while it is under way."""
@@ -333,7 +335,7 @@ class _Append:
             if data is eof or not isinstance(data, bytes):
                 return
             try:
-                message, request = _parsed(method, data)
+                message, request = self._calls.parsed(method, data)
             except ProtocolError as error:
                 self._broken = error.message
                 return
@@ -369,6 +371,88 @@ class _Append:
             self._room.set()
 
 
+class _Read:
+    """One Read: asks the service for what comes next, again and again, and sends what it is answered."""
+
+    def __init__(self, calls: GrpcCalls, call: Call, caller: Caller, request: ReadBatch, *, wait_for_log: bool) -> None:
+        self._calls = calls
+        self._call = call
+        self._caller = caller
+        self._request = request
+        self._wait_for_log = wait_for_log
+        self._waits = False
+
+    async def run(self) -> None:
+        """Send what comes, and a heartbeat whenever nothing came in its time, to the end or a refusal."""
+        try:
+            await self._run()
+        finally:
+            self._count_waiting(waits=False)
+
+    def _count_waiting(self, *, waits: bool) -> None:
+        self._calls.waiting_reads += waits - self._waits
+        self._waits = waits
+
+    async def _run(self) -> None:
+        while True:
+            answer = await self._next()
+            if answer is None:
+                await self._call.write(_NOT_YET)
+                continue
+            self._wait_for_log = False
+            self._count_waiting(waits=False)
+            answer = await self._deliver(answer)
+            if not isinstance(answer, Delivery) or answer.end_of_stream:
+                return
+            self._request = replace(self._request, start=answer.next)
+
+    async def _next(self) -> Answer | None:
+        """What the service answers; None where the log is waited for, and did not exist for as long as a read waits."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._request.wait_ms / 1000
+        while True:
+            answer = await self._ask()
+            if not (self._wait_for_log and isinstance(answer, Refusal) and answer.code is StatusCode.LOG_NOT_FOUND):
+                return answer
+            if not self._waits and self._calls.waiting_reads >= self._calls.limits.waiting_reads:
+                return too_many_wait()
+            self._count_waiting(waits=True)
+            if self._request.start is ReadFrom.LATEST:
+                # All that will be in the log is written after the call: who asked for that gets all of it.
+                self._request = replace(self._request, start=ReadFrom.OLDEST)
+            await self._unless_stopping(asyncio.sleep(LOOK_MS / 1000))
+            if loop.time() >= until_s:
+                return None
+
+    async def _ask(self) -> Answer:
+        calls = self._calls
+        return await self._unless_stopping(calls.ask(self._request, self._caller, 0, self._call)) or stopping()
+
+    async def _unless_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What is waited for, None where the server began to stop before it came: it may have waited for long."""
+        asking = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._calls.stopping.wait())
+        try:
+            await asyncio.wait([asking, stop], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            await end_tasks([asking, stop], drop_errors=True)
+
+    async def _deliver(self, answer: Answer) -> Answer:
+        """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
+        calls = self._calls
+        data = calls.encoded("Read", answer)
+        if isinstance(answer, Delivery) and calls.held_bytes + len(data) > calls.limits.memory_bytes:
+            answer = over_capacity()
+            data = calls.encoded("Read", answer)
+        calls.held_bytes += len(data)
+        try:
+            await self._call.write(data)
+        finally:
+            calls.held_bytes -= len(data)
+        return answer
+
+
 class _Once:
     """Takes the answer to one request of an Append; a second one is dropped."""
 
@@ -394,6 +478,12 @@ def stopping() -> Refusal:
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
 
 
+def too_many_wait() -> Refusal:
+    """What is answered where so many Reads wait for their logs as may."""
+    message = "the log does not exist, and as many readers wait for theirs as may"
+    return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
+
+
 def over_capacity() -> Refusal:
     """What is answered while all calls together take all the memory that they may."""
     message = "the requests and answers of all clients take all the memory that they may"
@@ -402,20 +492,16 @@ def over_capacity() -> Refusal:
 
 def with_timeout(request: Request, seconds: float) -> Request:
     """The request, with the client's deadline where it has no shorter time."""
-    if isinstance(request, Handshake | AcceptStreams):
+    if isinstance(request, Handshake | AcceptStreams | ListProxies):
         return request
     context = request.context
     left_ms = min(max(int(seconds * 1000), 1), LONGEST_TIMEOUT_MS)
     if 0 < context.timeout_ms <= left_ms:
         return request
-    context = replace(context, timeout_ms=left_ms)
+    return _within(request, replace(context, timeout_ms=left_ms))
+
+
+def _within(request: Request, context: RequestContext) -> Request:
+    if isinstance(request, Handshake | AcceptStreams | ListProxies):
+        return request
     return request.within(context) if isinstance(request, WriteRecords) else replace(request, context=context)
-
-
-def _parsed(method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
-    """Raises ProtocolError."""
-    try:
-        message = method.request.FromString(data)
-    except DecodeError as error:
-        raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
-    return message, rpc_messages.request_from_pb(method.name, message)

@@ -1,8 +1,10 @@
 """Options of gRPC's channels, for both sides. They are made together: what one side does the other must bear.
 
-A server of gRPC ends a connection (GOAWAY, too_many_pings) whose client pings it without calls more often than every
-five minutes, unless it is told otherwise; here `least_ping_ms` tells it. Lengths of messages come from the request's
-limit, not from gRPC's default of 4 MB.
+A server of gRPC ends a connection (GOAWAY, too_many_pings) that is pinged more often than every five minutes while it
+sends nothing, and more often than every two hours while there are no calls on it, unless it is told otherwise. Here
+`least_ping_ms` says how often, and it holds without calls, too. Pings that come sooner are counted (strikes) until the
+server sends something; MAX_STRIKES of them may come late or together, as they do when a process was held up. Lengths
+of messages come from the request's limit, not from gRPC's default of 4 MB.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ Options: TypeAlias = tuple[tuple[str, int], ...]
 
 CLIENT_KEEPALIVE_MS: Final = 30_000
 CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MAX_STRIKES: Final = 2
+"""gRPC's own number; 0 would mean that pings are never too many."""
 
 
 def server_options(limits: GrpcLimits) -> Options:
@@ -33,6 +37,7 @@ def server_options(limits: GrpcLimits) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", limits.least_ping_ms),
+        ("grpc.http2.max_ping_strikes", MAX_STRIKES),
         ("grpc.so_reuseport", 0),  # two proxies that share a port by mistake would share its clients by chance
     )
 

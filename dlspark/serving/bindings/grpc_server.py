@@ -21,9 +21,10 @@ from grpc_reflection.v1alpha import reflection
 from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_options import server_options
-from dlspark.serving.protocol.rpc_answers import GrpcAddressOf, no_address
+from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
 from dlspark.serving.protocol.rpc_messages import SERVICE
 from dlspark.serving.service import ProxyService
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks
 
@@ -38,13 +39,11 @@ LAST_WORDS_S = 0.2
 class GrpcServer:
     """Serves `service` on one port; for the loop on which it is started."""
 
-    def __init__(
-        self, service: ProxyService, *, limits: GrpcLimits | None = None, address_of: GrpcAddressOf = no_address
-    ) -> None:
-        """`address_of`: where the proxy at a location speaks gRPC, for answers that name one."""
+    def __init__(self, service: ProxyService, *, limits: GrpcLimits | None = None, names: GrpcNames = NO_NAMES) -> None:
+        """`names`: where proxies speak gRPC, for answers and requests that name one."""
         self.limits = limits or GrpcLimits()
         self._service = service
-        self._address_of = address_of
+        self._names = names
         self._calls: GrpcCalls | None = None
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
@@ -70,13 +69,13 @@ class GrpcServer:
     async def start(self, host: str, port: int) -> None:
         """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
         check(self._server is None and not self._closed, "a gRPC server is started once")
-        self._calls = GrpcCalls(self._service, self.limits, self._address_of)
+        self._calls = GrpcCalls(self._service, self.limits, self._names)
         server = grpc.aio.server(options=server_options(self.limits), maximum_concurrent_rpcs=self.limits.calls)
         server.add_generic_rpc_handlers((self._calls.handlers(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        where = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
+        where = address_text(host or "::", port)
         try:
             self._port = server.add_insecure_port(where)
         except RuntimeError as error:

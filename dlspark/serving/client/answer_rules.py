@@ -8,8 +8,8 @@
     NEXT_REGION   the proxy's region is not available: ask one of the next region
 
 The codes are upstream's (docs/reference/serving.md#status-codes), and so is what follows from them. What upstream does
-not have stands over them: an error that says by its name that the request itself is refused (`FINAL_ERRORS`) ends it,
-whatever its code does for other errors; and whether a request may be sent again after an answer was lost is decided by
+not have stands over them: a reason that says that the request itself is refused (`FINAL_REASONS`) ends it, whatever its
+code does for other failures; and whether a request may be sent again after an answer was lost is decided by
 what it asks for (`is_repeatable`), never by the code.
 """
 
@@ -29,6 +29,7 @@ from dlspark.serving.protocol.operations import (
     Heartbeat,
     MoveStream,
     ReadBatch,
+    Reason,
     Refusal,
     ReleaseStream,
     SetFencingToken,
@@ -93,22 +94,8 @@ RULE_OF_CODE: Final[Mapping[StatusCode, AnswerRule]] = MappingProxyType(
 )
 """By the refusal's code. Those not named are upstream's "others": they go to the next host."""
 
-FINAL_ERRORS: Final = frozenset(
-    (
-        "ConditionError",
-        "CorruptDataError",
-        "DigestError",
-        "InvalidEntryError",
-        "InvalidRecordError",
-        "PositionGapError",
-        "ProducerError",
-        "ProducerFencedError",
-        "SegmentNotFoundError",
-        "SequenceGapError",
-        "SequencePassedError",
-    )
-)
-"""Errors that say something of the request and the log, and not of the proxy that was asked."""
+FINAL_REASONS: Final = frozenset(Reason) - {Reason.NONE, Reason.PROXY_UNREACHABLE, Reason.PROXY_LOST}
+"""Reasons that say something of the request and the log, and not of the proxy that was asked."""
 
 OF_THE_PROXY: Final = frozenset((StatusCode.FOUND, StatusCode.ALREADY_CLOSED, StatusCode.SERVICE_UNAVAILABLE))
 """Codes that never say that the request was wrong, though the error's class may: it is the proxy that was."""
@@ -117,7 +104,7 @@ OF_THE_PROXY: Final = frozenset((StatusCode.FOUND, StatusCode.ALREADY_CLOSED, St
 def rule_of(refusal: Refusal, *, fail_fast: bool) -> AnswerRule:
     """What to do about a refusal. `fail_fast`: of a stream that is not to be had at the first proxy, say so at once."""
     rule = RULE_OF_CODE[refusal.code]
-    if refusal.error in FINAL_ERRORS:
+    if refusal.reason in FINAL_REASONS:
         return AnswerRule.FAIL
     if refusal.applied is Applied.WRONG and refusal.code not in OF_THE_PROXY:
         return AnswerRule.FAIL

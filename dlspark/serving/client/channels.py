@@ -24,9 +24,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyUnreachableError
 from dlspark.serving.protocol.failures import error_of
-from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Refusal, Request
+from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Reason, Refusal, Request
 from dlspark.serving.service import Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
@@ -41,7 +41,7 @@ MAX_WAITING: Final = 65_536
 """Requests that wait for one connection to be made; one more is refused."""
 MAX_CHANNELS: Final = 4_096
 """Connections of one client. One more closes an idle one, or is refused where none is idle."""
-_LOST: Final = frozenset({ProxyLostError.__name__, ProxyUnreachableError.__name__})
+_LOST: Final = frozenset({Reason.PROXY_LOST, Reason.PROXY_UNREACHABLE})
 
 
 class ProxyChannel(Protocol):
@@ -126,7 +126,7 @@ class Sending:
             isinstance(answer, Refusal)
             and channel is not None
             and channel.closed
-            and (answer.error in _LOST or answer.applied is Applied.UNKNOWN)
+            and (answer.reason in _LOST or answer.applied is Applied.UNKNOWN)
         ):
             heard(ChannelFailure(error_of(answer, stream=None)))
             return
@@ -264,7 +264,7 @@ class _Lane:
 
     def _pong(self, answer: Answer) -> None:
         self._pinged = False
-        if not (isinstance(answer, Refusal) and answer.error in _LOST):
+        if not (isinstance(answer, Refusal) and answer.reason in _LOST):
             self.heard_at = self.now()
 
     async def close(self, error: DistributedLogError) -> None:

@@ -58,6 +58,7 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.routing.hosts import Route
 from dlspark.serving.routing.other_routes import RegionChain
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from storage_node.edge import Clock, Network, SystemClock
@@ -73,7 +74,7 @@ LOCAL_REGION: Final = "local"
 _RANDOM: Final = random.SystemRandom()
 
 
-class AsyncClient(StreamOperations):
+class AsyncClient(OnOneLoop, StreamOperations):
     """A client of write and read proxies. Make it with `connect`, and close it."""
 
     def __init__(
@@ -210,6 +211,7 @@ class AsyncClient(StreamOperations):
         process's at a time: the one that begins with it last fences the others.
         Raises AlreadyClosedError, or OverCapacityError where `MAX_PRODUCERS` are in use.
         """
+        self._check_loop()
         key = (stream, name)
         found = self._producers.get(key)
         if found is not None and not found.fenced:
@@ -273,6 +275,7 @@ class AsyncClient(StreamOperations):
         self, streams: Sequence[str], limits: MultiStreamLimits | None = None
     ) -> AsyncMultiStreamWriter:
         """A writer whose records go to whichever of the streams takes them soonest, in record sets."""
+        self._check_loop()
         dispatcher = self._working()
 
         def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Journey:
@@ -292,6 +295,7 @@ class AsyncClient(StreamOperations):
         to_readers: bool = False,
     ) -> AsyncStreamMonitor:
         """A monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        self._check_loop()
         dispatcher = self._working()
 
         def send(request: Heartbeat, settle: Callable[[Answer], None]) -> Journey:
@@ -319,6 +323,7 @@ class AsyncClient(StreamOperations):
         `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
         how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.
         """
+        self._check_loop()
         if self._closing.begun or self._reads is None:
             raise AlreadyClosedError("the client is closed")
         return self._reads.reader(stream, start, form=form, max_bytes=max_bytes, poll_ms=poll_ms)
@@ -351,6 +356,7 @@ class AsyncClient(StreamOperations):
 
         Raises what a refusal says. Cancelled, what was sent may still be done.
         """
+        self._check_loop()
         answered: asyncio.Future[Answer] = self._loop.create_future()
 
         def settle(finished: Finished) -> None:
@@ -363,6 +369,7 @@ class AsyncClient(StreamOperations):
             journey.cancel()
 
     async def _ask_at(self, proxy: str, request: Request) -> Answer:
+        self._check_loop()
         answered: asyncio.Future[Answer] = self._loop.create_future()
 
         def heard(answer: Answer | ChannelFailure) -> None:
@@ -389,6 +396,7 @@ class AsyncClient(StreamOperations):
 
         It takes no longer than `requestTimeoutMs`. Cancelled, it ends what is under way at once.
         """
+        self._check_loop()
         await self._closing.run()
 
     async def _close(self) -> None:

@@ -137,6 +137,11 @@ class Journey:
         self.asking = False
         """Whether a proxy has it now."""
 
+    @property
+    def asked(self) -> str:
+        """Whom it was sent to, and what the last one said; empty once it has ended."""
+        return self._way.asked if self._way is not None else ""
+
     def cancel(self) -> None:
         """Ask no further; the outcome is not reported any more. What was sent may still be done. Idempotent."""
         if self._way is not None:

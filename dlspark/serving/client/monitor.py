@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal
 from dlspark.serving.routing.hashing import hash_int
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 
 INTERVAL_MS: Final = 100
 
@@ -58,7 +59,7 @@ def is_mine(stream: str, instance: int, instances: int) -> bool:
     return abs(hash_int(stream)) % instances == instance
 
 
-class AsyncStreamMonitor:
+class AsyncStreamMonitor(OnOneLoop):
     """Monitors streams. Open it with `AsyncClient.monitor`."""
 
     def __init__(
@@ -95,6 +96,7 @@ class AsyncStreamMonitor:
 
     def watch(self, streams: Iterable[str]) -> None:
         """These are the streams from now on; those of other instances are passed over."""
+        self._check_loop()
         wanted = (
             {one for one in streams if is_mine(one, self._instance, self._instances)} if not self._closed else set()
         )
@@ -109,6 +111,7 @@ class AsyncStreamMonitor:
 
     async def close(self) -> None:
         """Ask no more. Idempotent."""
+        self._check_loop()
         self._closed = True
         for stream in list(self._health):
             self._stop(stream)

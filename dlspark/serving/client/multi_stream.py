@@ -35,6 +35,7 @@ from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
+    Reason,
     Refusal,
     RequestContext,
     WriteReceipt,
@@ -42,6 +43,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
 from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OnOneLoop
 
 COMPRESSIONS: Final = {"none": Compression.NONE, "lz4": Compression.LZ4}
 _SET_ROOM: Final = 4096
@@ -177,7 +179,13 @@ class _Set:
     def _fail(self, refusal: Refusal) -> None:
         if (self._doubtful or self._attempts) and refusal.applied is not Applied.UNKNOWN:
             message = f"another stream may have the records; the last one refused: {refusal.message}"
-            refusal = replace(refusal, message=message, applied=Applied.UNKNOWN, error=ProxyLostError.__name__)
+            refusal = replace(
+                refusal,
+                message=message,
+                applied=Applied.UNKNOWN,
+                error=ProxyLostError.__name__,
+                reason=Reason.PROXY_LOST,
+            )
         for future, _ in self.end():
             if not future.done():
                 future.set_exception(error_of(refusal, stream=None))
@@ -203,7 +211,7 @@ class _Set:
         return records
 
 
-class AsyncMultiStreamWriter:
+class AsyncMultiStreamWriter(OnOneLoop):
     """Writes to several streams. Open it with `AsyncClient.multi_stream_writer`."""
 
     def __init__(
@@ -217,7 +225,7 @@ class AsyncMultiStreamWriter:
         """Raises CallerError unless there is a stream, and each is named once."""
         if not streams or len(set(streams)) != len(streams):
             raise CallerError("a multi-stream writer needs streams, each named once", advice="Name two at least")
-        self.loop = asyncio.get_running_loop()
+        self.loop = self._loop = asyncio.get_running_loop()
         self.send = send
         self.limits = limits if limits is not None else MultiStreamLimits()
         self.streams = list(streams)
@@ -242,6 +250,7 @@ class AsyncMultiStreamWriter:
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many bytes
         wait for their outcome; nothing was written then.
         """
+        self._check_loop()
         if self._closed:
             raise AlreadyClosedError("the multi-stream writer is closed")
         if not isinstance(payload, bytes | bytearray | memoryview):
@@ -271,11 +280,13 @@ class AsyncMultiStreamWriter:
 
     async def flush(self) -> None:
         """Send what is collected, and wait until everything has an outcome."""
+        self._check_loop()
         self._transmit()
         await self._settled.wait()
 
     async def close(self) -> None:
         """`flush`, then take no more. Idempotent. Cancelled, it gives up what is under way."""
+        self._check_loop()
         self._closed = True
         try:
             await self.flush()

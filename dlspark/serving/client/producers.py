@@ -28,7 +28,8 @@ new epoch: nothing is lost or doubled.
 
 An epoch is begun by its number, never as "the next one": the request may come again, late, and would begin another one,
 which shuts this session out. A name that others may have had begins with a random number; a log that has a higher one
-says so, and the session goes above it, once it has none itself.
+says so, and the session goes above it, once it has none itself. So it does where the log has forgotten producers of
+higher ones: it takes an unknown producer for a new one only above those (`ProducerForgottenError`).
 
 A log that allows gaps writes a number above the next one. The session finds out by the answers: where it has never been
 refused for a gap, it sends what stands behind a number that fell out under its own numbers, and numbers anew only when
@@ -54,6 +55,7 @@ from dlspark.serving.protocol.operations import (
     BeginEpoch,
     EpochBegun,
     ProducerStamp,
+    Reason,
     Refusal,
     StatusCode,
     WriteReceipt,
@@ -62,9 +64,7 @@ from dlspark.serving.protocol.operations import (
 from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
-FENCED: Final = "ProducerFencedError"
-GAP: Final = "SequenceGapError"
-PASSED: Final = "SequencePassedError"
+CANCELLED: Final = "WriteCancelledError"
 MAX_QUEUED: Final = 1_024
 """Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
 JUMP_BITS: Final = 31
@@ -309,8 +309,11 @@ class ProducerSession:
         check(isinstance(answer, Refusal), "the begin of an epoch was answered with something else")
         if not isinstance(answer, Refusal):
             return []
-        if answer.error == FENCED:
+        if answer.reason is Reason.PRODUCER_FENCED:
             return self._epoch_passed(answer)
+        if answer.reason is Reason.PRODUCER_FORGOTTEN:
+            self._note_forgotten(answer)
+            return self._go_above()
         if finished.in_doubt or answer.applied is Applied.UNKNOWN:
             return self._pause()  # the same again does no harm: a named epoch is begun once, another is a later one
         effects: list[SessionEffect] = []
@@ -330,9 +333,18 @@ class ProducerSession:
         if self.epoch >= 0 or not isinstance(refusal.actual, int):
             return self.end(refusal)
         self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
+        return self._go_above()
+
+    def _go_above(self) -> list[SessionEffect]:
+        """Begin an epoch above the one that was wanted: at once for the first time, then after a back-off."""
         again, self._setbacks = self._setbacks > 0, self._setbacks + 1
         self._want_later_epoch()
         return self._pause() if again else [self._begin()]
+
+    def _note_forgotten(self, refusal: Refusal) -> None:
+        """The next epoch is to be above those that the log has forgotten."""
+        if isinstance(refusal.actual, int):
+            self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
 
     def _want_later_epoch(self) -> None:
         base = max(self.epoch, self._wanted_epoch)
@@ -396,13 +408,20 @@ class ProducerSession:
         check(isinstance(answer, Refusal), "a producer's request was answered with something else")
         if not isinstance(answer, Refusal):
             return []
+        if answer.reason is Reason.PRODUCER_FORGOTTEN:
+            # This copy was not written. Whether another one was is not known any more, and nobody can find out.
+            pending.doubtful = pending.doubtful or finished.in_doubt
+            self._lost_track = True
+            self._note_forgotten(answer)
+            self.phase = SessionPhase.DRAINING
+            return []
         pending.doubtful = pending.doubtful or finished.in_doubt or answer.applied is Applied.UNKNOWN
-        if answer.error == FENCED:
+        if answer.reason is Reason.PRODUCER_FENCED:
             self._fence = answer
-        elif answer.error == GAP:
+        elif answer.reason is Reason.SEQUENCE_GAP:
             self._strict = True
             self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)  # it was forgotten
-        elif answer.error == PASSED:
+        elif answer.reason is Reason.SEQUENCE_PASSED:
             self._window.remove(pending)  # the log has written later ones, and cannot say more
             return self._settle(pending, answer)
         elif not pending.doubtful:
@@ -447,11 +466,18 @@ class ProducerSession:
         return pending.doubtful and sent is not None and now - sent >= self._limits.memory_s
 
     def _let_go_of_doubtful(self) -> list[SessionEffect]:
+        """And of those before one that may be written: they would come behind it."""
         effects: list[SessionEffect] = []
+        behind = self._floor
         for pending in self._window:
             if pending.doubtful:
+                behind = max(behind, pending.sequence + 1)
                 effects += self._settle(pending, _lost("whether it was written can no longer be found out"))
-        self._window = [pending for pending in self._window if not pending.doubtful]
+        for pending in self._window:
+            if not pending.doubtful and pending.sequence < behind:
+                message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
+                effects += self._settle(pending, Refusal(StatusCode.WRITE_CANCELLED, message, error=CANCELLED))
+        self._window = [one for one in self._window if not one.doubtful and one.sequence >= behind]
         return effects
 
     def _above_hole(self) -> list[_Pending]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import TracebackType
 
@@ -34,6 +34,7 @@ from dlspark.serving.client.requests import Finished
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
 from metadata.foundation.errors import DistributedLogError, check
+from metadata.foundation.opened_here import OnOneLoop
 from storage_node.edge import Clock
 from storage_node.errors import ProtocolError
 
@@ -104,7 +105,7 @@ class _Whole:
     size: int
 
 
-class AsyncProducer:
+class AsyncProducer(OnOneLoop):
     """Writes records to one stream, in order. Open it with `AsyncClient.producer`; all calls come from one loop."""
 
     def __init__(
@@ -176,6 +177,7 @@ class AsyncProducer:
         wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
         OutcomeUnknownError means that the record may be in the log.
         """
+        self._check_loop()
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
         data = payload_bytes(payload)
@@ -196,6 +198,7 @@ class AsyncProducer:
 
         Cancelled, the record is taken back where it is not in a request yet; else it may be written.
         """
+        self._check_loop()
         data = payload_bytes(payload)
         if not self._budget.has_room or self._budget.has_waiting:
             await self._budget.wait()
@@ -209,6 +212,7 @@ class AsyncProducer:
 
     async def wait_for_room(self) -> None:
         """Wait until `send` has room for another record."""
+        self._check_loop()
         await self._budget.wait()
 
     async def append(
@@ -224,6 +228,7 @@ class AsyncProducer:
         `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
         found in `actual`; and as `send`.
         """
+        self._check_loop()
         data = tuple(map(payload_bytes, payloads))
         if not data:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
@@ -247,6 +252,7 @@ class AsyncProducer:
 
     async def flush(self) -> None:
         """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
+        self._check_loop()
         futures = self._hurry()
         if futures:
             await asyncio.wait(futures)
@@ -261,6 +267,7 @@ class AsyncProducer:
         """
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         try:
             if futures := self._hurry():
@@ -438,7 +445,7 @@ class AsyncProducer:
         for number, (_, due) in list(self._requests.items()):
             if due > now:
                 break
-            self._effects.extend(self._session.give_up(number, self._now()))
+            self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
         refusal = Refusal(StatusCode.SERVICE_UNAVAILABLE, "the record was not sent in time")
         while self._hurried and self._hurried[0][1] <= now:
             self._settle_batch(self._hurried.popleft()[0], refusal)
@@ -451,6 +458,13 @@ class AsyncProducer:
             waits.append(waiting + self._timeout_s)
         if waits and self._expiring is None:
             self._expiring = self._loop.call_at(min(waits), self._expire)
+
+    def _explained(self, effect: SessionEffect) -> SessionEffect:
+        """A refusal of what took too long says what the proxies said: all that is under way is for one stream."""
+        said = next((journey.asked for journey in self._journeys.values() if journey.asked), "")
+        if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
+            return effect
+        return replace(effect, answer=replace(effect.answer, message=f"{effect.answer.message}; {said}"))
 
 
 def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:

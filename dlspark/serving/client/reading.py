@@ -29,6 +29,7 @@ from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.opened_here import OnOneLoop
 from storage_node.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_form(form: str | ReadForm) -> ReadForm:
     return found
 
 
-class AsyncProxyReader:
+class AsyncProxyReader(OnOneLoop):
     """Reads one log through proxies. Open it with `AsyncClient.reader`; one read at a time."""
 
     def __init__(
@@ -106,6 +107,7 @@ class AsyncProxyReader:
         self._records: deque[LogRecord] = deque()
         self._place: ProxyStart = start
         self._sealed = False
+        self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._closed = False
         self.ahead_until: DLSN | None = None
@@ -190,6 +192,7 @@ class AsyncProxyReader:
     async def skip_to(self, start: ProxyStart) -> None:
         """Go on at another position, forwards or back. What was read ahead is dropped. Raises CallerError."""
         place = read_start(start)
+        self._check_loop()
         async with self._turn:
             self._check_open()
             self._drop_ahead()
@@ -202,6 +205,7 @@ class AsyncProxyReader:
         """Ask no further; a read that waits gets ReadCancelledError. Idempotent."""
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         ahead = self._ahead
         self._drop_ahead()
@@ -223,6 +227,7 @@ class AsyncProxyReader:
 
     async def _next(self, decode: Callable[[Delivery], _T]) -> tuple[Delivery, _T]:
         """The next delivery, checked and decoded; the poll behind it is on its way when this returns."""
+        self._check_loop()
         async with self._turn:
             self._check_open()
             if self._sealed:

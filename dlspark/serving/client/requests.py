@@ -40,14 +40,15 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     MoveStream,
     OwnerFound,
+    Reason,
     Refusal,
     ReleaseStream,
     RequestContext,
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import Route, address_of, split_address
-from metadata.foundation.errors import CallerError, check
+from dlspark.serving.routing.hosts import Route, address_of, is_address
+from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
 MAX_TRIED_HOSTS: Final = 64
@@ -104,10 +105,12 @@ class Finished:
     @property
     def for_caller(self) -> Answer:
         """The answer as its caller may rely on it: a refusal is in doubt where an attempt is."""
-        if not self.in_doubt or not isinstance(self.answer, Refusal) or self.answer.applied is Applied.UNKNOWN:
+        if not self.in_doubt or not isinstance(self.answer, Refusal):
+            return self.answer
+        if self.answer.applied is Applied.UNKNOWN and self.answer.reason is not Reason.PRODUCER_FORGOTTEN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
-        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST)
+        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST, reason=Reason.PROXY_LOST)
 
 
 Effect: TypeAlias = AskHost | BackOff | Finished
@@ -204,7 +207,7 @@ class RequestWay:
         if not isinstance(answer, Refusal):
             self._learn(address, answer)
             return self._finish(answer)
-        if answer.applied is not Applied.UNKNOWN:
+        if answer.applied is not Applied.UNKNOWN or answer.reason is Reason.PRODUCER_FORGOTTEN:
             self._doubtful.discard(attempt)
         elif not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)
@@ -261,10 +264,17 @@ class RequestWay:
             self._doubt(len(self._attempts) - 1)
         return self._time_up()
 
-    def _time_up(self) -> Finished:
+    @property
+    def asked(self) -> str:
+        """Whom it was sent to, and what the last one said."""
         asked = ", ".join(dict.fromkeys(self._attempts)) or "no proxy"
-        last = f"; the last answer: {self._last.message}" if self._last is not None else ""
-        said = f"the request was not done in {self._timeout_ms} ms; asked were: {asked}{last}"
+        if self._last is None:
+            return f"asked were: {asked}"
+        advice = f" ({self._last.advice})" if self._last.advice else ""
+        return f"asked were: {asked}; the last answer: {self._last.message}{advice}"
+
+    def _time_up(self) -> Finished:
+        said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
         return self._finish(_lost(said) if self._doubtful else _unreachable(said))
 
     # ------------------------------------------------------------------ what follows
@@ -288,6 +298,8 @@ class RequestWay:
             if owner is not None and owner != address:
                 self._ownerships.learn(stream, owner)
                 return self._go(owner, now)
+            if owner is None and isinstance(self._request, DeleteStream):
+                return self._finish(refusal)  # nobody gives a log up for its deletion
         if rule in (AnswerRule.FAIL, AnswerRule.FINISH):
             return self._finish(refusal)
         if rule is AnswerRule.LEAVE_HOST:
@@ -373,14 +385,8 @@ class RequestWay:
 
 def _owner_in(refusal: Refusal) -> str | None:
     """The address that a redirect names; None where it names none, or what cannot be dialled."""
-    if refusal.location is None:
-        return None
-    address = address_of(refusal.location)
-    try:
-        split_address(address)
-    except CallerError:
-        return None
-    return address
+    location = refusal.location
+    return address_of(location) if location is not None and is_address(location) else None
 
 
 def _unreachable(message: str) -> Refusal:

@@ -114,8 +114,8 @@ class ThinClientSettings:
         REAL,
         BALANCE,
         "readBalance",
-        "How far a read proxy may be above its share of the logs that the client reads: 1.25 is a quarter. Logs that "
-        "have no place at their own proxy are read at the next one",
+        "How far a read proxy may be above its share of the logs that this client reads: 1.25 is a quarter. Logs that "
+        "have no place at their own proxy are read at the next one. What other clients read does not count",
         minimum=1.0,
         maximum=1_000.0,
         own=True,

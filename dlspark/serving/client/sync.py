@@ -30,6 +30,7 @@ from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.deliveries import StoredEntry, place_behind
 from dlspark.serving.protocol.operations import ProxyInfo, ReadForm
 from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.settings import Value
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ LENT: Final = 1_000
 """Records that a reader takes over from the background loop at once."""
 
 
-class Client:
+class Client(OpenedHere):
     """A thin client, synchronously. Use it as a context manager, or call `close`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncClient) -> None:
@@ -225,7 +226,7 @@ class Client:
     # --- made up to here
 
 
-class Producer:
+class Producer(OpenedHere):
     """Writes records to one stream, in order, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncProducer) -> None:
@@ -364,7 +365,7 @@ class Producer:
     # --- made up to here
 
 
-class ProxyReader:
+class ProxyReader(OpenedHere):
     """Reads one log through proxies, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncProxyReader) -> None:
@@ -471,7 +472,7 @@ class ProxyReader:
     # --- made up to here
 
 
-class MultiStreamWriter:
+class MultiStreamWriter(OpenedHere):
     """Writes to several streams, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncMultiStreamWriter) -> None:
@@ -517,7 +518,7 @@ class MultiStreamWriter:
     # --- made up to here
 
 
-class StreamMonitor:
+class StreamMonitor(OpenedHere):
     """Sends heartbeats to streams, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncStreamMonitor) -> None:

@@ -29,16 +29,22 @@ from dlspark.serving.protocol.frame_parts import (
     sizes_of,
 )
 from dlspark.serving.protocol.operations import (
+    NAME_OF_REASON,
+    REASON_OF_ERROR,
     Answer,
     Applied,
     BulkReceipt,
     Delivery,
     Done,
     EpochBegun,
+    ListedProxy,
     OwnerFound,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
     ProxyStatus,
     ReadForm,
+    Reason,
     Refusal,
     StatusCode,
     WriteReceipt,
@@ -57,6 +63,7 @@ class AnswerKind(IntEnum):
     OWNER_FOUND = 133
     PROXY_INFO = 134
     DELIVERY = 135
+    PROXY_LIST = 136
 
 
 DLSN_KNOWN, REPEATED = 1, 2
@@ -71,6 +78,8 @@ STORED, REFUSED = 0, 1
 MAX_TEXTS_BYTES: Final = 1024 * 1024
 """Refusals of a BulkReceipt that take more are cut to SHORT_MESSAGE characters each, without advice."""
 SHORT_MESSAGE: Final = 64
+MAX_PROXIES: Final = 20_000
+"""In a ProxyList."""
 MAX_OWNERSHIPS: Final = 100_000
 MAX_OWNERSHIPS_BYTES: Final = 4 * 1024 * 1024
 """A ProxyInfo lists as many ownerships as fit in these: they are hints, and a client learns the others as it asks."""
@@ -87,16 +96,24 @@ _CODES: Final = {int(code): code for code in StatusCode}
 _OUTCOMES: Final = {int(applied): applied for applied in Applied}
 _STATUSES: Final = {int(status): status for status in ProxyStatus}
 _FORMS: Final = {int(form): form for form in ReadForm}
+_KINDS: Final = {int(kind): kind for kind in ProxyKind}
 
 
 # ---------------------------------------------------------------------- refusals
 
 
+def _name_in_frames(refusal: Refusal) -> str:
+    """The name of a refusal's error; that of its reason, where the other side would not know the reason by it. Frames
+    say reasons by names, which sides of any age understand."""
+    error = refusal.error
+    return error if REASON_OF_ERROR.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
+
+
 def _put_refusal(head: Head, refusal: Refusal) -> None:
-    actual = refusal.actual
+    actual, error = refusal.actual, _name_in_frames(refusal)
     said = (
         (LOCATION if refusal.location is not None else 0)
-        | (ERROR if refusal.error else 0)
+        | (ERROR if error else 0)
         | (ACTUAL_NUMBER if isinstance(actual, int) else ACTUAL_TEXT if actual is not None else 0)
         | (ADVICE if refusal.advice is not None else 0)
     )
@@ -106,8 +123,8 @@ def _put_refusal(head: Head, refusal: Refusal) -> None:
     head.text(refusal.message, "the message")
     if refusal.location is not None:
         head.text(refusal.location, "the location")
-    if refusal.error:
-        head.text(refusal.error, "the name of the error")
+    if error:
+        head.text(error, "the name of the error")
     if isinstance(actual, int):
         head.i64(actual, "the actual value")
     elif actual is not None:
@@ -261,6 +278,30 @@ def _decode_owner(frame: memoryview, _flags: int) -> OwnerFound:
     return OwnerFound(location)
 
 
+def _encode_list(correlation: int, answer: ProxyList) -> list[Buffer]:
+    head = Head()
+    listed = answer.proxies[:MAX_PROXIES]
+    head.u32(len(listed), "the number of proxies")
+    for one in listed:
+        head.u8(one.kind, "the kind")
+        head.text(one.location, "the location")
+        head.text(one.grpc_address, "the address for gRPC")
+    return head.framed(AnswerKind.PROXY_LIST, 0, correlation)
+
+
+def _decode_list(frame: memoryview, _flags: int) -> ProxyList:
+    reader = Reader(frame, HEADER.size)
+    listed = []
+    for _ in range(reader.count(MAX_PROXIES, 5, "proxies")):
+        kind_read = reader.u8("the kind")
+        kind = _KINDS.get(kind_read)
+        if kind is None:
+            broken(f"a proxy is of the kind {kind_read}, which is unknown")
+        listed.append(ListedProxy(kind, reader.text("the location"), reader.text("the address for gRPC")))
+    reader.finish()
+    return ProxyList(tuple(listed))
+
+
 def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
     listed = Head()
     count = 0
@@ -330,6 +371,7 @@ ENCODERS: Final[dict[type, Callable[..., list[Buffer]]]] = {
     EpochBegun: _encode_epoch,
     Done: _encode_done,
     OwnerFound: _encode_owner,
+    ProxyList: _encode_list,
     ProxyInfo: _encode_info,
     Delivery: _encode_delivery,
 }
@@ -342,6 +384,7 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Answer]]]] = {
     AnswerKind.EPOCH_BEGUN: (0, _decode_epoch),
     AnswerKind.DONE: (DLSN_KNOWN, _decode_done),
     AnswerKind.OWNER_FOUND: (0, _decode_owner),
+    AnswerKind.PROXY_LIST: (0, _decode_list),
     AnswerKind.PROXY_INFO: (REGION, _decode_info),
     AnswerKind.DELIVERY: (END_OF_STREAM, _decode_delivery),
 }

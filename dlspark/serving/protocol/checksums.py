@@ -9,7 +9,14 @@ from __future__ import annotations
 from zlib import crc32
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.protocol.operations import AcceptStreams, Handshake, Request, TruncateStream, WriteRecords
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Handshake,
+    ListProxies,
+    Request,
+    TruncateStream,
+    WriteRecords,
+)
 from storage_node.protocol.frames import Buffer
 
 
@@ -42,4 +49,4 @@ def request_checksum(request: Request) -> int | None:
         return writes_checksum(request.stream, request.payloads)
     if isinstance(request, TruncateStream):
         return truncate_checksum(request.stream, request.dlsn)
-    return None if isinstance(request, Handshake | AcceptStreams) else stream_checksum(request.stream)
+    return None if isinstance(request, Handshake | AcceptStreams | ListProxies) else stream_checksum(request.stream)

@@ -186,6 +186,77 @@ class Status(google.protobuf.message.Message):
     OUTCOME_UNKNOWN: Status.Applied.ValueType  # 3
     """May or may not have been done. Only a producer's request may be sent again as it is: it is written once."""
 
+    class _Reason:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _ReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Status._Reason.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        REASON_NONE: Status._Reason.ValueType  # 0
+        REASON_CONDITION_FAILED: Status._Reason.ValueType  # 1
+        """A condition of the write does not hold; `actual` is what was found."""
+        REASON_RECORD_REFUSED: Status._Reason.ValueType  # 2
+        """A record, or what the request says of its records, cannot be written anywhere."""
+        REASON_DATA_DAMAGED: Status._Reason.ValueType  # 3
+        """What is stored cannot be read."""
+        REASON_POSITIONS_MISSING: Status._Reason.ValueType  # 4
+        """A record is missing between two that were read."""
+        REASON_SEGMENT_GONE: Status._Reason.ValueType  # 5
+        """A segment's data is gone, though the log lists it."""
+        REASON_PRODUCER_REFUSED: Status._Reason.ValueType  # 6
+        """The producer's request does not follow its last one."""
+        REASON_PRODUCER_FENCED: Status._Reason.ValueType  # 7
+        """A newer epoch of the producer has begun: `actual_number`."""
+        REASON_SEQUENCE_GAP: Status._Reason.ValueType  # 8
+        """Requests of the producer before this one are missing; `actual_number` is the next one that is due. 0 for a
+        producer that has written in this epoch: the log has forgotten it.
+        """
+        REASON_SEQUENCE_PASSED: Status._Reason.ValueType  # 9
+        """Later requests of the producer were written. This one was, perhaps, and the log does not know any more."""
+        REASON_PROXY_UNREACHABLE: Status._Reason.ValueType  # 10
+        """Another proxy, which this one asked for it, could not be reached: it was not done."""
+        REASON_PROXY_LOST: Status._Reason.ValueType  # 11
+        """Another proxy was asked, and was gone before it had answered."""
+        REASON_PRODUCER_FORGOTTEN: Status._Reason.ValueType  # 12
+        """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
+        request was not written; whether another one was is not known. A later epoch is new.
+        """
+
+    class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
+        """Why, where a code stands for several failures: decide by the reason first, by the code where there is none. One
+        that is unknown to a client is to be taken as REASON_NONE.
+        """
+
+    REASON_NONE: Status.Reason.ValueType  # 0
+    REASON_CONDITION_FAILED: Status.Reason.ValueType  # 1
+    """A condition of the write does not hold; `actual` is what was found."""
+    REASON_RECORD_REFUSED: Status.Reason.ValueType  # 2
+    """A record, or what the request says of its records, cannot be written anywhere."""
+    REASON_DATA_DAMAGED: Status.Reason.ValueType  # 3
+    """What is stored cannot be read."""
+    REASON_POSITIONS_MISSING: Status.Reason.ValueType  # 4
+    """A record is missing between two that were read."""
+    REASON_SEGMENT_GONE: Status.Reason.ValueType  # 5
+    """A segment's data is gone, though the log lists it."""
+    REASON_PRODUCER_REFUSED: Status.Reason.ValueType  # 6
+    """The producer's request does not follow its last one."""
+    REASON_PRODUCER_FENCED: Status.Reason.ValueType  # 7
+    """A newer epoch of the producer has begun: `actual_number`."""
+    REASON_SEQUENCE_GAP: Status.Reason.ValueType  # 8
+    """Requests of the producer before this one are missing; `actual_number` is the next one that is due. 0 for a
+    producer that has written in this epoch: the log has forgotten it.
+    """
+    REASON_SEQUENCE_PASSED: Status.Reason.ValueType  # 9
+    """Later requests of the producer were written. This one was, perhaps, and the log does not know any more."""
+    REASON_PROXY_UNREACHABLE: Status.Reason.ValueType  # 10
+    """Another proxy, which this one asked for it, could not be reached: it was not done."""
+    REASON_PROXY_LOST: Status.Reason.ValueType  # 11
+    """Another proxy was asked, and was gone before it had answered."""
+    REASON_PRODUCER_FORGOTTEN: Status.Reason.ValueType  # 12
+    """The log does not know the producer, and has forgotten producers of epochs up to `actual_number`. This copy of the
+    request was not written; whether another one was is not known. A later epoch is new.
+    """
+
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
@@ -195,6 +266,7 @@ class Status(google.protobuf.message.Message):
     ACTUAL_TEXT_FIELD_NUMBER: builtins.int
     ADVICE_FIELD_NUMBER: builtins.int
     GRPC_ADDRESS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     code: global___Status.Code.ValueType
     message: builtins.str
     """What happened, for people. Empty where the code is SUCCESS."""
@@ -202,7 +274,7 @@ class Status(google.protobuf.message.Message):
     """The owner, where the code is FOUND: version;shard;host:port, by its port for frames. Ask at `grpc_address`."""
     applied: global___Status.Applied.ValueType
     error: builtins.str
-    """The name of the error class in dlspark's Python library."""
+    """The name of the error class in dlspark's Python library, for people: decide by `reason`."""
     actual_number: builtins.int
     """The next sequence id, or the producer's next sequence number."""
     actual_text: builtins.str
@@ -211,6 +283,7 @@ class Status(google.protobuf.message.Message):
     """What to do about it, for people."""
     grpc_address: builtins.str
     """Where the proxy at `location` speaks gRPC: host:port. Empty where it does not, or where that is not known."""
+    reason: global___Status.Reason.ValueType
     def __init__(
         self,
         *,
@@ -223,9 +296,10 @@ class Status(google.protobuf.message.Message):
         actual_text: builtins.str = ...,
         advice: builtins.str = ...,
         grpc_address: builtins.str = ...,
+        reason: global___Status.Reason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text", "advice", b"advice", "applied", b"applied", "code", b"code", "error", b"error", "grpc_address", b"grpc_address", "location", b"location", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actual", b"actual", "actual_number", b"actual_number", "actual_text", b"actual_text", "advice", b"advice", "applied", b"applied", "code", b"code", "error", b"error", "grpc_address", b"grpc_address", "location", b"location", "message", b"message", "reason", b"reason"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["actual", b"actual"]) -> typing.Literal["actual_number", "actual_text"] | None: ...
 
 global___Status = Status
@@ -248,7 +322,10 @@ class RequestContext(google.protobuf.message.Message):
     """How long the client waits for the answer, 0 for ever: what nobody waits for any more is not begun."""
     @property
     def tried_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Locations that were asked before, so that two proxies that each name the other are noticed."""
+        """Proxies that were asked before, and did not answer or refused: each by its location, its address for frames, or the
+        address at which it speaks gRPC. A proxy that remembers one of them as the owner looks again, instead of answering
+        FOUND once more. At most 255; those that were asked since the last success are enough.
+        """
 
     def __init__(
         self,
@@ -312,7 +389,9 @@ class WriteRequest(google.protobuf.message.Message):
     atomic: builtins.bool
     @property
     def payloads(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """One record each. With a stamp, a condition or `atomic` all are stored or none; otherwise each has its own fate."""
+        """One record each. With a stamp, a condition or `atomic` all are stored or none, side by side in one entry; otherwise
+        each has its own fate.
+        """
 
     @property
     def context(self) -> global___RequestContext: ...
@@ -366,11 +445,18 @@ class WriteResponse(google.protobuf.message.Message):
     """It was written before, by a request with the same stamp."""
     @property
     def status(self) -> global___Status:
-        """SUCCESS where the records were tried: with `results`, each of them says what became of it."""
+        """SUCCESS where the records were tried. Without `results` all of them are stored. With `results` it says nothing of
+        them: each result does, and all of them may be refusals. Where a record was refused, those behind it in the request
+        may be refused with WRITE_CANCELLED, for they were not tried. A status that refuses holds for every record, and has
+        no results.
+        """
 
     @property
     def dlsn(self) -> global___Dlsn:
-        """The first record's. Left out where it is not known any more: the write is a repetition of an old one."""
+        """The first record's. The others of the request have the slots behind it in the same entry: the record of payload n
+        (from 0 on) has `dlsn` with the slot `dlsn.slot + n`. (Of payloads that are record sets, their records count, each
+        of them.) Left out where it is not known any more: the write is a repetition of an old one.
+        """
 
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordResult]:
@@ -677,6 +763,80 @@ class GetOwnerResponse(google.protobuf.message.Message):
 global___GetOwnerResponse = GetOwnerResponse
 
 @typing.final
+class ListProxiesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListProxiesRequest = ListProxiesRequest
+
+@typing.final
+class Proxy(google.protobuf.message.Message):
+    """A proxy that is announced in ZooKeeper. A process that is both kinds is there twice."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Kind:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Proxy._Kind.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        UNKNOWN: Proxy._Kind.ValueType  # 0
+        WRITE: Proxy._Kind.ValueType  # 1
+        READ: Proxy._Kind.ValueType  # 2
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """What it does."""
+
+    UNKNOWN: Proxy.Kind.ValueType  # 0
+    WRITE: Proxy.Kind.ValueType  # 1
+    READ: Proxy.Kind.ValueType  # 2
+
+    KIND_FIELD_NUMBER: builtins.int
+    LOCATION_FIELD_NUMBER: builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: builtins.int
+    kind: global___Proxy.Kind.ValueType
+    location: builtins.str
+    grpc_address: builtins.str
+    """Where it speaks gRPC: host:port. Empty where it does not."""
+    def __init__(
+        self,
+        *,
+        kind: global___Proxy.Kind.ValueType = ...,
+        location: builtins.str = ...,
+        grpc_address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grpc_address", b"grpc_address", "kind", b"kind", "location", b"location"]) -> None: ...
+
+global___Proxy = Proxy
+
+@typing.final
+class ListProxiesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    PROXIES_FIELD_NUMBER: builtins.int
+    @property
+    def status(self) -> global___Status: ...
+    @property
+    def proxies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Proxy]:
+        """As far as the proxy that was asked knows: one that has just come or gone may be missing, or still be there."""
+
+    def __init__(
+        self,
+        *,
+        status: global___Status | None = ...,
+        proxies: collections.abc.Iterable[global___Proxy] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["proxies", b"proxies", "status", b"status"]) -> None: ...
+
+global___ListProxiesResponse = ListProxiesResponse
+
+@typing.final
 class HandshakeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -739,12 +899,29 @@ class HandshakeResponse(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class GrpcAddressesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     STATUS_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
     PROXY_STATUS_FIELD_NUMBER: builtins.int
     OWNERSHIPS_FIELD_NUMBER: builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
     REGION_FIELD_NUMBER: builtins.int
+    GRPC_ADDRESSES_FIELD_NUMBER: builtins.int
     location: builtins.str
     proxy_status: global___HandshakeResponse.ProxyStatus.ValueType
     max_request_bytes: builtins.int
@@ -756,6 +933,12 @@ class HandshakeResponse(google.protobuf.message.Message):
     def ownerships(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Stream to the location of its owner, as far as the proxy knows; perhaps not all."""
 
+    @property
+    def grpc_addresses(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Where the proxies at those locations speak gRPC, by location; its own is among them. Those that do not speak it, or
+        of which that is not known, are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -765,9 +948,10 @@ class HandshakeResponse(google.protobuf.message.Message):
         ownerships: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         max_request_bytes: builtins.int = ...,
         region: builtins.str = ...,
+        grpc_addresses: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["location", b"location", "max_request_bytes", b"max_request_bytes", "ownerships", b"ownerships", "proxy_status", b"proxy_status", "region", b"region", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grpc_addresses", b"grpc_addresses", "location", b"location", "max_request_bytes", b"max_request_bytes", "ownerships", b"ownerships", "proxy_status", b"proxy_status", "region", b"region", "status", b"status"]) -> None: ...
 
 global___HandshakeResponse = HandshakeResponse
 
@@ -824,6 +1008,8 @@ class ReadRequest(google.protobuf.message.Message):
     FORM_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
     CONTEXT_FIELD_NUMBER: builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: builtins.int
+    WAIT_FOR_LOG_FIELD_NUMBER: builtins.int
     stream: builtins.str
     transaction_id: builtins.int
     """The first record with this transaction id or a higher one."""
@@ -831,6 +1017,14 @@ class ReadRequest(google.protobuf.message.Message):
     form: global___ReadRequest.Form.ValueType
     max_bytes: builtins.int
     """About how much comes in one response, 0: the proxy's choice. One entry comes always, however long it is."""
+    heartbeat_ms: builtins.int
+    """How often a response comes while there is nothing to read. 0: every 10,000; else it is taken as 500 at least and
+    60,000 at most. A Read that waits for its log sends one a second at most.
+    """
+    wait_for_log: builtins.bool
+    """A log that does not exist is waited for, and then read from its begin where the start is OLDEST or LATEST: all of it
+    was written after the call. Left out, it is refused with LOG_NOT_FOUND.
+    """
     @property
     def dlsn(self) -> global___Dlsn:
         """The record with this DLSN, or the first one behind it."""
@@ -847,9 +1041,11 @@ class ReadRequest(google.protobuf.message.Message):
         form: global___ReadRequest.Form.ValueType = ...,
         max_bytes: builtins.int = ...,
         context: global___RequestContext | None = ...,
+        heartbeat_ms: builtins.int = ...,
+        wait_for_log: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["at", b"at", "context", b"context", "dlsn", b"dlsn", "start", b"start", "transaction_id", b"transaction_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "context", b"context", "dlsn", b"dlsn", "form", b"form", "max_bytes", b"max_bytes", "start", b"start", "stream", b"stream", "transaction_id", b"transaction_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "context", b"context", "dlsn", b"dlsn", "form", b"form", "heartbeat_ms", b"heartbeat_ms", "max_bytes", b"max_bytes", "start", b"start", "stream", b"stream", "transaction_id", b"transaction_id", "wait_for_log", b"wait_for_log"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["start", b"start"]) -> typing.Literal["dlsn", "transaction_id", "at"] | None: ...
 
 global___ReadRequest = ReadRequest
@@ -904,7 +1100,7 @@ class ReadResponse(google.protobuf.message.Message):
     def status(self) -> global___Status: ...
     @property
     def next(self) -> global___Dlsn:
-        """Where to read on."""
+        """Where to read on. Left out while the log does not exist: begin as before."""
 
     @property
     def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Record]: ...

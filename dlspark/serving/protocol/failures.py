@@ -1,7 +1,8 @@
 """Errors as refusals, and back: what a proxy raises is what its client raises. No I/O.
 
 A refusal carries the name of the error's class, and the same class is raised on the other side. For an unknown name, or
-none, it is the class of the status code (`ERROR_OF_CODE`).
+none, it is the class of the reason (`NAME_OF_REASON`) or of the status code (`ERROR_OF_CODE`). What a client does about
+a refusal hangs on its reason and its code alone (`client.answer_rules`).
 
 Whether the thing was done outweighs everything else: an error whose outcome is not the refusal's is never raised. What
 may have happened stays OutcomeUnknownError, whatever name and code came with it; and an exception that is not of the
@@ -23,10 +24,11 @@ from dlspark.errors import (
     OutcomeUnknownError,
     OwnershipAcquireFailedError,
     ProducerFencedError,
+    ProducerForgottenError,
     SequenceGapError,
     status_code,
 )
-from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
+from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
 from metadata.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from storage_node import errors as storage_errors
@@ -99,6 +101,11 @@ ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
 }
 """What a refusal without a name is raised as, where its outcome is that class's; another is raised by its outcome."""
 
+_WITHOUT_REASON: Final = frozenset(
+    {"DuplicateLogError", "JournalCorruptError", "SegmentListError", "UnsupportedMetadataVersionError"}
+)
+"""Damage of metadata, or of one node: another proxy may see something else."""
+
 _BARE: Final[dict[Applied, type[DistributedLogError]]] = {
     Applied.NO: NotAppliedError,
     Applied.WRONG: CallerError,
@@ -127,6 +134,7 @@ def refusal_of(error: BaseException) -> Refusal:
         error=_name(type(error)),
         actual=_actual(error),
         advice=_cut(error.advice) if error.advice is not None else None,
+        reason=_reason(type(error)),
     )
 
 
@@ -139,7 +147,7 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
         error.owner = refusal.location or "another proxy"
     elif isinstance(error, ConditionError):
         error.actual = _found(refusal.actual)
-    elif isinstance(error, ProducerFencedError):
+    elif isinstance(error, ProducerFencedError | ProducerForgottenError):
         error.epoch = refusal.actual if isinstance(refusal.actual, int) else None
     elif isinstance(error, SequenceGapError):
         error.expected = refusal.actual if isinstance(refusal.actual, int) else 0
@@ -154,8 +162,22 @@ def _name(kind: type[DistributedLogError]) -> str:
     return known.__name__
 
 
+def _reason(kind: type[DistributedLogError]) -> Reason:
+    """That of the nearest class which has one: a new kind of an error is decided about as the old one."""
+    for name in (one.__name__ for one in kind.__mro__):
+        if name in _WITHOUT_REASON:
+            break
+        if name in REASON_OF_ERROR:
+            return REASON_OF_ERROR[name]
+    return Reason.NONE
+
+
 def _kind(refusal: Refusal) -> type[DistributedLogError]:
-    for kind in (KINDS.get(refusal.error), ERROR_OF_CODE.get(refusal.code)):
+    for kind in (
+        KINDS.get(refusal.error),
+        KINDS.get(NAME_OF_REASON.get(refusal.reason, "")),
+        ERROR_OF_CODE.get(refusal.code),
+    ):
         if kind is not None and applied_of(kind) is refusal.applied:
             return kind
     return _BARE[refusal.applied]
@@ -176,7 +198,7 @@ def _actual(error: DistributedLogError) -> str | int | None:
     """What was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal digits."""
     if isinstance(error, SequenceGapError):
         return error.expected
-    if isinstance(error, ProducerFencedError):
+    if isinstance(error, ProducerFencedError | ProducerForgottenError):
         return error.epoch
     if not isinstance(error, ConditionError):
         return None

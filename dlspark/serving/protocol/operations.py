@@ -13,6 +13,7 @@ here; those of idempotent producers, hand-over and reading are this project's ow
     CreateStream, DeleteStream, ReleaseStream, AcceptStreams     Done
     MoveStream         Done
     FindOwner          OwnerFound
+    ListProxies        ProxyList
     ReadBatch          Delivery
 
 Any of them may be answered with a Refusal instead, which says by its code what happened, by `outcome` whether the thing
@@ -24,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from storage_node.protocol.frames import Buffer
@@ -94,6 +96,66 @@ class Applied(IntEnum):
     """May or may not have been: only a producer's request may be sent again as it is."""
 
 
+class Reason(IntEnum):
+    """Why, where the status code alone does not say what follows (docs/reference/serving.md#reasons).
+
+    A code stands for several failures; a client decides by the reason first, and by the code where there is none.
+    """
+
+    NONE = 0
+    CONDITION_FAILED = 1
+    """A condition of the write does not hold."""
+    RECORD_REFUSED = 2
+    """A record, or what the request says of its records, cannot be written anywhere."""
+    DATA_DAMAGED = 3
+    """What is stored cannot be read."""
+    POSITIONS_MISSING = 4
+    """A record is missing between two that were read."""
+    SEGMENT_GONE = 5
+    """A segment's data is gone, though the log lists it."""
+    PRODUCER_REFUSED = 6
+    """The producer's request does not follow its last one."""
+    PRODUCER_FENCED = 7
+    """A newer epoch of the producer has begun."""
+    SEQUENCE_GAP = 8
+    """Requests of the producer before this one are missing."""
+    SEQUENCE_PASSED = 9
+    """Later requests of the producer were written; this one, perhaps."""
+    PROXY_UNREACHABLE = 10
+    """Another proxy could not be reached; it was not asked."""
+    PROXY_LOST = 11
+    """Another proxy was asked, and was gone before it had answered."""
+    PRODUCER_FORGOTTEN = 12
+    """The log knows nothing of the producer any more, and has forgotten some: perhaps it was written before."""
+
+
+REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
+    {
+        "ConditionError": Reason.CONDITION_FAILED,
+        "InvalidRecordError": Reason.RECORD_REFUSED,
+        "RecordTooLongError": Reason.RECORD_REFUSED,
+        "CorruptDataError": Reason.DATA_DAMAGED,
+        "DigestError": Reason.DATA_DAMAGED,
+        "InvalidEntryError": Reason.DATA_DAMAGED,
+        "PositionGapError": Reason.POSITIONS_MISSING,
+        "SegmentNotFoundError": Reason.SEGMENT_GONE,
+        "ProducerError": Reason.PRODUCER_REFUSED,
+        "ProducerFencedError": Reason.PRODUCER_FENCED,
+        "SequenceGapError": Reason.SEQUENCE_GAP,
+        "SequencePassedError": Reason.SEQUENCE_PASSED,
+        "ProducerForgottenError": Reason.PRODUCER_FORGOTTEN,
+        "ProxyUnreachableError": Reason.PROXY_UNREACHABLE,
+        "ProxyLostError": Reason.PROXY_LOST,
+    }
+)
+"""What names of errors say, for those who say no reason: frames carry names, and so did proxies before there were
+reasons. These names are part of the protocol, and are not renamed with the classes."""
+NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
+    {reason: name for name, reason in list(REASON_OF_ERROR.items())[::-1]}
+)
+"""The first name that says a reason stands for it."""
+
+
 # ---------------------------------------------------------------------- requests
 
 
@@ -102,7 +164,7 @@ class RequestContext:
     """What travels with every request on a stream (upstream's WriteContext)."""
 
     tried_hosts: tuple[str, ...] = ()
-    """Locations that were asked before: two proxies that each name the other are noticed."""
+    """Locations that were asked before: a proxy that remembers one of them as the owner looks again."""
     checksum: int | None = None
     """CRC-32 of stream and payload (`checksums`), None where the client sends none."""
     is_record_set: bool = False
@@ -272,6 +334,11 @@ class FindOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class ListProxies:
+    """Which proxies are there?"""
+
+
+@dataclass(frozen=True, slots=True)
 class AcceptStreams:
     """Whether the proxy takes streams that it does not own yet (upstream's setAcceptNewStream)."""
 
@@ -330,6 +397,7 @@ Request: TypeAlias = (
     | MoveStream
     | TakeStream
     | FindOwner
+    | ListProxies
     | AcceptStreams
     | ReadBatch
 )
@@ -348,10 +416,18 @@ class Refusal:
     """The owner's location, where `code` is FOUND."""
     applied: Applied = Applied.NO
     error: str = ""
-    """The name of the error class (`dlspark.errors`) that the client raises; empty: the one of the code."""
+    """The name of the error class (`dlspark.errors`) that the client raises; empty: the one of the code. Nothing is
+    decided by it."""
     actual: str | int | None = None
     """What was found where something else was required: the next sequence number, position, or token."""
     advice: str | None = None
+    reason: Reason = Reason.NONE
+    """What a client decides by; where it is not given, what the error's name says (REASON_OF_ERROR)."""
+
+    def __post_init__(self) -> None:
+        """Give it the reason that its error's name says, unless it has one."""
+        if self.error and not self.reason:
+            object.__setattr__(self, "reason", REASON_OF_ERROR.get(self.error, Reason.NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +468,30 @@ class OwnerFound:
     location: str
 
 
+class ProxyKind(IntEnum):
+    """What a proxy does."""
+
+    WRITE = 1
+    READ = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProxy:
+    """One proxy among those that there are."""
+
+    kind: ProxyKind
+    location: str
+    grpc_address: str = ""
+    """Where it speaks gRPC, host:port; empty where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyList:
+    """The proxies that are announced, as far as the one that was asked knows."""
+
+    proxies: tuple[ListedProxy, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ProxyInfo:
     """What a proxy says of itself (upstream's ServerInfo)."""
@@ -417,4 +517,6 @@ class Delivery:
     """Whether the log is sealed and nothing comes at `next` or behind it."""
 
 
-Answer: TypeAlias = Refusal | WriteReceipt | BulkReceipt | EpochBegun | Done | OwnerFound | ProxyInfo | Delivery
+Answer: TypeAlias = (
+    Refusal | WriteReceipt | BulkReceipt | EpochBegun | Done | OwnerFound | ProxyList | ProxyInfo | Delivery
+)

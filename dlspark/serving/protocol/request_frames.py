@@ -18,6 +18,7 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListProxies,
     MoveStream,
     ReadBatch,
     ReadForm,
@@ -184,6 +185,15 @@ def _decode_accept(frame: memoryview, flags: int) -> AcceptStreams:
     return AcceptStreams(bool(flags & ENABLED))
 
 
+def _encode_list(correlation: int, _: ListProxies) -> list[Buffer]:
+    return Head().framed(RequestKind.LIST_PROXIES, 0, correlation)
+
+
+def _decode_list(frame: memoryview, _flags: int) -> ListProxies:
+    Reader(frame, HEADER.size).finish()
+    return ListProxies()
+
+
 def _encode_read(correlation: int, request: ReadBatch) -> list[Buffer]:
     head, flags = begun(request.stream, request.context)
     head.u32(request.reader, "the reader's number")
@@ -237,6 +247,7 @@ ENCODERS: Final[dict[type, Callable[..., list[Buffer]]]] = {
     MoveStream: _encode_move,
     TakeStream: _encode_take,
     AcceptStreams: _encode_accept,
+    ListProxies: _encode_list,
     ReadBatch: _encode_read,
     **dict.fromkeys(_ALONE, _encode_alone),
 }
@@ -252,6 +263,7 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Request]]]] = {
     RequestKind.MOVE_STREAM: (ON_STREAM, _decode_move),
     RequestKind.TAKE_STREAM: (ON_STREAM, _decode_take),
     RequestKind.ACCEPT_STREAMS: (ENABLED, _decode_accept),
+    RequestKind.LIST_PROXIES: (0, _decode_list),
     RequestKind.READ_BATCH: (ON_STREAM, _decode_read),
     **{kind: (ON_STREAM, _decode_alone(of)) for of, kind in _ALONE.items()},
 }

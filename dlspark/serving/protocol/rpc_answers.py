@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 from struct import error as StructError
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -27,10 +27,14 @@ from dlspark.serving.protocol.operations import (
     Delivery,
     Done,
     EpochBegun,
+    ListedProxy,
     OwnerFound,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
     ProxyStatus,
     ReadForm,
+    Reason,
     Refusal,
     StatusCode,
     WriteReceipt,
@@ -48,22 +52,44 @@ _APPLIED: Final = {
 _APPLIED_IN_PB: Final = {applied: number for number, applied in _APPLIED.items()}
 _PROXY_STATUSES_IN_PB: Final = {status: pb.HandshakeResponse.ProxyStatus.Value(status.name) for status in ProxyStatus}
 _PROXY_STATUSES: Final = {number: status for status, number in _PROXY_STATUSES_IN_PB.items()}
+_REASONS_IN_PB: Final = {reason: pb.Status.Reason.Value(f"REASON_{reason.name}") for reason in Reason}
+_REASONS: Final = {number: reason for reason, number in _REASONS_IN_PB.items()}
+_KINDS_IN_PB: Final = {kind: pb.Proxy.Kind.Value(kind.name) for kind in ProxyKind}
+_KINDS: Final = {number: kind for kind, number in _KINDS_IN_PB.items()}
 
 
-GrpcAddressOf: TypeAlias = Callable[[str], str]
-"""Where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not known."""
+class GrpcNames(Protocol):
+    """How proxies are named in gRPC."""
+
+    def grpc_address(self, location: str) -> str:
+        """Where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not known."""
+        ...
+
+    def location(self, name: str) -> str:
+        """The location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
+        ...
 
 
-def no_address(_location: str) -> str:
+class NoNames:
     """For who knows no proxies."""
-    return ""
+
+    def grpc_address(self, location: str) -> str:
+        """Not known."""
+        return ""
+
+    def location(self, name: str) -> str:
+        """As it is."""
+        return name
+
+
+NO_NAMES: Final = NoNames()
 
 
 def _success() -> pb.Status:
     return pb.Status(code=pb.Status.SUCCESS)
 
 
-def status_to_pb(refusal: Refusal, address_of: GrpcAddressOf = no_address) -> pb.Status:
+def status_to_pb(refusal: Refusal, names: GrpcNames = NO_NAMES) -> pb.Status:
     """The status that says what a refusal says, and where its location speaks gRPC."""
     status = pb.Status(
         code=_CODES_IN_PB[refusal.code],
@@ -72,7 +98,8 @@ def status_to_pb(refusal: Refusal, address_of: GrpcAddressOf = no_address) -> pb
         applied=_APPLIED_IN_PB[refusal.applied],
         error=refusal.error,
         advice=refusal.advice or "",
-        grpc_address=address_of(refusal.location) if refusal.location is not None else "",
+        grpc_address=names.grpc_address(refusal.location) if refusal.location is not None else "",
+        reason=_REASONS_IN_PB[refusal.reason],
     )
     if isinstance(refusal.actual, int):
         status.actual_number = refusal.actual
@@ -82,7 +109,10 @@ def status_to_pb(refusal: Refusal, address_of: GrpcAddressOf = no_address) -> pb
 
 
 def status_from_pb(message: pb.Status) -> Refusal | None:
-    """The refusal that a status says, None where it is SUCCESS. Raises ProtocolError."""
+    """The refusal that a status says, None where it is SUCCESS. A reason that is unknown here is none: the code stands.
+
+    Raises ProtocolError.
+    """
     if message.code == pb.Status.SUCCESS:
         return None
     code, applied = _CODES.get(message.code), _APPLIED.get(message.applied)
@@ -96,45 +126,54 @@ def status_from_pb(message: pb.Status) -> Refusal | None:
     elif message.HasField("actual_text"):
         actual = message.actual_text
     location, advice = message.location or None, message.advice or None
-    return Refusal(code, message.message, location, applied, message.error, actual, advice)
+    reason = _REASONS.get(message.reason, Reason.NONE)
+    return Refusal(code, message.message, location, applied, message.error, actual, advice, reason)
 
 
 # ---------------------------------------------------------------------- to messages
 
 
-def _write_in_pb(answer: WriteReceipt | BulkReceipt, address_of: GrpcAddressOf) -> pb.WriteResponse:
+def _write_in_pb(answer: WriteReceipt | BulkReceipt, names: GrpcNames) -> pb.WriteResponse:
     if isinstance(answer, BulkReceipt):
-        return _bulk_in_pb(answer, address_of)
+        return _bulk_in_pb(answer, names)
     dlsn = dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None
     return pb.WriteResponse(status=_success(), dlsn=dlsn, records=answer.records, repetition=answer.repeated)
 
 
-def _bulk_in_pb(answer: BulkReceipt, address_of: GrpcAddressOf) -> pb.WriteResponse:
+def _bulk_in_pb(answer: BulkReceipt, names: GrpcNames) -> pb.WriteResponse:
     message = pb.WriteResponse(status=_success())
     for result in answer.results:
         added = message.results.add()
         if isinstance(result, Refusal):
-            added.refusal.CopyFrom(status_to_pb(result, address_of))
+            added.refusal.CopyFrom(status_to_pb(result, names))
         else:  # field by field: a message of its own for each record takes four times as long
             place = added.dlsn
             place.segment, place.entry, place.slot = result
     return message
 
 
-def _epoch_in_pb(answer: EpochBegun, _: GrpcAddressOf) -> pb.BeginEpochResponse:
+def _epoch_in_pb(answer: EpochBegun, _: GrpcNames) -> pb.BeginEpochResponse:
     return pb.BeginEpochResponse(status=_success(), epoch=answer.epoch, next_sequence=answer.next_sequence)
 
 
-def _done_in_pb(answer: Done, _: GrpcAddressOf) -> pb.DoneResponse:
+def _done_in_pb(answer: Done, _: GrpcNames) -> pb.DoneResponse:
     return pb.DoneResponse(status=_success(), dlsn=dlsn_to_pb(answer.dlsn) if answer.dlsn is not None else None)
 
 
-def _owner_in_pb(answer: OwnerFound, address_of: GrpcAddressOf) -> pb.GetOwnerResponse:
-    address = address_of(answer.location)
+def _owner_in_pb(answer: OwnerFound, names: GrpcNames) -> pb.GetOwnerResponse:
+    address = names.grpc_address(answer.location)
     return pb.GetOwnerResponse(status=_success(), location=answer.location, grpc_address=address)
 
 
-def _info_in_pb(answer: ProxyInfo, _: GrpcAddressOf) -> pb.HandshakeResponse:
+def _list_in_pb(answer: ProxyList, _: GrpcNames) -> pb.ListProxiesResponse:
+    message = pb.ListProxiesResponse(status=_success())
+    for one in answer.proxies:
+        message.proxies.add(kind=_KINDS_IN_PB[one.kind], location=one.location, grpc_address=one.grpc_address)
+    return message
+
+
+def _info_in_pb(answer: ProxyInfo, names: GrpcNames) -> pb.HandshakeResponse:
+    addresses = {one: names.grpc_address(one) for one in {answer.location, *answer.ownerships.values()}}
     return pb.HandshakeResponse(
         status=_success(),
         location=answer.location,
@@ -142,10 +181,11 @@ def _info_in_pb(answer: ProxyInfo, _: GrpcAddressOf) -> pb.HandshakeResponse:
         ownerships=answer.ownerships,
         max_request_bytes=answer.max_request_bytes,
         region=answer.region or "",
+        grpc_addresses={location: address for location, address in addresses.items() if address},
     )
 
 
-def _delivery_in_pb(answer: Delivery, _: GrpcAddressOf) -> pb.ReadResponse:
+def _delivery_in_pb(answer: Delivery, _: GrpcNames) -> pb.ReadResponse:
     if answer.form is ReadForm.RECORDS:
         records = [_record_in_pb(record) for record in records_of(answer)]
         parts: list[bytes] = []
@@ -177,10 +217,11 @@ TO_PB: Final[dict[type, Callable[..., Message]]] = {
     EpochBegun: _epoch_in_pb,
     Done: _done_in_pb,
     OwnerFound: _owner_in_pb,
+    ProxyList: _list_in_pb,
     ProxyInfo: _info_in_pb,
     Delivery: _delivery_in_pb,
 }
-"""Answer, and what knows where proxies speak gRPC, to message; for each class but Refusal."""
+"""Answer, and how proxies are named, to message; for each class but Refusal."""
 
 
 # ---------------------------------------------------------------------- from messages
@@ -212,6 +253,12 @@ def _done(message: pb.DoneResponse) -> Answer:
 
 def _owner(message: pb.GetOwnerResponse) -> Answer:
     return OwnerFound(message.location)
+
+
+def _list(message: pb.ListProxiesResponse) -> Answer:
+    # A proxy of a kind that is unknown here is none that could be asked.
+    known = [(one, kind) for one in message.proxies if (kind := _KINDS.get(one.kind)) is not None]
+    return ProxyList(tuple(ListedProxy(kind, one.location, one.grpc_address) for one, kind in known))
 
 
 def _info(message: pb.HandshakeResponse) -> Answer:
@@ -251,6 +298,7 @@ _FROM_PB: Final[dict[type[Message], Callable[..., Answer]]] = {
     pb.BeginEpochResponse: _epoch,
     pb.DoneResponse: _done,
     pb.GetOwnerResponse: _owner,
+    pb.ListProxiesResponse: _list,
     pb.HandshakeResponse: _info,
 }
 Response: TypeAlias = (
@@ -258,6 +306,7 @@ Response: TypeAlias = (
     | pb.BeginEpochResponse
     | pb.DoneResponse
     | pb.GetOwnerResponse
+    | pb.ListProxiesResponse
     | pb.HandshakeResponse
     | pb.ReadResponse
 )

@@ -64,15 +64,15 @@ def answer_to_pb(
     answer: Answer,
     *,
     correlation: int = 0,
-    address_of: rpc_answers.GrpcAddressOf = rpc_answers.no_address,
+    names: rpc_answers.GrpcNames = rpc_answers.NO_NAMES,
 ) -> Message:
-    """The message with which a call is answered; `correlation` is repeated by writes alone. `address_of` knows where
+    """The message with which a call is answered; `correlation` is repeated by writes alone. `names` knows where
     proxies speak gRPC."""
     response = METHODS[method].response
     if isinstance(answer, Refusal):
-        message = response(status=rpc_answers.status_to_pb(answer, address_of))
+        message = response(status=rpc_answers.status_to_pb(answer, names))
     else:
-        message = rpc_answers.TO_PB[type(answer)](answer, address_of)
+        message = rpc_answers.TO_PB[type(answer)](answer, names)
         check(isinstance(message, response), f"{method} was answered with {type(answer).__name__}")
     if correlation and isinstance(message, pb.WriteResponse):
         message.correlation = correlation

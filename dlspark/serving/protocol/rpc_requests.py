@@ -23,6 +23,7 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListProxies,
     MoveStream,
     ProducerStamp,
     ReadBatch,
@@ -158,6 +159,10 @@ def _handshake(message: pb.HandshakeRequest) -> Handshake:
     return Handshake(regex, not message.without_ownerships)
 
 
+def _list(_: pb.ListProxiesRequest) -> ListProxies:
+    return ListProxies()
+
+
 def _read(message: pb.ReadRequest) -> ReadBatch:
     form = _FORMS.get(message.form)
     if form is None:
@@ -195,6 +200,7 @@ FROM_PB: Final[dict[str, Callable[..., Request]]] = {
     "Take": _take,
     "GetOwner": _alone(FindOwner),
     "SetAcceptNewStream": _accept,
+    "ListProxies": _list,
     "Read": _read,
 }
 """Message to request, by the name of the call."""
@@ -282,5 +288,7 @@ def to_pb(request: Request) -> tuple[str, Message]:
             )
         case AcceptStreams():
             return "SetAcceptNewStream", pb.SetAcceptNewStreamRequest(enabled=request.enabled)
+        case ListProxies():
+            return "ListProxies", pb.ListProxiesRequest()
     name = _NAMES_ALONE[type(request)]
     return name, pb.StreamRequest(stream=request.stream, context=_context_in_pb(request.context))

@@ -49,6 +49,7 @@ class RequestKind(IntEnum):
     FIND_OWNER = 12
     ACCEPT_STREAMS = 13
     READ_BATCH = 14
+    LIST_PROXIES = 15
 
 
 CHECKSUM, RECORD_SET, HOSTS = 1, 2, 4

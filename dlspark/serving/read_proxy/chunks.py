@@ -19,7 +19,7 @@ from itertools import accumulate, takewhile
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, entry_summary, record_rows, rows
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_up_to, entry_summary, record_rows, rows
 from dlspark.core.reading.reader import VECTOR_BYTES
 from dlspark.core.reading.reader_checks import GapCheck
 from dlspark.errors import PositionGapError
@@ -98,7 +98,7 @@ class ChunkMaker:
         intact: list[RingEntry] = []
         for entry in run:
             try:
-                _columns([entry])
+                _columns([entry], self._max_bytes)
             except DistributedLogError as found:
                 error = found
                 break
@@ -150,7 +150,8 @@ class ChunkMaker:
         return _chunk(run, parts, stop, first, numbers.last, end, failure)
 
     def _of_columns(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
-        batch = _columns(run)
+        batch, taken = _columns(run, self._max_bytes)
+        run = run[:taken]
         batch = _from(batch, start)
         end = batch.end_of_stream
         numbers = self._numbers(run)
@@ -229,12 +230,14 @@ def _all_records(run: Sequence[RingEntry]) -> list[LogRecord]:
     ]
 
 
-def _columns(run: Sequence[RingEntry]) -> DecodedBatch:
-    return decode_entries(
+def _columns(run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, int]:
+    """The records of a run, or of its first entries where they expand to more than `max_bytes`; how many those are."""
+    return decode_up_to(
         [(entry.entry_id, memoryview(entry.payload)) for entry in run],
         lssn=run[0].segment.lssn,
         start_sequence_id=run[0].start_sequence_id,
         enveloped=run[0].segment.enveloped,
+        max_bytes=max_bytes,
     )
 
 

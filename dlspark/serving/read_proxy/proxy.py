@@ -28,8 +28,18 @@ from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
-from dlspark.serving.membership import READ_PROXIES, Announcement, ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.membership import (
+    READ_PROXIES,
+    WRITE_PROXIES,
+    Announcement,
+    ProxyEndpoint,
+    ProxyMember,
+    watch_members,
+    write_proxy_member,
+)
 from dlspark.serving.page import ProxyPage
+from dlspark.serving.protocol.operations import ProxyKind
 from dlspark.serving.read_proxy.figures import figures_shown_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
@@ -68,6 +78,7 @@ class ReadProxy:
         self._member: ProxyMember | None = None
         self._service: ReadProxyService | None = None
         self._announcement: Announcement | None = None
+        self._directory = ProxyDirectory()
         self._serving = False
 
     @property
@@ -117,7 +128,7 @@ class ReadProxy:
         namespace = self._given or await AsyncNamespace.open(self._uri, statistics=self._statistics)
         self._ending.push_async_callback(namespace.close)
         settings = self.settings
-        service = self._service = ReadProxyService(namespace, settings, location="")
+        service = self._service = ReadProxyService(namespace, settings, location="", directory=self._directory)
         self._ending.push_async_callback(service.close)
         if page is not None:
             self._ending.callback(figures_shown_in(self._statistics, service.figures))
@@ -134,6 +145,9 @@ class ReadProxy:
             stats=ProxyEndpoint(host, page.port) if page is not None else None,
         )
         service.location = self._member.location
+        self._directory.use_own(self._member)
+        for kind, folder in ((ProxyKind.WRITE, WRITE_PROXIES), (ProxyKind.READ, READ_PROXIES)):
+            await self._watch(namespace, kind, folder)
         # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.
         self._ending.push_async_callback(service.close)
         announcement = self._announcement = Announcement(
@@ -163,15 +177,19 @@ class ReadProxy:
                 f"gRPC is not installed: {error}",
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone: grpcPort=-1",
             ) from error
-        server = GrpcServer(service, address_of=self._grpc_address)
+        server = GrpcServer(service, names=self._directory)
         await server.start(self.settings.host, self.settings.grpc_port)
         self._ending.push_async_callback(server.close)
         return server
 
-    def _grpc_address(self, location: str) -> str:
-        """Where it speaks gRPC itself: it knows of no other proxy."""
-        member = self._member
-        return str(member.grpc) if member is not None and location == member.location else ""
+    async def _watch(self, namespace: AsyncNamespace, kind: ProxyKind, folder: str) -> None:
+        """Know the proxies of a kind from here on."""
+
+        def changed(members: tuple[ProxyMember, ...]) -> None:
+            self._directory.use(kind, members)
+
+        watch = await watch_members(namespace.store, join(namespace.uri.path, folder), changed)
+        self._ending.push_async_callback(watch.close)
 
     async def stop(self) -> None:
         """End in order: withdraw, refuse what waits, let answers leave, close. Idempotent."""

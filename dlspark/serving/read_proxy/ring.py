@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import ENVELOPE, ENVELOPE_BYTES
+from dlspark.core.codec.entries import declared_bytes
 from dlspark.core.reading.segment_follower import FetchedEntry
 from metadata.foundation.errors import check
 from metadata.segments import SegmentMetadata
@@ -62,14 +62,6 @@ class RingEntry:
     def counted_bytes(self) -> int:
         """What it counts in the ring's bounds."""
         return len(self.payload) + ENTRY_OVERHEAD_BYTES
-
-
-def content_bytes(payload: bytes, enveloped: bool) -> int:
-    """How long the records of an entry are, by its envelope; a damaged one counts as it is stored."""
-    if not enveloped or len(payload) < ENVELOPE_BYTES:
-        return len(payload)
-    declared: int = ENVELOPE.unpack_from(payload)[2]
-    return max(declared, len(payload))
 
 
 class RingBudget:
@@ -138,7 +130,7 @@ class EntryRing:
         in_order = start.next_entry > self._end and start.lssn >= self._end.lssn
         check(in_order, f"entry {start} came behind {self._end}", dlsn=start)
         payload = bytes(fetched.payload)
-        size = content_bytes(payload, segment.enveloped)
+        size = declared_bytes(payload, segment.enveloped)
         entry = RingEntry(
             segment,
             fetched.start_sequence_id,

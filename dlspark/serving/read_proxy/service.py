@@ -37,11 +37,13 @@ from dlspark.errors import (
     StreamNotReadyError,
     TooManyStreamsError,
 )
+from dlspark.serving.directory import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
     FindOwner,
     Handshake,
+    ListProxies,
     OwnerFound,
     ProxyInfo,
     ProxyStatus,
@@ -73,11 +75,20 @@ REQUEST_BYTES = 64 * 1024
 class ReadProxyService:
     """A `ProxyService` for readers. Made on the loop that calls it; close it after use."""
 
-    def __init__(self, namespace: AsyncNamespace, settings: ReadProxySettings, *, location: str) -> None:
+    def __init__(
+        self,
+        namespace: AsyncNamespace,
+        settings: ReadProxySettings,
+        *,
+        location: str,
+        directory: ProxyDirectory | None = None,
+    ) -> None:
+        """`directory`: which proxies there are."""
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
         self._namespace = namespace
+        self._directory = directory or ProxyDirectory()
         self._loop = asyncio.get_running_loop()
         self._sessions = ReaderSessions(settings.max_readers, settings.max_caller_readers)
         self._turns: CatchUpTurns[ReaderSession] = CatchUpTurns(settings.max_catch_ups, self._granted)
@@ -116,6 +127,8 @@ class ReadProxyService:
                 self._read(request, caller, reply)
             elif isinstance(request, FindOwner):
                 reply(OwnerFound(self.location))
+            elif isinstance(request, ListProxies):
+                reply(self._directory.listed())
             else:
                 raise OperationNotServedError(
                     f"a read proxy does not serve {type(request).__name__}",

@@ -1,4 +1,4 @@
-"""`BoundedRing`: the ring for readers, on which no host has much more than its share.
+"""`BoundedRing`: the ring for readers, on which no host has much more than its share of one client's logs.
 
 A log that is read through a proxy has no owner there: any proxy can serve it. It is best read at one, where all its
 readers share what is in memory, and a proxy must not get too many logs by chance. So a log goes to the first host
@@ -7,9 +7,11 @@ behind its hash that has room (consistent hashing with bounded loads, Mirrokni, 
     room    less than `ceil(balance * (logs placed + 1) / hosts that can be asked)` logs
     stays   a log keeps its place while its host can be asked, also when hosts join or other logs go
 
-What is placed is what this client reads: clients that read the same logs mostly agree, because few logs overflow, and
-where they do not, a log is read at two proxies. The number of logs is bounded, those that were asked for longest ago
-are dropped first.
+What is placed, and what the bound counts, is what this client reads. Proxies do not say what others read, so the logs
+of many clients that read a few each lie as the ring's hash has it, which gives each host its share on average and
+promises no bound. In return clients that read the same logs mostly agree, because few logs overflow, and what a proxy
+has read is shared; where they do not, a log is read at two proxies. The number of logs is bounded, those that were
+asked for longest ago are dropped first.
 """
 
 from __future__ import annotations

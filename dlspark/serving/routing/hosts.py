@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dlspark.serving.routing.hashing import java_address_text
+from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import CallerError
 
 NO_SHARD: Final = -1
@@ -29,10 +30,20 @@ def address_of(location: str) -> str:
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise CallerError(f"{address!r} is not the address of a proxy", advice="Write host:port")
-    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), int(port)
+    found = parse_address(address)
+    if found is None:
+        advice = "Write host:port, or [address]:port with IPv6"
+        raise CallerError(f"{address!r} is not the address of a proxy", advice=advice)
+    return found
+
+
+def is_address(location: str) -> bool:
+    """Whether it names a proxy that can be dialled: the owner of a log may be any writer, with a name of its own."""
+    try:
+        split_address(address_of(location))
+    except CallerError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

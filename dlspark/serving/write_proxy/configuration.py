@@ -4,10 +4,14 @@ Upstream has the keys of a proxy and those of the log library in one properties 
 proxy knows, or refuses with a reason of its own, is the proxy's, every other one is the log library's, with its errors.
 Later ones go over earlier ones: the defaults, `DLSPARK_CONF` or the file that is given in its place, the variables
 `DLSPARK_SET_<key>`, what is given by option.
+
+A file may be upstream's: keys of upstream's that would do nothing here are left out of it with a warning, which names
+the line and the reason. The same by variable or option is an error, for whoever writes it writes it for this proxy.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +19,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
+from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
 from dlspark.serving.write_proxy.settings import REGISTRY, WITHOUT_MEANING, WriteProxySettings
-from metadata.foundation.properties import read_properties
+from metadata.foundation.properties import lines_of, local_path, read_if_exists, read_properties
 from metadata.foundation.settings import Value
+
+_LOG: Final = logging.getLogger(__name__)
 
 _OWN_PREFIX: Final = "server_"
 _LOCK_TIMEOUT: Final = "lockTimeoutSeconds"
@@ -54,6 +61,7 @@ def read_configuration(
     from_file: Mapping[str, Value] = {}
     if file:
         from_file = read_properties(file, SettingsError, named_by=f"--conf, or environment variable {FILE_VARIABLE}")
+        from_file = _with_meaning(from_file, local_path(file, SettingsError))
     proxy, logs = _split(from_file)
     variables = {
         name: value
@@ -67,6 +75,20 @@ def read_configuration(
     return ProxyConfiguration(
         WriteProxySettings.from_mapping(proxy | by_option[0]), settings.with_values({_LOCK_TIMEOUT: 0})
     )
+
+
+def _with_meaning(values: Mapping[str, str], path: Path) -> dict[str, str]:
+    """What a file says, without keys of upstream's that do nothing here: each is warned of, with its line."""
+    reasons = {
+        key: reason
+        for key in values
+        if (reason := (REGISTRY if is_of_proxy(key) else LOG_REGISTRY).reason_against(key)) is not None
+    }
+    lines = lines_of(read_if_exists(path) or b"") if reasons else {}
+    for key, reason in reasons.items():
+        where = f"{path}, line {lines[key]}" if key in lines else str(path)
+        _LOG.warning("%s: the setting %s has no effect here and is ignored: %s", where, key, reason)
+    return {key: value for key, value in values.items() if key not in reasons}
 
 
 def _split(values: Mapping[str, Value]) -> _Split:

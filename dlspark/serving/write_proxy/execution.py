@@ -42,8 +42,8 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.write_proxy.limits import ClientProducers
 from dlspark.serving.write_proxy.requests import TakenRequest
-from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 from storage_node.protocol.frames import Buffer
 
 T = TypeVar("T")
@@ -75,9 +75,12 @@ class _Turn:
 class Execution:
     """Begins requests on one open writer."""
 
-    def __init__(self, writer: AsyncLogWriter, ids: TransactionIds, failures: Failures, entries_under_way: int) -> None:
+    def __init__(
+        self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int, producers_per_client: int
+    ) -> None:
         self.writer = writer
-        self._ids = ids
+        self._producers = ClientProducers(writer.knows_producer)
+        self._most_producers = producers_per_client
         self._failures = failures
         self._loop = asyncio.get_running_loop()
         self._most_sent = entries_under_way
@@ -126,8 +129,7 @@ class Execution:
         taken, payloads = self._taken, self._payloads
         if taken:
             self._taken, self._payloads = [], []
-            txids = (self._ids.next(),) * len(taken)
-            write_run(self.writer, txids, payloads, partial(self._written, taken, self._begun()), bulk=False)
+            write_run(self.writer, None, payloads, partial(self._written, taken, self._begun()), bulk=False)
 
     def _written(
         self, taken: Sequence[TakenRequest], turn: _Turn, first: int, count: int, outcome: Appended | BaseException
@@ -145,17 +147,17 @@ class Execution:
     def _write(self, taken: TakenRequest) -> None:
         request = taken.request
         assert isinstance(request, WriteRecords)
-        payloads, given = request.payloads, request.transaction_ids
+        # Ids that the client has not given come with a record's place: a request that is refused moves none (I4).
+        payloads, ids = request.payloads, request.transaction_ids
         if not payloads:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
-        if given is not None and len(given) != len(payloads):
+        if ids is not None and len(ids) != len(payloads):
             raise InvalidRecordError(
-                f"{len(given)} transaction ids came with {len(payloads)} payloads; nothing was written",
+                f"{len(ids)} transaction ids came with {len(payloads)} payloads; nothing was written",
                 advice="Give one for each, or none",
             )
         if request.context.is_record_set:
             check_record_sets(request)
-        ids = given if given is not None else (self._ids.next(),) * len(payloads)
         if request.is_whole:
             self._append(taken, request, ids)
         elif request.context.is_record_set:
@@ -165,8 +167,6 @@ class Execution:
         else:
             bulk = _Bulk(taken, len(payloads), self._failures)
             write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
-        if given is not None:
-            self._ids.note(given)
 
     def _bulk_written(
         self, bulk: _Bulk, turn: _Turn, first: int, count: int, outcome: Appended | BaseException
@@ -175,8 +175,11 @@ class Execution:
             self._ended(turn)
         bulk.ended(first, count, outcome)
 
-    def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int]) -> None:
-        futures = [self.writer.write_encoded_set(txid, one) for txid, one in zip(ids, payloads, strict=True)]
+    def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int] | None) -> None:
+        futures = [
+            self.writer.write_encoded_set(ids[number] if ids is not None else None, one)
+            for number, one in enumerate(payloads)
+        ]
         if len(futures) == 1:
             self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
             return
@@ -189,7 +192,7 @@ class Execution:
         for number, future in enumerate(futures):
             future.add_done_callback(partial(ended, number))
 
-    def _append(self, taken: TakenRequest, request: WriteRecords, ids: Sequence[int]) -> None:
+    def _append(self, taken: TakenRequest, request: WriteRecords, ids: Sequence[int] | None) -> None:
         stamp, position, token = request.stamp, request.expected_position, request.fencing_token
         payloads: Sequence[Buffer] = request.payloads
         if request.context.is_record_set:
@@ -197,6 +200,7 @@ class Execution:
         producer: ProducerRequest | None = None
         if stamp is not None:
             _check_stamp(stamp)
+            self._check_producer(taken, stamp.name)
             producer = ProducerRequest(stamp.name, stamp.epoch, stamp.sequence, len(payloads))
         asked = position is not None or token is not None
         append_run(
@@ -225,6 +229,7 @@ class Execution:
         assert isinstance(request, BeginEpoch)
         if request.epoch is not None and request.epoch < 0:
             raise InvalidRecordError(f"{request.epoch} is not an epoch; nothing was written", advice="They begin at 0")
+        self._check_producer(taken, request.producer)
         epoch, appended = append_epoch(self.writer, request.producer, request.epoch)
 
         def answer(result: Appended) -> Answer | None:
@@ -235,6 +240,11 @@ class Execution:
             return EpochBegun(epoch, known.last + 1 if known is not None and known.epoch == epoch else 0)
 
         self._when_done(taken, appended, answer)
+
+    def _check_producer(self, taken: TakenRequest, name: str) -> None:
+        caller = taken.caller
+        client = caller.principal or caller.address.rpartition(":")[0] or caller.address
+        self._producers.check(client, name, self._most_producers, self._loop.time())
 
     def _set_token(self, taken: TakenRequest) -> None:
         request = taken.request
@@ -362,20 +372,21 @@ def _places(outcome: Appended, count: int) -> list[DLSN]:
     return first.run(count) if first is not None else [DLSN.INVALID] * count
 
 
-def _members(payloads: Sequence[Buffer], ids: Sequence[int]) -> tuple[list[int], list[Buffer]]:
+def _members(payloads: Sequence[Buffer], ids: Sequence[int] | None) -> tuple[list[int] | None, list[Buffer]]:
     """The records of record sets: what is written whole lies in one entry as it is."""
     txids: list[int] = []
     members: list[Buffer] = []
-    for txid, encoded in zip(ids, payloads, strict=True):
+    for number, encoded in enumerate(payloads):
         try:
             found = decode_record_set(memoryview(encoded))
         except InvalidEntryError as error:
             raise InvalidRecordError(
                 f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
             ) from error
-        txids += [txid] * len(found)
+        if ids is not None:
+            txids += [ids[number]] * len(found)
         members += found
-    return txids, members
+    return txids if ids is not None else None, members
 
 
 def _check_stamp(stamp: ProducerStamp) -> None:

@@ -8,6 +8,8 @@ it wait for what it costs. So one request larger than a second's permits passes,
 Each limit is *soft* or *hard*. Over a soft one a request is only counted; over a hard one it is refused with
 OverCapacityError, unless dark mode has it counted only, too. 0 and less switch a limit off.
 
+`ClientProducers` bounds the producers that one client may begin on a stream: a log remembers each of them for a week.
+
 `RecentRate` is the mean of the last minute; above `rpsStreamAcquireServiceLimit` or `bpsStreamAcquireServiceLimit` a
 proxy goes on with the streams that it has, and takes no other.
 """
@@ -15,16 +17,19 @@ proxy goes on with the streams that it has, and takes no other.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dlspark.errors import OverCapacityError
+from dlspark.errors import OverCapacityError, TooManyProducersError
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 
 BURST_S: Final = 1.0
 """Permits of so many seconds are kept for later."""
 RECENT_S: Final = 60
 """The time over which acquire limits look back, in seconds."""
+FORGOTTEN_S: Final = 60.0
+"""How often it is looked which producers of a client the log has forgotten, once that has all that it may have."""
 _COUNTED_S: Final = 0.25
 
 
@@ -127,6 +132,40 @@ class WriteLimiter:
             f"the limit of the {self._whose} is {limit} a second; the request was not taken",
             advice="Send less, or later",
         )
+
+
+class ClientProducers:
+    """The producers of one stream, by the clients that began them while this proxy had it.
+
+    A client is who it has proved to be, or the host that it asks from.
+    """
+
+    __slots__ = ("_knows", "_looked_s", "_names")
+
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        """`knows`: whether the log knows a producer."""
+        self._knows = knows
+        self._names: dict[str, set[str]] = {}
+        self._looked_s: dict[str, float] = {}
+
+    def check(self, client: str, name: str, most: int, now_s: float) -> None:
+        """Note that the client writes as a producer. Raises TooManyProducersError where that is a new one, and the
+        client has begun `most` that the log still knows; 0 or less: any number."""
+        if most <= 0 or self._knows(name):
+            return
+        names = self._names.setdefault(client, set())
+        if name in names:
+            return
+        if len(names) >= most and now_s - self._looked_s.get(client, now_s - FORGOTTEN_S) >= FORGOTTEN_S:
+            self._looked_s[client] = now_s
+            names = self._names[client] = {one for one in names if self._knows(one)}
+        if len(names) >= most:
+            raise TooManyProducersError(
+                f"{client} has begun {len(names)} producers on this stream, the most that one client may have "
+                f"(server_producers_per_client); producer {name!r} is new, and nothing of it was written",
+                advice="Write with one that exists: a producer is for a program, and not for a request",
+            )
+        names.add(name)
 
 
 class RecentRate:

@@ -52,8 +52,7 @@ async def fetch_stream_loads(endpoint: ProxyEndpoint) -> Mapping[str, int]:
 
 
 def _fetch(endpoint: ProxyEndpoint) -> Mapping[str, int]:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    request = urllib.request.Request(f"http://{host}:{endpoint.port}{STREAMS_PATH}")
+    request = urllib.request.Request(f"http://{endpoint}{STREAMS_PATH}")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=FETCH_TIMEOUT_S) as answer:
         body = answer.read(MAX_PAGE_BYTES + 1)

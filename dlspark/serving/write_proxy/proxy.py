@@ -32,7 +32,9 @@ from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
+from dlspark.serving.directory import ProxyDirectory
 from dlspark.serving.membership import (
+    READ_PROXIES,
     WRITE_PROXIES,
     Announcement,
     MemberWatch,
@@ -43,7 +45,7 @@ from dlspark.serving.membership import (
 )
 from dlspark.serving.page import ProxyPage
 from dlspark.serving.peers import ProxyPeers
-from dlspark.serving.protocol.operations import ProxyStatus
+from dlspark.serving.protocol.operations import ProxyKind, ProxyStatus
 from dlspark.serving.service import ProxyService
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
@@ -129,8 +131,7 @@ class WriteProxy:
         self._service: WriteProxyService | None = None
         self._announcement: Announcement | None = None
         self._watch: MemberWatch | None = None
-        self._grpc_addresses: dict[str, str] = {}
-        """Of the members that speak it, by location."""
+        self._directory = ProxyDirectory()
         self._keeper: PlacementKeeper | None = None
         self._serving = self._stopping = False
 
@@ -209,6 +210,7 @@ class WriteProxy:
             forwarder=TierForwarder(peers, lambda: self.members),
             placement=placement,
             on_fatal=self._fail,
+            directory=self._directory,
             stream_settings=files.settings_of,
         )
         self._ending.push_async_callback(service.close)
@@ -221,8 +223,11 @@ class WriteProxy:
             grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
             stats=ProxyEndpoint(host, page.port) if page is not None else None,
         )
+        self._directory.use_own(self._member)
         self._watch = await watch_members(namespace.store, folder, self._members_changed)
         self._ending.push_async_callback(self._watch.close)
+        readers = await watch_members(namespace.store, join(namespace.uri.path, READ_PROXIES), self._readers_changed)
+        self._ending.push_async_callback(readers.close)
         await self._join_tier(namespace, folder)
         self._serving = True
         _LOG.info("the write proxy %s serves %s", self.location, namespace.uri)
@@ -320,18 +325,11 @@ class WriteProxy:
                 f"gRPC is not installed: {error}",
                 advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or frames alone: --grpc-port=-1",
             ) from error
-        limits = _grpc_limits(self._configuration)
-        server = GrpcServer(self._door, limits=limits, address_of=self._grpc_address)
+        limits = grpc_limits(self._configuration)
+        server = GrpcServer(self._door, limits=limits, names=self._directory)
         await server.start(self._settings.host, self._settings.grpc_port)
         self._ending.push_async_callback(server.close)
         return server
-
-    def _grpc_address(self, location: str) -> str:
-        """Where the proxy at a location speaks gRPC; empty where that is not known."""
-        own = self._member
-        if own is not None and location == own.location:
-            return str(own.grpc)
-        return self._grpc_addresses.get(location, "")
 
     async def _join_tier(self, namespace: AsyncNamespace, folder: str) -> None:
         if self._role.announce:
@@ -346,9 +344,14 @@ class WriteProxy:
             self._ending.push_async_callback(keeper.close)
 
     def _members_changed(self, members: tuple[ProxyMember, ...]) -> None:
-        self._grpc_addresses = {one.location: str(one.grpc) for one in members if one.grpc is not None}
+        gone = self._directory.use(ProxyKind.WRITE, members)
+        if self._service is not None:
+            self._service.owners_gone(gone)
         if self._keeper is not None:
             self._keeper.use_members(_without(members, self._member) if self._stopping else members)
+
+    def _readers_changed(self, members: tuple[ProxyMember, ...]) -> None:
+        self._directory.use(ProxyKind.READ, members)
 
     # ------------------------------------------------------------------ ending
 
@@ -390,11 +393,11 @@ def _frames_limits(configuration: ProxyConfiguration) -> FramesLimits:
     )
 
 
-def _grpc_limits(configuration: ProxyConfiguration) -> GrpcLimits:
+def grpc_limits(configuration: ProxyConfiguration) -> GrpcLimits:
+    """What its gRPC binding takes from its clients. How often these may ping is not set: clients rely on it."""
     settings = configuration.proxy
     return GrpcLimits(
         connections=settings.max_connections,
         append_bytes=settings.append_window_bytes,
-        least_ping_ms=settings.keep_alive_ms,
         keepalive_ms=settings.keep_alive_ms,
     )

@@ -19,6 +19,7 @@ from dlspark.errors import (
     ServiceUnavailableError,
     StreamUnavailableError,
 )
+from dlspark.serving.directory import ProxyDirectory
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -26,6 +27,7 @@ from dlspark.serving.protocol.operations import (
     Done,
     FindOwner,
     Handshake,
+    ListProxies,
     MoveStream,
     OwnerFound,
     ProxyInfo,
@@ -57,11 +59,13 @@ class RareRequests:
         table: StreamTable,
         forwarder: Forwarder | None,
         placement: StreamPlacement | None,
+        directory: ProxyDirectory,
         max_request_bytes: int,
     ) -> None:
         self._table = table
         self._forwarder = forwarder
         self._placement = placement
+        self._directory = directory
         self._max_request_bytes = max_request_bytes
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,6 +74,7 @@ class RareRequests:
             Handshake: self._handshake,
             AcceptStreams: self._accept_streams,
             FindOwner: self._find_owner,
+            ListProxies: lambda _: self._directory.listed(),
         }
         self._in_tasks: Mapping[type, Callable[[TakenRequest], Awaitable[Answer]]] = {
             CreateStream: self._create,

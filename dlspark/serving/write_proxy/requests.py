@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from dlspark.errors import OverCapacityError
 from dlspark.serving.protocol.failures import refusal_of
-from dlspark.serving.protocol.operations import AcceptStreams, Answer, Handshake, Request, WriteRecords
+from dlspark.serving.protocol.operations import AcceptStreams, Answer, Handshake, ListProxies, Request, WriteRecords
 from dlspark.serving.service import Caller, Reply
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TakenRequest:
 
     def is_too_late(self, now_s: float) -> bool:
         """Whether nobody waits for its answer any more."""
-        if isinstance(self.request, AcceptStreams | Handshake):
+        if isinstance(self.request, AcceptStreams | Handshake | ListProxies):
             return False
         timeout_ms = self.request.context.timeout_ms
         return timeout_ms > 0 and now_s > self.began_s + timeout_ms / 1000

@@ -21,11 +21,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import ChecksumFailedError, DistributedLogError, ServiceUnavailableError
+from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
+from dlspark.serving.directory import ProxyDirectory
 from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -75,6 +76,7 @@ class WriteProxyService:
         forwarder: Forwarder | None = None,
         placement: StreamPlacement | None = None,
         on_fatal: Callable[[str], None] | None = None,
+        directory: ProxyDirectory | None = None,
         stream_settings: Callable[[str], WriteProxySettings] | None = None,
         max_request_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
@@ -83,19 +85,22 @@ class WriteProxyService:
         location: how clients and locks name this proxy.
         forwarder: asks other proxies; without one streams cannot be moved.
         placement: where streams belong that nobody owns.
+        directory: which proxies there are; `owners_gone` has to be called for those that are no more.
         on_fatal: called once, with the reason, where the process must end. The service takes nothing any more by then.
         stream_settings: the settings with a stream's own limits; see `stream_settings_changed`.
         max_request_bytes: what clients hear of the longest request.
         """
         self._loop = asyncio.get_running_loop()
         self._table = table = StreamTable(namespace, settings, location, self._fatal, stream_settings)
+        if directory is not None:
+            table.host.announced = directory.announced
         self._settings = settings
         self._forwarder = forwarder
         self._placement = placement
         self._on_fatal = on_fatal
         self._leaving = False
         """Streams are being given up; those whose turn has not come are served."""
-        self._rare = RareRequests(table, forwarder, placement, max_request_bytes)
+        self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
         self._limiter = WriteLimiter("service", LimitValues.of_service(settings), self._loop.time(), table.counts)
         features = namespace.services.features
         self._no_limits = features.feature(RATE_LIMIT_DISABLED)
@@ -155,6 +160,12 @@ class WriteProxyService:
         """Ask `stream_settings` again for the limits of a stream."""
         self._table.stream_settings_changed(stream)
 
+    def owners_gone(self, addresses: Collection[str]) -> None:
+        """The proxies at these addresses are not announced any more: nobody is sent to them from memory."""
+        if addresses:
+            for stream in self._table:
+                stream.owner_gone(addresses)
+
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
@@ -193,16 +204,25 @@ class WriteProxyService:
             self._check_checksum(request)
         if stream is None or stream.state is not StreamState.INITIALIZED:
             stream = self._stream(stream, request)
-        if stream.limiter.active and not self._no_limits.is_available():
-            stream.limiter.check(size, now, dark=self._settings.dark_mode)
-        stream.submit(taken)
+        try:
+            if stream.limiter.active and not self._no_limits.is_available():
+                stream.limiter.check(size, now, dark=self._settings.dark_mode)
+            stream.submit(taken)
+        except OverCapacityError:
+            stream.forget_unused()
+            raise
 
     def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:
         stream = self._table.get(request.stream)
         if self._table.status is ProxyStatus.DOWN:
             self._check_up(request.stream, stream)
         self._check_checksum(request)
-        self._stream(stream, request).submit(taken)
+        stream = self._stream(stream, request)
+        try:
+            stream.submit(taken)
+        except OverCapacityError:
+            stream.forget_unused()
+            raise
 
     def _check_up(self, name: str, stream: ProxyStream | None) -> None:
         """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone, or it is served

@@ -3,7 +3,7 @@
 Keys are upstream's, lower case with `_` or camel case as they have them there; new ones begin with `server_` and are
 marked as own. They come from a properties file and a mapping, later ones over earlier ones. A key or value that cannot
 be honoured is an error that names the nearest key; for a key of upstream's that means nothing here the error gives the
-reason (`WITHOUT_MEANING`).
+reason (`WITHOUT_MEANING`), and a proxy that finds it in its file warns with it.
 
 Keys of the group `StreamLimitKeys` hold for each stream by itself and change while it is served: a stream's file of
 dynamic settings may have others (`for_stream`).
@@ -112,7 +112,8 @@ class StreamKeys:
         10_000,
         "server_take_timeout_ms",
         "How long a move may take, in milliseconds: so long the target waits for the log's lock, and the source for "
-        "the target's answer, and for its own writer to close",
+        "the target's answer, and for its own writer to close. So long a Spark query is waited for, too, which gives "
+        "its log up for a proxy",
         minimum=1000,
         maximum=MAX_INT,
         own=True,
@@ -146,6 +147,15 @@ class StreamKeys:
         False,
         "server_producer_gaps_allowed",
         "Whether a producer may leave out sequence numbers",
+        own=True,
+    )
+    producers_per_client: int = setting(
+        WHOLE,
+        10_000,
+        "server_producers_per_client",
+        f"Producers that one client (one host, or one principal) may begin on one stream. {_OFF}",
+        minimum=-MAX_INT,
+        maximum=MAX_INT,
         own=True,
     )
     permissions_refresh_ms: int = setting(
@@ -291,10 +301,10 @@ class LifeKeys:
 
     keep_alive_ms: int = setting(
         WHOLE,
-        300_000,
+        60_000,
         "server_keep_alive_ms",
-        "gRPC clients may send keep-alive pings no more often than this, in milliseconds; the proxy sends its own as "
-        "often",
+        "The proxy pings a gRPC client from which nothing has come for so long, in milliseconds. How often clients may "
+        "ping it does not depend on this: docs/serving/bindings.md#grpc",
         minimum=1000,
         maximum=MAX_INT,
         own=True,
@@ -405,6 +415,6 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolCoreName of the log library names the pool",
     "server_resource_placement_refresh_interval_sec": "loads are computed every two minutes, as upstream's default",
 }
-"""Upstream's keys that mean nothing here: they are refused, with the reason, rather than ignored."""
+"""Upstream's keys that mean nothing here, and why: a proxy's file may have them (`configuration`), nothing else."""
 
 REGISTRY: Final = Registry([WriteProxySettings], SettingsError, page=PAGE, refused=WITHOUT_MEANING)

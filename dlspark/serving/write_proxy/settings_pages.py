@@ -38,7 +38,7 @@ switches all of them off while it is on, `service_global_limiter_disabled` those
 """
 _CONF_HEAD: Final = """\
 # Settings of a write proxy, with their defaults. Keys are Apache DistributedLog's, unless marked (own).
-# docs/proxy-settings.md says more, and lists Apache DistributedLog's keys that are refused.
+# docs/proxy-settings.md says more, and lists Apache DistributedLog's keys that are ignored.
 """
 
 
@@ -74,8 +74,10 @@ def _row(info: Setting) -> tuple[str, ...]:
 
 
 def _refused() -> Iterator[str]:
-    yield "## Keys of Apache DistributedLog that are refused\n"
-    yield "They would change nothing here, so that setting one is an error that gives the reason.\n"
+    yield "## Keys of Apache DistributedLog that do nothing here\n"
+    yield "In a file they are ignored, with a warning that names the line and the reason, so that a proxy starts with a"
+    yield "file of Apache DistributedLog's. The same holds there for the log library's keys that do nothing. By option,"
+    yield "or by environment variable, setting one is an error that gives the reason.\n"
     yield from markdown_table(("key", "reason"), ((f"`{key}`", why) for key, why in WITHOUT_MEANING.items()))
 
 

@@ -12,8 +12,9 @@ event cannot happen in that state. `ON_REQUEST` says what becomes of a request. 
 request end its stream: docs/serving/write-proxy.md#failures has them as a table.
 
 A closed stream may be kept for a while, so that retries are answered from memory: two thirds of the session timeout
-where another proxy has the log, for the lock is not worth asking before; the probation time after a service time-out,
-so that this proxy does not take the log again at once. Else it is forgotten at once.
+where another proxy has the log, for the lock is not worth asking before, and a second where anybody else has it; the
+probation time after a service time-out, so that this proxy does not take the log again at once. Else it is forgotten at
+once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from metadata.foundation.errors import InvariantViolation
 
 FOUND_KEPT_SHARE: Final = 2 / 3
 """Of the session timeout: how long it is remembered that another proxy has a log."""
+OTHERS_KEPT_S: Final = 1.0
+"""How long it is remembered, at most, that a log's owner is no announced proxy: nobody but the lock can say that it
+has closed the log, or that its session has ended."""
 DENIED_KEPT_S: Final = 1.0
 """How long it is remembered that access control refused to open a log."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,6 +46,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.routing.hosts import address_of, is_address
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution
 from dlspark.serving.write_proxy.limits import WriteLimiter
@@ -61,6 +62,7 @@ from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
     FOUND_KEPT_SHARE,
     ON_REQUEST,
+    OTHERS_KEPT_S,
     OnRequest,
     StreamEffect,
     StreamEvent,
@@ -69,9 +71,9 @@ from dlspark.serving.write_proxy.stream_model import (
     step,
     verdict_of,
 )
-from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
+from metadata.owner_names import gives_way
 from metadata.permissions import ALLOW_ALL, Permissions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ ENTRY_BYTES: Final = 512 * 1024
 loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
+STAY_S: Final = 1
+"""How long the lock's queue is waited in, again and again, for an owner that gives way."""
 FOUND_LOG_S: Final = 1.0
 """How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
 the others for all of its streams, several times a second, until its session has ended."""
@@ -103,6 +107,8 @@ class StreamHost:
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
     """Called with the reason when the process has to end."""
+    announced: Callable[[str], bool] = lambda _: True
+    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
     found: int = 0
     """How many streams were found to be owned elsewhere since that was logged last."""
     found_logged_s: float = -FOUND_LOG_S
@@ -119,6 +125,11 @@ class StreamHost:
     def found_kept_s(self) -> float:
         """How long it is remembered that another proxy has a log."""
         return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
+
+    def kept_s(self, owner: str) -> float:
+        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
+        is_proxy = is_address(owner) and self.announced(owner)
+        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
 
     def run(self, work: Awaitable[None]) -> None:
         """Run something in a task that is waited for at the end."""
@@ -223,6 +234,18 @@ class ProxyStream:
             self._kept.cancel()
             self._forget()
 
+    def owner_gone(self, addresses: Collection[str]) -> None:
+        """Proxies at these addresses are not announced any more, so that the session by which they held logs has ended,
+        or they give them up: who is remembered as the owner is not, and the lock is asked."""
+        owner = self.refusal.location if self.refusal is not None else None
+        if owner is not None and address_of(owner) in addresses:
+            self.forget()
+
+    def forget_unused(self) -> None:
+        """Its first request was refused: nothing of it stays, for names come from clients."""
+        if self.state is StreamState.UNINITIALIZED:
+            self._happened(StreamEvent.GIVE_UP)
+
     def caller_gone(self, caller: Caller) -> None:
         """Nobody waits for the answers of what this caller asked: what waits is not begun."""
         if any(taken.caller is caller for taken in self._waiting):
@@ -303,7 +326,7 @@ class ProxyStream:
         self._keep_s = 0.0
         if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
             self._refusal = not_begun(refusal_of(error))
-            self._keep_s = self._host.found_kept_s
+            self._keep_s = self._host.kept_s(error.owner)
             if error.owner == self._host.location:
                 self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
             return
@@ -349,10 +372,9 @@ class ProxyStream:
         try:
             # Who waits for another owner to give the log up must not keep the others from their turns.
             if self._lock_timeout_s:
-                await self._open_log()
+                await self._open_log(self._lock_timeout_s)
             else:
-                async with self._host.opening:
-                    await self._open_log()
+                await self._open_in_turn()
         except Exception as error:
             verdict = verdict_of(error)
             if isinstance(error, OwnershipAcquireFailedError):
@@ -367,9 +389,35 @@ class ProxyStream:
             return
         self._happened(StreamEvent.OPENED)
 
-    async def _open_log(self) -> None:
+    async def _open_in_turn(self) -> None:
+        """Open the log unless another owner has it; one that gives way to who waits in the lock's queue is waited for.
+
+        In short stays: of two proxies that wait, the second learns then that the first one has it.
+        """
+        try:
+            async with self._host.opening:
+                return await self._open_log(0)
+        except OwnershipAcquireFailedError as error:
+            if not self._waits_for(error.owner):
+                raise
+        deadline = self._loop.time() + self._host.settings.take_timeout_ms / 1000
+        while True:
+            try:
+                return await self._open_log(STAY_S)
+            except OwnershipAcquireFailedError as error:
+                if self._loop.time() >= deadline or not self._waits_for(error.owner):
+                    raise
+
+    def _waits_for(self, owner: str) -> bool:
+        """Whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
+        wanted = self.state is StreamState.INITIALIZING and any(
+            not isinstance(taken.request, DeleteStream) for taken in self._waiting
+        )
+        return wanted and gives_way(owner)
+
+    async def _open_log(self, lock_timeout_s: int) -> None:
         host = self._host
-        log = await host.namespace.open_log(self.name, self._overrides())
+        log = await host.namespace.open_log(self.name, self._overrides(lock_timeout_s))
         try:
             await self.refresh_permissions()
             writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
@@ -378,13 +426,13 @@ class ProxyStream:
             raise
         self._log, self._writer = log, writer
         writer.on_failed = self._writer_failed
-        ids = TransactionIds(writer.last_txid, host.namespace.services.clock)
-        self._execution = Execution(writer, ids, self, host.settings.entries_under_way)
+        settings = host.settings
+        self._execution = Execution(writer, self, settings.entries_under_way, settings.producers_per_client)
 
-    def _overrides(self) -> dict[str, Value]:
+    def _overrides(self, lock_timeout_s: int) -> dict[str, Value]:
         """The settings of a log that a proxy writes, where they differ from the namespace's."""
         settings = self._host.namespace.settings
-        overrides: dict[str, Value] = {"lockTimeoutSeconds": self._lock_timeout_s}
+        overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
         if "output_buffer_bytes" not in settings.given:
             overrides["writerOutputBufferSize"] = ENTRY_BYTES
         if not self._create_missing:

@@ -32,9 +32,14 @@ from dlspark.spark.source.driver import SourceDriver, Take
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.schema import NEVER_NULL
 from metadata.foundation.errors import InvariantViolation
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_FIRST, _LAST = (
+    (end.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1) for end in (datetime.min, datetime.max)
+)
+"""The times that Python has, in microseconds since the epoch."""
 _COMPARISONS: Final[dict[str, Callable[[tuple[str, ...], object], Filter]]] = {
     "=": EqualTo,
     "<=>": EqualNullSafe,
@@ -52,7 +57,6 @@ _LOG_ORDERS: Final = (
     ("segment", "entry", "slot"),
 )
 """By what rows may be sorted so that the first ones are the log's first: none of these decreases along a log."""
-_NEVER_NULL: Final = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +110,17 @@ def _filter(comparison: object, column: object, value: object = None) -> Filter:
 
 
 def _value(value: object) -> object:
-    if isinstance(value, dict):
-        try:
-            return _EPOCH + timedelta(microseconds=value["us"])
-        except OverflowError:
-            return None  # A year beyond Python's range: the filter is left to Spark.
-    return value
+    return _time(value["us"]) if isinstance(value, dict) else value
+
+
+def _time(microseconds: int) -> datetime:
+    """A time; one beyond Python's years is the first or the last that there is, which compares with rows just as it
+    does: none is before 1970, and the last microsecond of the year 9999 is behind the last row's whole millisecond."""
+    if microseconds < _FIRST:
+        return datetime.min.replace(tzinfo=timezone.utc)
+    if microseconds > _LAST:
+        return datetime.max.replace(tzinfo=timezone.utc)
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +205,7 @@ class _EdgeRecord:
 def _known(function: Json) -> bool:
     column = function.get("column")
     if function["function"] == "count":
-        return column is None or column in _NEVER_NULL
+        return column is None or column in NEVER_NULL
     return column in ("segment", "transaction_id", "timestamp")
 
 

@@ -21,6 +21,7 @@ from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
+from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
@@ -152,7 +153,7 @@ async def rows_of(
         names = [name for name in await _names(namespace, selection) if bounds is None or bounds.admits(name)]
         by_log: dict[MetadataTable, Callable[[str], Awaitable[list[Row]]]] = {LOGS: logs.log, CURSORS: logs.cursors}
         one_log = LedgerRows(namespace, logs).of_log if table is LEDGERS else by_log.get(table, logs.segments)
-        return await _of_each(names, one_log, selection)
+        return await _of_each(namespace, names, one_log, selection)
     finally:
         await namespace.close()
 
@@ -173,7 +174,10 @@ async def _names(namespace: AsyncNamespace, selection: Selection | None) -> list
 
 
 async def _of_each(
-    names: Sequence[str], rows_of_log: Callable[[str], Awaitable[list[Row]]], selection: Selection | None
+    namespace: AsyncNamespace,
+    names: Sequence[str],
+    rows_of_log: Callable[[str], Awaitable[list[Row]]],
+    selection: Selection | None,
 ) -> list[Row]:
     """The rows of each log in turn. One that is gone has none, unless the query names it."""
     found: dict[str, list[Row]] = {}
@@ -183,11 +187,7 @@ async def _of_each(
             found[name] = await rows_of_log(name)
         except LogNotFoundError as error:
             if selection is not None and selection.pattern is None:
-                raise LogNotFoundError(
-                    f"No such log: {name}; nothing was read",
-                    advice=f"Create it (`dlspark log create {name}`), correct the name, or read by subscribePattern",
-                    log=name,
-                ) from error
+                raise await missing_log_error(namespace, [name]) from error
 
     await for_each(names, _LOGS_AT_ONCE, ask)
     return [row for name in names for row in found.get(name, [])]

@@ -10,7 +10,6 @@ of them. The tables in docs/spark-metadata.md are made from here (`tables_page`)
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +28,7 @@ from pyspark.sql.types import (
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import PASSED_ON
+from metadata.foundation.settings import did_you_mean, shown
 
 METADATA_OPTION: Final = "metadata"
 _SELECTING: Final = ("subscribe", "subscribePattern")
@@ -225,9 +225,9 @@ def table_named(name: str) -> MetadataTable:
     found = TABLES.get(name.strip().lower())
     if found is not None:
         return found
-    near = difflib.get_close_matches(name.strip().lower(), TABLES, n=1, cutoff=0.6)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    raise OptionError(f"No metadata table {name!r}", advice=f"{hint}There are: {', '.join(TABLES)}")
+    raise OptionError(
+        f"No metadata table {shown(name)}", advice=f"{did_you_mean(name, TABLES)}There are: {', '.join(TABLES)}"
+    )
 
 
 def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[str, str]]:

@@ -14,8 +14,9 @@ The way of a batch, file by file:
 5. A small batch with a number is appended instead of published (`commit_modes` chooses): its rows travel in the
    messages (`inline_rows`), and a process beside the driver appends them. Here is `appender_client`, which finds it in
    its `appender_folder` or starts it and speaks `append_messages`; there are `appender_process`, `appender_server`,
-   `appender` and `log_opening`, which takes one of two ways: `owned_log` writes the log, `proxied_log` sends to the
-   proxy that owns it (`write_proxies`). Both have their rules (I20), and keep one mark (`kept_mark`).
+   `appender` and `log_opening`, which takes one of three ways: `owned_log` writes the log, `proxied_log` sends to the
+   proxy that owns it (`write_proxies`), `shared_log` to another query's process that does (`appender_peers`). The first
+   two have their rules (I20), and keep one mark (`kept_mark`). `user_folders` is where such processes are found.
 6. `leftovers` sweeps the ledgers of failed attempts, after a commit or for `dlspark sink sweep`.
 
 What the sink raises is in `dlspark.spark.errors`.

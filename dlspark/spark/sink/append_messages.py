@@ -1,12 +1,14 @@
-"""What the driver's commits and the process that appends for them say to each other. Bytes to values and back; no I/O.
+"""What the driver's commits and the process that appends for them say to each other, and two such processes. Bytes to
+values and back; no I/O.
 
     request   length of the head, length of the body (4 bytes each, big-endian), head (JSON), body (the rows)
     answer    the same; the body is empty
 
 A request's head: `{"secret":...,"job":[sink,batch,attempt],"part":[log,partition,first,last,count,size,stamp],
-"idle":60000}`. An answer's: `{"outcome":"published"}`, or `{"error":{...}}` with the names of the error's
-class and of its bases, nearest first, and what it says. Both ends run as one user, from one installation; lengths are
-bounded nevertheless, and nothing is executed (no pickle).
+"idle":60000,"session":null}`; with a `session` one process asks another as the owner of the log's lock by that session,
+and as nobody else. An answer's: `{"outcome":"published"}`, or `{"error":{...}}` with the names of the error's class and
+of its bases, nearest first, and what it says. Both ends run as one user; lengths are bounded nevertheless, and nothing
+is executed (no pickle).
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ MAX_BODY_BYTES: Final = 2 * ENTRY_ROOM
 """Rows as Arrow has them take less than in an entry, ids and offsets included; what describes them comes on top."""
 
 
-def encode_request(secret: str, batch: BatchToAppend) -> bytes:
-    """A batch as it is sent."""
+def encode_request(secret: str, batch: BatchToAppend, session: int | None = None) -> bytes:
+    """A batch as it is sent; `session`: to who owns its log by the lock of this session of ZooKeeper."""
     job, rows = batch.job, batch.rows
     part = [rows.log, rows.partition, rows.first_txid, rows.last_txid, rows.record_count, rows.size, rows.stamp_ms]
     head = {
@@ -37,11 +39,12 @@ def encode_request(secret: str, batch: BatchToAppend) -> bytes:
         "job": [job.sink_id, job.batch, job.attempt],
         "part": part,
         "idle": batch.idle_ms,
+        "session": session,
     }
     return _framed(head, rows.rows)
 
 
-def decode_request(secret: str, head: bytes, body: bytes) -> BatchToAppend:
+def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
     """The reverse. Raises CorruptDataError for anything else, and for another secret."""
     try:
         found = json.loads(head)
@@ -53,13 +56,17 @@ def decode_request(secret: str, head: bytes, body: bytes) -> BatchToAppend:
             raise ValueError(found)
         job = JobId(str(sink_id), batch, str(attempt))
         rows = InlineRows(str(log), partition, first, last, count, size, stamp, body)
-        return BatchToAppend(job, rows, found["idle"])
+        session = found["session"]
+        if session is not None and not isinstance(session, int):
+            raise ValueError(found)
+        return BatchToAppend(job, rows, found["idle"]), session
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptDataError(f"a request cannot be read, nothing was done: {error!r}") from None
 
 
 def encode_outcome(outcome: CommitOutcome | None) -> bytes:
-    """The answer to a batch that is in the log; None: to one without rows, for which nothing was done."""
+    """The answer to a batch that is in the log; None: to one without rows, or another process's, for which nothing was
+    done."""
     return _framed({"outcome": outcome.value if outcome is not None else None}, b"")
 
 

@@ -3,8 +3,8 @@
 A log is opened with its first batch. It is given up when no batch has come for a while, when another client waits for
 its lock, after any error, and at the end. Batches for one log follow each other; logs do not wait for each other.
 
-Fault model: that of `owned_log` and `proxied_log`. A batch that failed is tried again, with the log opened anew, as
-long as the failure may pass; what is not known then is said as such.
+Fault model: that of the ways into a log (`log_opening`). A batch that failed is tried again, with the log opened anew,
+as long as the failure may pass; what is not known then is said as such.
 """
 
 from __future__ import annotations
@@ -36,11 +36,17 @@ _log = logging.getLogger(__name__)
 
 
 class AppendedLog(Protocol):
-    """A log that is open for batches (`owned_log`, `proxied_log`). One call at a time; after any error `abandon` it."""
+    """A log that is open for batches (`owned_log`, `shared_log`, `proxied_log`). One call at a time; after any error
+    `abandon` it."""
 
     @property
     def log(self) -> str:
         """Its name."""
+        ...
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns the log."""
         ...
 
     async def append(self, job: JobId, rows: InlineRows) -> CommitOutcome:
@@ -80,18 +86,6 @@ class BatchToAppend:
     idle_ms: int = 0
 
 
-class Appender(Protocol):
-    """Who appends a sink's batches: each once, whole, whichever way it came before (I20)."""
-
-    async def append(self, batch: BatchToAppend) -> CommitOutcome | None:
-        """Append it, unless its log has it. None for a batch without rows of a log that is not held: nothing was done.
-
-        Raises BatchRefusedError and its leaves, LogBusyError or another NotAppliedError with nothing visible, or
-        PublishUnknownError: a repetition decides.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class _HeldLog:
     """One log, held or not. The lock is a queue: first come, first served."""
@@ -119,7 +113,12 @@ class SinkAppender:
         return [log for log, place in self._places.items() if place.owned is not None]
 
     async def append(self, batch: BatchToAppend) -> CommitOutcome | None:
-        """As `Appender.append`."""
+        """Append a batch, unless its log has it: each once, whole, whichever way it came before (I20). None for a batch
+        without rows of a log that is not held: nothing was done.
+
+        Raises BatchRefusedError and its leaves, LogBusyError or another NotAppliedError with nothing visible, or
+        PublishUnknownError: a repetition decides.
+        """
         now = asyncio.get_running_loop().time
         deadline = now() + self._deadline_s
         pause_s = _FIRST_PAUSE_S
@@ -154,19 +153,37 @@ class SinkAppender:
             if place.owned is None:
                 place.owned = await self._open_log(log)
                 place.watching = asyncio.ensure_future(self._yield_it(place, place.owned))
-            owned = place.owned
-            try:
-                outcome = await owned.append(batch.job, batch.rows)
-            except BatchRefusedError:
-                self._release_after(place, owned, batch.idle_ms)
-                raise  # the log is as it was
-            except BaseException:
-                await self._give_up(place, abandon=True)
-                raise
-            if owned.fold_is_due(batch.job.sink_id) and (place.folding is None or place.folding.done()):
-                place.folding = asyncio.ensure_future(self._fold(place, owned, batch.job.sink_id))
+            return await self._append_to(place, place.owned, batch)
+
+    async def append_as_owner(self, batch: BatchToAppend) -> CommitOutcome | None:
+        """Append another process's batch, where this one owns its log now; None: it does not, and nothing was done.
+
+        It is tried once. Raises what appending raises, of which that process finds out what became of the batch.
+        """
+        place = self._places.get(batch.rows.log)
+        if place is None:
+            return None
+        async with place.turn:
+            if place.owned is None or not place.owned.is_owner:
+                return None
+            if place.timer is not None:
+                place.timer.cancel()
+            return await self._append_to(place, place.owned, batch)
+
+    async def _append_to(self, place: _HeldLog, owned: AppendedLog, batch: BatchToAppend) -> CommitOutcome:
+        """Append to a log that is open, in its turn."""
+        try:
+            outcome = await owned.append(batch.job, batch.rows)
+        except BatchRefusedError:
             self._release_after(place, owned, batch.idle_ms)
-            return outcome
+            raise  # the log is as it was
+        except BaseException:
+            await self._give_up(place, abandon=True)
+            raise
+        if owned.fold_is_due(batch.job.sink_id) and (place.folding is None or place.folding.done()):
+            place.folding = asyncio.ensure_future(self._fold(place, owned, batch.job.sink_id))
+        self._release_after(place, owned, batch.idle_ms)
+        return outcome
 
     def _release_after(self, place: _HeldLog, owned: AppendedLog, idle_ms: int) -> None:
         loop = asyncio.get_running_loop()

@@ -45,14 +45,20 @@ _log = logging.getLogger(__name__)
 def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome | None:
     """Append a batch through this driver's process, which is started if none runs and the batch has rows.
 
-    None: as `Appender.append`. Raises as `Appender.append`, and AppenderStartError with nothing visible.
+    None: as `SinkAppender.append`. Raises as that, and AppenderStartError with nothing visible.
     """
-    folder = folder_of(options)
     deadline = time.monotonic() + DEADLINE_S + options.outage_ms / 1000 + SLACK_S
+    start = bool(batch.rows.record_count)
     sent = False
     while True:
         try:
-            with _connected(folder, options, start=bool(batch.rows.record_count)) as connection:
+            folder = folder_of(options)  # anew each time: it may be gone, and then it is another one
+        except OSError as error:
+            if not start:
+                return None
+            raise _not_started(str(error)) from error
+        try:
+            with _connected(folder, options, start=start) as connection:
                 connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))
                 secret = folder.secret.read_text()
                 said = _Said(folder)
@@ -62,7 +68,7 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
                 head = _answer(connection)
             return decode_answer(head)
         except OSError as error:
-            if not batch.rows.record_count:
+            if not start:
                 return None  # nothing of it could have been appended
             # It ended, by itself or not. Another one gets the batch and finds out what became of it.
             if time.monotonic() + _PAUSE_S < deadline:
@@ -78,7 +84,7 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
 
 
 def folder_of(options: Options) -> AppenderFolder:
-    """The folder of this driver's process for these options."""
+    """The folder of this driver's process for these options. Raises OSError where there can be none."""
     settings = settings_of(options, appending=True)
     return AppenderFolder.of(options.uri, settings, options.proxies, driver_process(), sys.executable)
 
@@ -90,20 +96,24 @@ def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> sock
     except _NONE_THERE:
         if not start:
             raise FileNotFoundError("no process appends for this driver") from None
-    with folder.starting():
-        try:
-            return _connect(folder)  # another commit was faster
-        except _NONE_THERE:
-            left = folder.left_session()
-            folder.make()
-            _start(folder, options, left)
+    try:
+        with folder.starting():
+            try:
+                return _connect(folder)  # another commit was faster
+            except _NONE_THERE:
+                left = folder.left_session()
+                folder.make()
+                _start(folder, options, left)
+    except OSError as error:
+        raise _not_started(str(error)) from error
     return _connect(folder)
 
 
 def _connect(folder: AppenderFolder) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(os.fspath(folder.socket))
+        with folder.address() as address:
+            connection.connect(address)
     except BaseException:
         connection.close()
         raise
@@ -135,7 +145,7 @@ def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> Non
 def _not_started(why: str) -> AppenderStartError:
     return AppenderStartError(
         f"The process that appends batches to an open segment could not be started: {why}",
-        advice="Use commitMode=segments, which needs none",
+        advice="Use commitMode=segments, which needs none; its folder is in XDG_RUNTIME_DIR, or in TMPDIR",
     )
 
 

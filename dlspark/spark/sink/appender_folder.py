@@ -1,6 +1,6 @@
 """Where the processes that append for this user's drivers are found: a private folder for each.
 
-    <temporary directory>/dlspark-<user id>/     mode 0700, and ours, or it is not used
+    <a folder of the user's own>/                (`user_folders`)
         starting                                 locked by whoever starts such a process, or ends as one
         <key>/                                   one for each driver, namespace and settings
             socket, secret, process, output      where it listens, what it must be shown, who it is, what it prints
@@ -18,21 +18,17 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from metadata.foundation.errors import CallerError
+from dlspark.spark.sink.user_folders import ShortPath, own_folder, own_folders
 from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE
 from metadata.foundation.processes import started
 
 _STARTING: Final = "starting"
-_MAX_SOCKET_PATH: Final = 100
-"""Bytes: the kernel takes some 108."""
 _MAX_ANCESTORS: Final = 16
 _JVM: Final = "java"
 
@@ -112,12 +108,29 @@ class AppenderFolder:
 
     @classmethod
     def of(cls, *named_by: object) -> AppenderFolder:
-        """The folder that these values name. Raises CallerError where it could not be private."""
+        """The folder that these values name. Raises OSError where there can be none for this user alone."""
         key = hashlib.sha256(repr(named_by).encode()).hexdigest()[:16]
-        folder = cls(_home() / key)
-        if len(os.fsencode(folder.socket)) > _MAX_SOCKET_PATH:
-            raise CallerError(f"{folder.socket} is too long for a socket", advice="Let TMPDIR name a shorter path")
-        return folder
+        return cls(own_folder() / key)
+
+    @classmethod
+    def of_process(cls, pid: int) -> AppenderFolder | None:
+        """The folder of the process of this number that runs; None: it has none, or it cannot be looked for."""
+        try:
+            folders = [cls(path) for home in own_folders() for path in home.iterdir()]
+        except OSError:
+            return None
+        return next((one for one in folders if one.in_use() and one.named() == pid), None)
+
+    def named(self) -> int | None:
+        """The number of the process that wrote itself down here."""
+        try:
+            return ProcessName.decode(self.process.read_text()).pid
+        except (OSError, ValueError):
+            return None
+
+    def address(self) -> ShortPath:
+        """The way to the socket. Raises OSError."""
+        return ShortPath(self.socket)
 
     def make(self) -> None:
         """Make it anew, and remove those of processes that do not run any more. Under `starting`."""
@@ -167,16 +180,3 @@ class AppenderFolder:
             yield
         finally:
             os.close(lock)
-
-
-def _home() -> Path:
-    home = Path(tempfile.gettempdir()) / f"dlspark-{os.getuid()}"
-    with suppress(FileExistsError):
-        os.mkdir(home, DIRECTORY_MODE)
-    # In a directory that all users share, another one may have been first.
-    found = os.lstat(home)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise CallerError(
-            f"{home} is not a directory for this user alone", advice="Remove it, or let TMPDIR name another directory"
-        )
-    return home

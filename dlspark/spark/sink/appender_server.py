@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,10 +25,12 @@ from dlspark.spark.sink.append_messages import (
     encode_error,
     encode_outcome,
 )
-from dlspark.spark.sink.appender import AppendedLog, Appender, BatchToAppend, SinkAppender
+from dlspark.spark.sink.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
-from dlspark.spark.sink.log_opening import open_log
+from dlspark.spark.sink.appender_peers import find_peer
+from dlspark.spark.sink.log_opening import LogOpener
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
+from dlspark.spark.sink.user_folders import ShortPath
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
@@ -48,13 +49,15 @@ _log = logging.getLogger(__name__)
 class AppenderServer:
     """One socket. Made on the event loop, as all coroutines run there."""
 
-    def __init__(self, appender: Appender, folder: AppenderFolder, holds_logs: Callable[[], bool]) -> None:
-        """`holds_logs`: whether the appender holds any log, so that there is something left to do."""
+    def __init__(self, appender: SinkAppender, folder: AppenderFolder, noting: SessionNote) -> None:
+        """`noting` knows the session by which logs are held."""
         self._appender = appender
         self._folder = folder
-        self._holds_logs = holds_logs
+        self._noting = noting
         self._secret = secrets.token_hex(32)
         self._listening: asyncio.AbstractServer | None = None
+        self._address: ShortPath | None = None
+        self._closing = False
         self._serving: set[asyncio.Task[None]] = set()
         self._under_way = 0
         self._idle_s = FIRST_BATCH_S
@@ -64,9 +67,8 @@ class AppenderServer:
         """Begin to take batches."""
         self._folder.write_private(self._folder.secret, self._secret)
         self._folder.socket.unlink(missing_ok=True)
-        self._listening = await asyncio.start_unix_server(
-            self._accept, os.fspath(self._folder.socket), limit=MAX_BODY_BYTES
-        )
+        self._address = self._folder.address()
+        self._listening = await asyncio.start_unix_server(self._accept, self._address.text, limit=MAX_BODY_BYTES)
 
     async def until_done(self, stop: asyncio.Event, driver: ProcessName) -> None:
         """Return when there is nothing left to do, the driver has ended, or `stop` is set."""
@@ -74,7 +76,7 @@ class AppenderServer:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stopping.done() and driver.runs:
-                busy = self._under_way or self._holds_logs()
+                busy = self._under_way or self._appender.held
                 if not busy and loop.time() - self._used_at > self._idle_s:
                     return
                 await asyncio.wait([stopping], timeout=LOOK_EVERY_S)
@@ -83,10 +85,13 @@ class AppenderServer:
 
     async def close(self) -> None:
         """Take no more batches, and wait for those that are under way."""
+        self._closing = True
         # First of all: a commit that finds no socket starts another process, whose writer waits for this one's lock.
         self._folder.socket.unlink(missing_ok=True)
         if self._listening is not None:
             self._listening.close()
+        if self._address is not None:
+            self._address.close()
         while self._under_way:
             await asyncio.wait(self._serving, timeout=LOOK_EVERY_S)
         await end_tasks(self._serving, drop_errors=True)
@@ -105,7 +110,7 @@ class AppenderServer:
                 lengths = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
                 check_lengths(*lengths)
                 head, body = [await reader.readexactly(length) for length in lengths]
-                writer.write(await self._answer(decode_request(self._secret, head, body)))
+                writer.write(await self._answer(*decode_request(self._secret, head, body)))
                 await writer.drain()
         except (OSError, EOFError):
             pass  # The commit has ended. A batch of it has been appended or not; it comes again if that was not known.
@@ -114,10 +119,14 @@ class AppenderServer:
         finally:
             writer.close()
 
-    async def _answer(self, batch: BatchToAppend) -> bytes:
+    async def _answer(self, batch: BatchToAppend, session: int | None) -> bytes:
+        """`session`: as whose owner this process is asked by another one; None: by its own driver."""
         self._under_way += 1
         try:
-            return encode_outcome(await self._appender.append(batch))
+            if session is None:
+                return encode_outcome(await self._appender.append(batch))
+            asked = session == self._noting.session_id and not self._closing
+            return encode_outcome(await self._appender.append_as_owner(batch) if asked else None)
         except DistributedLogError as error:
             return encode_error(error)
         except Exception as error:
@@ -142,14 +151,19 @@ async def serve(
     `left_session`: of a process that was killed, in whose place this one is; it is ended before a log is opened.
     """
     noting = SessionNote(folder, left_session)
+    idle_ms = options.duration_ms("appendIdleRelease") or 0
+    opener: LogOpener | None = None
 
     async def open_one(log: str) -> AppendedLog:
+        nonlocal opener
         session = await open_session(options, appending=True)
-        await noting.take(session.namespace.store)
-        return await open_log(session.append_tools, session.proxies, log, always=options.proxies is not None)
+        if await noting.take(session.namespace.store) or opener is None:
+            always = options.proxies is not None
+            opener = LogOpener(session.append_tools, session.proxies, always=always, find=find_peer, idle_ms=idle_ms)
+        return await opener.open(log)
 
     appender = SinkAppender(open_one, deadline_s=max(options.outage_ms / 1000, HAND_OVER_S))
-    server = AppenderServer(appender, folder, lambda: bool(appender.held))
+    server = AppenderServer(appender, folder, noting)
     try:
         await server.listen()
         listens()
@@ -169,9 +183,16 @@ class SessionNote:
         self._left = left
         self._store: MetadataStore | None = None
 
-    async def take(self, store: MetadataStore) -> None:
-        """Before a log is opened: note the session of `store`, and each one that follows it. Never raises."""
-        if self._store is not store:
+    @property
+    def session_id(self) -> int | None:
+        """The session by which it holds them now."""
+        return self._store.session_id if self._store is not None else None
+
+    async def take(self, store: MetadataStore) -> bool:
+        """Before a log is opened: note the session of `store`, and each one that follows it; returns whether the store
+        is another one than before. Never raises."""
+        other = self._store is not store
+        if other:
             self._store = store
             store.on_session(self._changed)
             self._changed(store.state)
@@ -183,6 +204,7 @@ class SessionNote:
                 _log.warning(
                     "the session of the process before was not ended, its logs are locked for a while: %s", error
                 )
+        return other
 
     def _changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._store is not None:

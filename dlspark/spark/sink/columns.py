@@ -41,6 +41,7 @@ from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
 from metadata.foundation.errors import check
+from metadata.foundation.settings import did_you_mean
 from metadata.log_names import InvalidLogNameError
 from metadata.logs import LogStore
 
@@ -343,7 +344,7 @@ def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRou
         if name not in indices:
             raise SchemaError(
                 f"partitionBy names column {name!r}, and there are {', '.join(field.name for field in fields)}",
-                advice="Select the key columns beside value; they are hashed, not stored",
+                advice=f"{did_you_mean(name, indices)}Select the key columns beside value; they are hashed, not stored",
             )
         kind = fields[indices[name]].dataType
         if not isinstance(kind, KEY_TYPES):

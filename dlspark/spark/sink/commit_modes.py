@@ -30,6 +30,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.messages import Publication
 from metadata.foundation.plurals import counted
+from metadata.foundation.settings import did_you_mean, shown
 
 ENTRY_ROOM: Final = MAX_LOGRECORDSET_SIZE - 1024
 """Bytes of records, with their headers, that one entry takes beside what says whose they are."""
@@ -150,5 +151,6 @@ def _mode(options: Options) -> CommitMode:
     try:
         return CommitMode(text.strip().lower())
     except ValueError:
-        known = ", ".join(mode.value for mode in CommitMode)
-        raise OptionError(f"Option commitMode={text!r} cannot be", advice=f"Give one of: {known}") from None
+        known = [mode.value for mode in CommitMode]
+        advice = f"{did_you_mean(text, known)}Give one of: {', '.join(known)}"
+        raise OptionError(f"Option commitMode={shown(text)} cannot be", advice=advice) from None

@@ -60,7 +60,7 @@ def commit_batch(
     """Make a batch visible from its tasks' messages; called in the driver's commit worker.
 
     `known_logs`: those that the write names without a look at its rows. `append` is called where the batch is appended
-    and not published as segments. Raises as `Publisher.publish` and `Appender.append`.
+    and not published as segments. Raises as `Publisher.publish` and `SinkAppender.append`.
     """
     begin_use()
     publication = _one_publication(messages, known_logs)

@@ -88,8 +88,27 @@ class KeptMark:
             raise refusal(publication, progress)
         return progress.outcome if rows.record_count else progress.outcome or CommitOutcome.PUBLISHED
 
+    def check_known(self, forgotten_epoch: int) -> None:
+        """Raise where the log does not know the sink, and has forgotten what the mark does not say: producers of epochs
+        up to `forgotten_epoch`. The mark names each epoch before anything is written in it."""
+        if self.mark.appending_ms is not None and forgotten_epoch >= self.mark.epoch:
+            raise self.forgotten()
+        self.check_remembered()
+
+    def forgotten(self) -> BatchRefusedError:
+        """The error for a log that has forgotten the sink's requests, and with them what the mark lacks."""
+        return BatchRefusedError(
+            f"The process that appended batches of sink {self.sink_id} ended without a word, and the log has forgotten "
+            "its requests since: the segments that knew them were deleted (by retention, or a purge), or the sink was "
+            f"silent for producerExpirySeconds. Whether the log has batches above {self.mark.batch} is not known; "
+            "nothing was published now",
+            log=self._log,
+            advice="Look at the log's end; start behind it with an empty checkpoint, or with another txnAppId",
+        )
+
     def check_remembered(self) -> None:
-        """Raise where the log's producers may have forgotten what the mark does not say."""
+        """Raise where an owner of an older dlspark may have forgotten what the mark does not say: it did not note that
+        it did."""
         if self.mark.appending_ms is None:
             return
         expiry_ms = int(self._tools.namespace.settings.producer_expiry_s * 1000)

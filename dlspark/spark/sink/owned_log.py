@@ -22,8 +22,10 @@ Each *enter* has an epoch of its own, which the mark names. Where the mark names
 proxy (`proxied_log`) and the log does not have it, that epoch is begun in the log before the mark is moved: what is
 still on its way is refused then, whoever owns the log when it arrives.
 
-The log's producers forget: all but the last KEPT requests, and who was silent for `producerExpirySeconds`. What a mark
-lacks is never more than KEPT; and one that was set too long ago by a process that did not leave is refused.
+The log's producers forget: all but the last KEPT requests, who was silent for `producerExpirySeconds`, and what lay in
+segments that were deleted. What a mark lacks is never more than KEPT. Of the others the log says up to which epoch it
+has forgotten some. Where it does not know the sink, and that epoch is not below the mark's, it is not known what the
+mark lacks: that is refused (I20). Each *enter* takes an epoch above both.
 
 Fault model: the process may die, or be stopped and wake up, at any line; any answer may be lost. After any error of the
 writer or the metadata store the log is abandoned and opened again: recovery decides what it has.
@@ -86,6 +88,11 @@ class OwnedLog:
         self._paths = paths
         self._sinks: dict[str, _Entered] = {}
 
+    @property
+    def is_owner(self) -> bool:
+        """As `AppendedLog.is_owner`."""
+        return True
+
     @classmethod
     async def open(cls, tools: AppendTools, log: str) -> OwnedLog:
         """Become the log's owner; it is created where that is allowed.
@@ -142,7 +149,7 @@ class OwnedLog:
         found = self._sinks.get(sink_id)
         if found is None:
             kept = await self._read(sink_id)
-            found = _Entered(kept, kept.mark.epoch + 1)
+            found = _Entered(kept, self._next_epoch(kept))
             await self._set(found, appending=True)  # also where it says so: what a former owner sends fails
             self._sinks[sink_id] = found
             await kept.sweep()
@@ -154,13 +161,17 @@ class OwnedLog:
         kept = await KeptMark.read(self._tools, self.log, sink_id)
         producer = self._writer.producer_state(sink_id)
         if producer is None:
-            kept.check_remembered()
+            kept.check_known(self._writer.forgotten_epoch)
         kept.mark = with_producer(kept.mark, producer)
         if kept.mark.sent is not None:
-            epoch = kept.mark.epoch + 1
+            epoch = self._next_epoch(kept)
             await self._writer.begin_epoch(sink_id, epoch)
             kept.mark = replace(kept.mark, epoch=epoch, sent=None)
         return kept
+
+    def _next_epoch(self, kept: KeptMark) -> int:
+        """One in which nothing of the sink was ever written."""
+        return max(kept.mark.epoch, self._writer.forgotten_epoch) + 1
 
     def fold_is_due(self, sink_id: str) -> bool:
         """Whether the mark lacks as many batches as it may."""

@@ -23,15 +23,17 @@ Why no batch is written twice, and none is left out:
 * Who publishes segments, or becomes the log's owner, has the mark settled first. The log's owner reads whether the
   named batch is there; if not, it begins a later epoch before it moves the mark, so that the request is refused
   whenever it arrives. To a process that does not know that yet, ProducerFencedError says that its batch is not there,
-  nor will be, unless the mark has moved; SequenceGapError says the same of a log that has forgotten the producer. Then
-  the batch is named anew, at the version of the mark, in a later epoch.
+  nor will be, unless the mark has moved. Then the batch is named anew, at the version of the mark, in a later epoch.
+* ProducerForgottenError says that the log has forgotten the producer, and SequenceGapError that an older proxy has. A
+  batch that was never sent is named anew then, above what was forgotten. One that may have been sent before is refused:
+  nothing is known of it any more.
 * A mark of another process that appends as the log's owner says that any later batch may be there. It is settled by the
   log's owner: this process waits for the lock, and asks the proxy to give the log up.
 * Of two processes that move a mark one fails, and reads again. A process that was stopped and wakes up can neither move
   the mark nor have anything written but the batch that it had named, in the epoch of then: that is known, or refused.
 
 The proxies of a log must be set alike (`server_producer_gaps_allowed`). A named batch that was left for half of
-`producerExpirySeconds` is refused: the log may have forgotten it.
+`producerExpirySeconds` is refused: an older proxy may have forgotten it, and would not say so.
 
 Fault model: that of `owned_log`; and proxies die, hand the log over, answer late or not at all. What is not known after
 `outageTimeout` is said as such, and the batch stays named.
@@ -49,6 +51,7 @@ from dlspark.errors import (
     EndOfStreamError,
     InvalidRecordError,
     ProducerFencedError,
+    ProducerForgottenError,
     RecordTooLongError,
     RequestDeniedError,
     SequenceGapError,
@@ -101,6 +104,11 @@ class ProxiedLog:
         self._settle = settle
         self._sinks: dict[str, _Sender] = {}
 
+    @property
+    def is_owner(self) -> bool:
+        """As `AppendedLog.is_owner`."""
+        return False
+
     @classmethod
     async def open(cls, tools: AppendTools, proxies: WriteProxies, log: str, settle: Settle) -> ProxiedLog:
         """Begin to append; the log is created where that is allowed.
@@ -137,7 +145,7 @@ class ProxiedLog:
             await self._name(sink, job.batch)
         fault_points.reach("sink.before-publish")
         try:
-            receipt = await self._send(sink, job, rows)
+            receipt = await self._send(sink, job, rows, sent_before=found)
         except (EndOfStreamError, RequestDeniedError) as error:
             if not found:
                 raise
@@ -210,7 +218,7 @@ class ProxiedLog:
 
     # ------------------------------------------------------------------ requests
 
-    async def _send(self, sink: _Sender, job: JobId, rows: InlineRows) -> WriteReceipt:
+    async def _send(self, sink: _Sender, job: JobId, rows: InlineRows, *, sent_before: bool) -> WriteReceipt:
         for _ in range(MAX_EPOCHS):
             sink.kept.check_remembered()
             mark = sink.kept.mark
@@ -218,8 +226,12 @@ class ProxiedLog:
                 return await self._ask(job, rows, ProducerStamp(job.sink_id, mark.epoch, _named(sink).number))
             except ProducerFencedError as error:
                 await self._name_anew(sink, job.batch, error.epoch if error.epoch is not None else mark.epoch)
-            except SequenceGapError:
-                await self._name_anew(sink, job.batch, mark.epoch)
+            except (ProducerForgottenError, SequenceGapError) as error:
+                if sent_before:  # nothing is known of it, which is not that nothing was written (I20)
+                    raise sink.kept.forgotten() from error
+                forgotten = error.epoch if isinstance(error, ProducerForgottenError) else None
+                await self._name_anew(sink, job.batch, forgotten if forgotten is not None else mark.epoch)
+            sent_before = False  # under the name that it has now
         raise BadVersionError(f"{job} was named in {MAX_EPOCHS} epochs, and each had ended; it is tried again later")
 
     async def _ask(self, job: JobId, rows: InlineRows, stamp: ProducerStamp) -> WriteReceipt:

@@ -38,6 +38,7 @@ from metadata.foundation.pacing import for_each
 from metadata.foundation.settings import Value
 from metadata.locks import OwnershipAcquireFailedError
 from metadata.log_names import LogNotFoundError
+from metadata.owner_names import sink_owner
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
 from metadata.sinks import JOB_PREFIX, SinkStore
@@ -63,17 +64,18 @@ _SETTINGS_OF_OPTIONS = {
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
-def owner_name() -> str:
-    """The name that other writers see. It must not look like an address: a client that a proxy sends to a log's owner
-    would dial it."""
-    return f"dlspark-sink/{socket.gethostname()}/{os.getpid()}"
+def owner_name(*, appending: bool = False) -> str:
+    """The name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
+    return sink_owner(socket.gethostname(), os.getpid(), appending=appending)
 
 
 class SinkSession:
     """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
 
-    def __init__(self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies) -> None:
-        """`proxies`: those of the namespace, which may own its logs."""
+    def __init__(
+        self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
+    ) -> None:
+        """`proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from batch to batch."""
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies
@@ -85,7 +87,7 @@ class SinkSession:
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         services = self._services
         rules = LogRules(
-            owner=owner_name(),
+            owner=owner_name(appending=appending),
             lock_timeout_ms=settings.lock_timeout_s * 1000,
             create_missing=self._create_missing,
             first_lssn=services.binding.first_lssn or settings.first_lssn,
@@ -368,7 +370,7 @@ async def open_session(options: Options, *, patient: bool = True, appending: boo
     chosen = options.proxies
     where = options.uri if chosen is None or chosen.discover else ",".join(chosen.addresses)
     proxies = proxies_at(where, namespace.uri.path, options.outage_ms)
-    session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies)
+    session = _sessions[key] = SinkSession(namespace, namespace.settings, proxies, appending=appending)
     Runtime.shared().on_close(proxies.close)
     Runtime.shared().on_close(namespace.close)
     return session

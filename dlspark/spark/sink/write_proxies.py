@@ -23,10 +23,14 @@ from metadata.store import join
 
 if TYPE_CHECKING:
     from dlspark.serving.client.answer_rules import StreamRequest
+    from dlspark.serving.membership import ProxyEndpoint, ProxyMember
     from dlspark.serving.protocol.operations import Answer
 
 ASK_AGAIN_S: Final = 0.5
 """How long a lock is waited for before its owner is asked to give it up, and how often."""
+DIAL_S: Final = 2.0
+"""How long a proxy is dialled to find out whether it can be."""
+DIALLED_AT_ONCE: Final = 8
 _LOCATION: Final = "1;"
 
 
@@ -44,14 +48,16 @@ class ProxyClient(Protocol):
 
 
 Connect = Callable[[], Awaitable[ProxyClient]]
+Reach = Callable[["ProxyEndpoint"], Awaitable[bool]]
 
 
 class WriteProxies:
     """The write proxies of one namespace. For one event loop; `close` ends it."""
 
-    def __init__(self, connect: Connect, namespace_path: str) -> None:
-        """`connect` makes the client."""
+    def __init__(self, connect: Connect, namespace_path: str, reach: Reach | None = None) -> None:
+        """`connect` makes the client; `reach` says whether a proxy can be dialled."""
         self._connect = connect
+        self._reach = reach or can_be_dialled
         self._namespace_path = namespace_path
         self._connecting = asyncio.Lock()
         self._client: ProxyClient | None = None
@@ -67,16 +73,23 @@ class WriteProxies:
     async def own(self, services: Services, log: str) -> bool:
         """Whether one of them owns the log now."""
         owner = await lock_owner(services, services.logs.paths(log).lock)
-        if owner is None or not owner.startswith(_LOCATION):
-            return False
-        return owner in await self.locations(services)
+        return owner is not None and await self.are(services, owner)
 
-    async def locations(self, services: Services) -> set[str]:
-        """The locations of those that run."""
+    async def are(self, services: Services, owner: str) -> bool:
+        """Whether this owner of a log is one of them."""
+        return owner.startswith(_LOCATION) and owner in {member.location for member in await self._members(services)}
+
+    async def within_reach(self, services: Services) -> bool:
+        """Whether one runs that can be dialled from here."""
+        endpoints = [member.frames for member in await self._members(services) if member.frames is not None]
+        return any(await asyncio.gather(*map(self._reach, endpoints[:DIALLED_AT_ONCE])))
+
+    async def _members(self, services: Services) -> list[ProxyMember]:
+        """Those that run."""
         from dlspark.serving.membership import WRITE_PROXIES, read_members
 
         members = await read_members(services.store, join(self._namespace_path, WRITE_PROXIES))
-        return {member.location for member in members if member.frames is not None}
+        return [member for member in members if member.frames is not None]
 
     @asynccontextmanager
     async def asked_to_yield(self, services: Services, log: str) -> AsyncIterator[None]:
@@ -107,6 +120,16 @@ class WriteProxies:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+
+
+async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
+    """Whether something listens there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(endpoint.host, endpoint.port), DIAL_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def proxies_at(where: str, namespace_path: str, timeout_ms: int) -> WriteProxies:

@@ -32,8 +32,9 @@ from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.workers import without_traceback
-from metadata.foundation.errors import InvariantViolation, check
-from metadata.sinks import JOB_PREFIX, application_sink, job_sink, query_sink
+from metadata.foundation.errors import CallerError, InvariantViolation, check
+from metadata.foundation.settings import shown
+from metadata.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:
@@ -61,7 +62,18 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataS
         )
     if application is None or version is None:
         return BatchWriter(options, schema, job_sink(attempt), 0, attempt)
-    return BatchWriter(options, schema, application_sink(application), version, attempt)
+    return BatchWriter(options, schema, _sink_of(application), version, attempt)
+
+
+def _sink_of(application: str) -> str:
+    try:
+        return application_sink(application)
+    except CallerError:
+        raise OptionError(
+            f"Option txnAppId is too long for the name of a znode: {shown(application)}; nothing was written",
+            advice=f"Use a name of at most {MAX_APPLICATION_CHARS} letters and digits (others count as they are "
+            "percent-encoded), the same for each write of the application",
+        ) from None
 
 
 def stream_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

@@ -25,6 +25,7 @@ from dlspark.serving.membership import READ_PROXIES
 from dlspark.spark.announced_proxies import announced_proxies
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
+from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
@@ -200,11 +201,7 @@ class SourceDriver:
         found = await self.views()
         missing = [name for name in self.query.selection.names if name not in found]
         if missing:
-            raise LogNotFoundError(
-                f"No such log: {', '.join(missing)}; nothing was read",
-                advice=f"Create it (`dlspark log create {missing[0]}`), correct the name, or read by subscribePattern",
-                log=missing[0],
-            )
+            raise await missing_log_error(self._opened(), missing)
         if self._snapshot is not None:
             for name in self._snapshot.matched.get(self.query.selection.pattern or "", ()):
                 if name in self._snapshot.logs and name not in found:

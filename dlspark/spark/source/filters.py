@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
 )
 
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
+from dlspark.spark.source.schema import NEVER_NULL
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_NEVER_NULL = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
 _NUMBERS = ("segment", "entry", "transaction_id")
 _RANGES = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
@@ -114,7 +114,7 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
     if isinstance(candidate, IsNotNull):
         if candidate.attribute == ("timestamp",):
             return bounds._txids(0, MAX_TIMESTAMP_MS + 1)
-        return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in _NEVER_NULL else None
+        return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in NEVER_NULL else None
     if isinstance(candidate, In):
         names = candidate.value
         if candidate.attribute == ("log",) and all(isinstance(name, str) for name in names):

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
-from metadata.foundation.settings import shown
+from metadata.foundation.settings import did_you_mean, near_word, shown
 
 VERSION = 1
 BEHIND = "behind"
@@ -65,6 +65,7 @@ _WORDS = {
     "latest": NamedOffset.LATEST,
     "-1": NamedOffset.LATEST,
 }
+_NAMES = tuple(offset.value for offset in NamedOffset)
 
 
 @dataclass(frozen=True)
@@ -158,12 +159,35 @@ def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, Given
     word = text.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
+    if not word.startswith(("{", "[")):
+        raise OffsetError(f"Option {option} is neither earliest, latest nor JSON: {shown(text)}", advice=_meant(word))
     value = parse_by_log(option, text, f"neither earliest, latest nor JSON: {shown(text)}", _EXAMPLE)
-    if {"v", "logs"} <= set(value) and value["v"] == VERSION:
+    if _is_copied(value):
         stored = {part: item for part, item in value.items() if part != BEHIND}
+        if not {"v", "logs"} <= set(stored):
+            raise OffsetError(
+                f"Option {option} is like an offset of a checkpoint, and is none: {shown(text)}",
+                advice=f'One of those is {{"v": {VERSION}, "logs": {_EXAMPLE}}}, spelled like that',
+            )
         offsets = Offsets.from_stored(stored, f"Option {option}")
         return dict(offsets), dict(offsets.identities)
     return {log: _given_offset(option, log, offset) for log, offset in value.items()}, {}
+
+
+def _meant(word: str) -> str:
+    """What to write instead of something that is neither one of the words, nor JSON."""
+    if _numbers(word, 3) is not None:
+        return f'A position is one log\'s: write for example {{"flights": "{word}"}}'
+    return f"{did_you_mean(word, _NAMES)}Write earliest, latest, or for example {_EXAMPLE}"
+
+
+def _is_copied(value: Mapping[str, object]) -> bool:
+    """Whether an option's JSON is the offset of a checkpoint, and not one offset a log, of which one may be called v.
+
+    It is one where `logs` is an object, as no log's offset is, however it is spelled; the parts are read later.
+    """
+    copied = any(name.lower() == "logs" and isinstance(item, dict) for name, item in value.items())
+    return copied or ({"v", "logs"} <= set(value) and value["v"] == VERSION)
 
 
 def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[str, object]:
@@ -195,6 +219,11 @@ def _given_offset(option: str, log: str, offset: object) -> GivenOffset:
         return _WORDS[offset.strip().lower()]
     if isinstance(offset, int) and not isinstance(offset, bool) and str(offset) in _WORDS:
         return _WORDS[str(offset)]
+    if isinstance(offset, str) and (near := near_word(offset, _NAMES)) is not None:
+        raise OffsetError(
+            f"Option {option}, log {log}: {shown(offset)} is neither earliest, latest nor a position",
+            advice=f"Did you mean {near}?",
+        )
     return parse_dlsn(offset, f"Option {option}, log {log}")
 
 

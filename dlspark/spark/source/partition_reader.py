@@ -10,9 +10,9 @@ second attempt yields the same rows. Entries that were deleted after the plan wa
 loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can distinguish a deleted segment
 from one that nodes have lost, and does so when the batch is planned again.
 
-The record batches have the columns of the core, nullable, a few megabytes each. `timestamp` is the transaction id read
-as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are free numbers) has no timestamp: null,
-not an overflow.
+The record batches have the columns of the core, nullable but for those that a user has declared NOT NULL, a few
+megabytes each. `timestamp` is the transaction id read as milliseconds since the epoch. An id outside the years 1970 to
+9999 (they are free numbers) has no timestamp: null, not an overflow.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from dlspark.core.codec.vector_decoding import ROW_SCHEMA, DecodedBatch, decode_entries, timestamps
+from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, ROW_SCHEMA, DecodedBatch, decode_up_to, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.source.planning import Partition, SegmentSpan
+from dlspark.spark.source.schema import ColumnNames
 from dlspark.spark.source.span_entries import SHARED_READERS, ReplicaEntries, SpanEntries
 from metadata.foundation.tasks import end_tasks
 from storage_node.settings.client import ClientSettings
@@ -97,7 +98,8 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     fetcher = runtime.run(_Fetcher.start(runtime, partition))
     try:
         while (chunk := runtime.run(fetcher.take())) is not None:
-            yield from record_batches(_decode(chunk), chunk.span.log, names)
+            for rows in _decode(chunk):
+                yield from record_batches(rows, chunk.span.log, names)
     finally:
         # Also when Spark stops asking early (LIMIT, a killed task).
         runtime.run(fetcher.stop())
@@ -153,16 +155,25 @@ async def _fetch(source: SpanEntries, spans: Sequence[SegmentSpan]) -> AsyncGene
             yield _Chunk(span, entries)
 
 
-def _decode(chunk: _Chunk) -> DecodedBatch:
-    """The user records of a chunk that belong to the span: cut to its first and end slot, checked for gaps."""
+def _decode(chunk: _Chunk) -> Iterator[DecodedBatch]:
+    """The user records of a chunk, in one piece unless they expand to more than EXPANDED_BYTES."""
+    span, entries = chunk.span, chunk.entries
+    while entries:
+        rows, taken = decode_up_to(
+            entries,
+            lssn=span.lssn,
+            start_sequence_id=span.start_sequence_id,
+            enveloped=span.enveloped,
+            max_bytes=EXPANDED_BYTES,
+        )
+        _check_no_gap(rows, span)
+        yield _within(rows, _Chunk(span, entries[:taken]))
+        entries = entries[taken:]
+
+
+def _within(rows: DecodedBatch, chunk: _Chunk) -> DecodedBatch:
+    """The records of a chunk that belong to the span: cut to its first and end slot."""
     span = chunk.span
-    rows = decode_entries(
-        chunk.entries,
-        lssn=span.lssn,
-        start_sequence_id=span.start_sequence_id,
-        enveloped=span.enveloped,
-    )
-    _check_no_gap(rows, span)
     # Only whole entries are fetched. What lies in them outside of the span belongs to another batch or partition.
     first, end = 0, len(rows)
     if span.first_slot and chunk.entries[0][0] == span.first_entry:
@@ -205,9 +216,10 @@ def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterat
     if count == 0:
         return
     made = names or ["slot"]
+    required = names.required if isinstance(names, ColumnNames) else frozenset()
     batch = pa.RecordBatch.from_arrays(
         [_column(name, rows, log) for name in made],
-        schema=pa.schema([pa.field(name, TYPES[name]) for name in made]),
+        schema=pa.schema([pa.field(name, TYPES[name], nullable=name not in required) for name in made]),
     ).select(list(names))
     per_row = _FIXED_BYTES_PER_ROW + rows.payload.nbytes // count
     step = max(1, TARGET_BATCH_BYTES // per_row)

@@ -49,7 +49,7 @@ from dlspark.spark.source.kept_plan import KeptPartition, kept_partitions, later
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
-from dlspark.spark.source.schema import column_names
+from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
 from dlspark.spark.workers import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
@@ -95,13 +95,13 @@ class BatchReader(DataSourceReader):
     def __init__(
         self,
         query: SourceQuery,
-        names: Sequence[str],
+        names: ColumnNames,
         bounds: Bounds | None = None,
         take: Take | None = None,
         seen: Mapping[str, object] | None = None,
     ) -> None:
         self._query = query
-        self._names = tuple(names)
+        self._names = names
         self._bounds = bounds or Bounds()
         self._take = take
         self._seen = seen or {}
@@ -195,9 +195,9 @@ class RefusedStream(DataSourceStreamReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
 
-    def __init__(self, query: SourceQuery, names: Sequence[str]) -> None:
+    def __init__(self, query: SourceQuery, names: ColumnNames) -> None:
         self._query = query
-        self._names = tuple(names)
+        self._names = names
         self._runtime: Runtime | None = None
         self._driver: SourceDriver | None = None
         self._target: Offsets | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from dlspark.spark.errors import SchemaError
@@ -20,9 +22,23 @@ SCHEMA = StructType(
 )
 
 
-def column_names(schema: StructType, full: StructType = SCHEMA) -> tuple[str, ...]:
-    """The columns that Spark asks for: those of `full`, or some of them, with our types."""
+NEVER_NULL: Final = frozenset(SCHEMA.names) - {"timestamp"}
+"""Columns of which every record has a value. A transaction id that is no time has no timestamp."""
+
+
+class ColumnNames(tuple[str, ...]):
+    """The columns that Spark asks for, in order. `required` are those that it was told are never null."""
+
+    required: frozenset[str] = frozenset()
+
+
+def column_names(schema: StructType, full: StructType = SCHEMA) -> ColumnNames:
+    """The columns that Spark asks for: those of `full`, or some of them, with our types.
+
+    Raises SchemaError for another one, and for one that is declared NOT NULL and may be null.
+    """
     ours = {field.name: field.dataType for field in full.fields}
+    never_null = NEVER_NULL if full is SCHEMA else frozenset()
     for field in schema.fields:
         if ours.get(field.name) != field.dataType:
             raise SchemaError(
@@ -30,4 +46,11 @@ def column_names(schema: StructType, full: StructType = SCHEMA) -> tuple[str, ..
                 f"{', '.join(f'{name} {kind.simpleString()}' for name, kind in ours.items())}",
                 advice="Leave out schema(...) and select or cast columns afterwards",
             )
-    return tuple(schema.names)
+        if not field.nullable and field.name not in never_null:
+            raise SchemaError(
+                f"Column {field.name} was declared NOT NULL, and may be null; nothing was read",
+                advice=f'Leave NOT NULL out, and add where("{field.name} IS NOT NULL") if that is what is wanted',
+            )
+    found = ColumnNames(schema.names)
+    found.required = frozenset(field.name for field in schema.fields if not field.nullable)
+    return found

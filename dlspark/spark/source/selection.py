@@ -21,7 +21,7 @@ from dlspark.spark.source.offsets import (
     parse_json,
     parse_offsets,
 )
-from metadata.foundation.settings import shown
+from metadata.foundation.settings import did_you_mean, near_word, shown
 from metadata.log_names import InvalidLogNameError
 from metadata.logs import LogStore
 
@@ -192,7 +192,8 @@ def _late_start_fails(options: Options) -> bool:
     strategy = (options.text(_STRATEGY) or "").strip().lower()
     if strategy not in _STRATEGIES:
         raise OptionError(
-            f"Option {_STRATEGY} must be one of {', '.join(_STRATEGIES)}, not {strategy!r}", advice="Correct the value"
+            f"Option {_STRATEGY} must be one of {', '.join(_STRATEGIES)}, not {shown(strategy)}",
+            advice=f"{did_you_mean(strategy, _STRATEGIES)}Correct the value",
         )
     if options.given(_STRATEGY) and not any(options.given(name) for name in _START.names[1:]):
         raise OptionError(
@@ -226,12 +227,28 @@ def selection_of(options: Options) -> Selection:
     if one is not None:
         names = [one]
     else:
-        names = [name.strip() for name in (listed or "").split(",")] if assigned is None else _assigned(assigned)
+        names = _subscribed(listed or "") if assigned is None else _assigned(assigned)
     if len(set(names)) != len(names):
         raise OptionError(f"Option {given[0]} names a log twice: {ways[given[0]]!r}", advice="Name each log once")
     for name in names:
         LogStore.validate_name(name)
     return Selection(names=tuple(sorted(names)))
+
+
+def _subscribed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if text.strip().startswith("["):
+        raise OptionError(
+            f"Option subscribe is a list of names with commas between them, and not JSON: {shown(text)}",
+            advice="Write for example flights,alerts, or give the JSON list as option assign",
+        )
+    if not all(names):
+        kept = ",".join(name for name in names if name)
+        raise OptionError(
+            f"Option subscribe names no log before or behind one of its commas: {shown(text)}",
+            advice=f"Leave that comma out: {shown(kept)}" if kept else "Write for example flights,alerts",
+        )
+    return names
 
 
 def _assigned(text: str) -> list[str]:
@@ -242,6 +259,8 @@ def _assigned(text: str) -> list[str]:
         raise OptionError(f"Option assign is not JSON: {shown(text)} ({error})", advice=advice) from None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise OptionError(f"Option assign must be a JSON list of names, not {shown(text)}", advice=advice)
+    if not all(names):
+        raise OptionError(f"Option assign has a name that is empty: {shown(text)}", advice=advice)
     return names
 
 
@@ -316,7 +335,7 @@ def _txids(option: str, text: str, like: str, example: str) -> PerLog:
             raise OffsetError(
                 f"Option {option}, log {log}: {shown(item)} is none", advice=f"Write for example {example}"
             )
-        offsets[log] = AtTxid(read_as(like, f"{option}, log {log}: it", str(item)), option)
+        offsets[log] = AtTxid(read_as(like, f"{option} of {log}", str(item)), option)
     _check_spelling(option, offsets)
     return PerLog(offsets, option)
 
@@ -337,14 +356,18 @@ def _check_names(selection: Selection, where: Where) -> None:
     missing = [name for name in selection.names if name not in where.offsets]
     foreign = [name for name in where.offsets if name not in selection.names]
     if missing:
+        near = near_word(missing[0], foreign)
         raise OffsetError(
-            f"Option {where.option} has no position for {', '.join(missing)}",
-            advice="Add one for each log that is read",
+            f"Option {where.option} has no position for {', '.join(missing)}"
+            + (f", and one for {near}, which the query does not read" if near is not None else ""),
+            advice="Add one for each log that is read"
+            if near is None
+            else f"Did you mean {missing[0]}? Names count with their capitals",
         )
     if foreign:
         raise OffsetError(
             f"Option {where.option} has a position for {', '.join(foreign)}, which the query does not read",
-            advice="Remove it, or read that log too",
+            advice=f"{did_you_mean(foreign[0], selection.names)}Remove it, or read that log too",
         )
 
 

@@ -28,6 +28,7 @@ from functools import partial
 from importlib import metadata as installed
 
 from metadata.bookies import BookieAddress
+from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import DistributedLogError
 from metadata.store import MetadataStore, SessionState
 from storage_node.edge import Disk
@@ -53,7 +54,7 @@ def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:
             f"the node would advertise the loopback address {host}",
             advice="Set advertisedAddress, or allowLoopback=true for a cluster on one machine",
         )
-    return BookieAddress(settings.bookie_id or f"{host}:{port}", host, port)
+    return BookieAddress(settings.bookie_id or address_text(host, port), host, port)
 
 
 def _own_host(settings: BookieSettings) -> str:

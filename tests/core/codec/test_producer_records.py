@@ -26,6 +26,7 @@ from dlspark.errors import InvalidEntryError, InvalidRecordError
 
 LONG = st.integers(0, 2**63 - 1)
 COUNT = st.integers(1, 2**31)
+LEFT_OUT = st.one_of(st.just(-1), LONG)
 NAMES = st.text(min_size=1, max_size=20)
 KEPTS = st.builds(Kept, LONG, st.builds(DLSN, LONG, LONG, st.integers(0, 2**31)), COUNT)
 STATES = st.builds(ProducerState, LONG, st.integers(-1, 2**63 - 1), LONG, st.lists(KEPTS, max_size=KEPT).map(tuple))
@@ -43,18 +44,21 @@ def test_the_bytes_are_those_of_the_reference() -> None:
     assert FencingToken(b"mine").encode() == told["producers token"]
     state = ProducerState(1, 0, 7, (Kept(0, DLSN(1, 2, 3), 4),))
     assert encode_snapshot([("p", state.encode())], b"t", 1000) == [told["producers snapshot"]]
+    assert encode_snapshot([], b"", 1000, 9) == [told["producers remembered"]]
 
 
-@given(st.dictionaries(NAMES, STATES, max_size=30), st.binary(max_size=MAX_TOKEN_BYTES), st.integers(1, 3000))
+@given(st.dictionaries(NAMES, STATES, max_size=30), st.binary(max_size=MAX_TOKEN_BYTES), st.integers(1, 3000), LEFT_OUT)
 def test_a_snapshot_is_read_back_whatever_its_parts(
-    states: dict[str, ProducerState], token: bytes, part_bytes: int
+    states: dict[str, ProducerState], token: bytes, part_bytes: int, forgotten: int
 ) -> None:
-    payloads = encode_snapshot([(name, state.encode()) for name, state in states.items()], token, part_bytes)
+    encoded = [(name, state.encode()) for name, state in states.items()]
+    payloads = encode_snapshot(encoded, token, part_bytes, forgotten)
     read: dict[str, ProducerState] = {}
     for number, payload in enumerate(payloads):
         part = decode_control(payload)
         assert isinstance(part, SnapshotPart)
         assert (part.number, part.parts, part.token) == (number, len(payloads), token)
+        assert part.forgotten == forgotten
         assert len(part.states) == 1 or len(payload) < part_bytes + 100 + len(token)
         read |= {name: ProducerState.decode(state) for name, state in part.states.items()}
     assert read == states

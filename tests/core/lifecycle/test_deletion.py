@@ -204,10 +204,19 @@ async def test_the_tree_goes_only_while_the_lock_is_held(world):
     assert not await namespace.log_exists("log")
 
 
-async def test_a_log_that_is_written_is_not_deleted(world):
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+@pytest.mark.parametrize("owner", ["the writer", "1;0;proxy:8000", "dlspark-sink/host/7/appends"])
+async def test_a_log_that_anybody_has_is_neither_deleted_nor_renamed_and_nobody_learns_of_it(world, owner):
+    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=3600)
     log = await written(namespace, "log", SEGMENTS)
-    async with await log.open_writer("the writer"):
-        with pytest.raises(OwnershipAcquireFailedError, match="the writer"):
-            await other.delete_log("log")
+    async with await log.open_writer(owner):
+        asked = []
+        session = other.store.session_id
+        world.tree.inject = lambda by, what, path: asked.append(what) if by == session and what == "create" else None
+        for taking, kept in ((other.delete_log("log"), "deleted"), (other.rename_log("log", "new"), "renamed")):
+            with pytest.raises(OwnershipAcquireFailedError, match=f"held by {owner}; nothing was {kept}") as refused:
+                await taking
+            assert refused.value.owner == owner
+            assert refused.value.log == "log"
+        assert not asked, "nothing stood in the lock's queue"
+        world.tree.inject = None
     assert await payloads(log) == [b"a0", b"a1", b"b0", b"c0"]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.appending import append_epoch
+from dlspark.core.writing.producers import epoch_limit
 from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.writer import AsyncLogWriter
@@ -21,8 +24,10 @@ from dlspark.errors import (
     DistributedLogError,
     InvalidRecordError,
     ProducerFencedError,
+    ProducerForgottenError,
     RecordTooLongError,
     SequenceGapError,
+    TooManyProducersError,
     TransactionIdOutOfOrderError,
     WriteError,
     WriterDeposedError,
@@ -185,7 +190,7 @@ async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(world
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
 
 
-async def test_what_was_deleted_with_its_segments_is_forgotten(world):
+async def test_what_was_deleted_with_its_segments_is_refused_and_never_taken_for_new_i19(world):
     client = await world.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
@@ -195,10 +200,142 @@ async def test_what_was_deleted_with_its_segments_is_forgotten(world):
     await log.truncate(end)
     async with await log.open_writer(producers=True) as writer:
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True), "hidden"
-    assert await log.purge_older_than(5) == 1
+    async with await log.open_writer() as plain:
+        await stored(plain, plain.write(9, b"plain"))
+    assert await log.purge_older_than(9) == 2
+    for _ in range(2):  # the next owner knows it, and so does the one behind it, from the snapshot
+        async with await log.open_writer(producers=True) as writer:
+            for sequence in (0, 1):
+                with pytest.raises(ProducerForgottenError, match="was written before is not known") as refused:
+                    await writer.append(records(b"a", txid=9), producer="p", sequence=sequence)
+                assert refused.value.epoch == writer.forgotten_epoch == 2**62 - 1
+            with pytest.raises(ProducerForgottenError):
+                await writer.begin_epoch("p", 7)
+            await stored(writer, writer.append(records(b"other", txid=9)))
     async with await log.open_writer(producers=True) as writer:
-        (again,) = await stored(writer, writer.append(records(b"a", txid=5), producer="p", sequence=0))
-        assert not again.repeated
+        assert await writer.begin_epoch("p") == 2**62
+        await stored(writer, writer.append(records(b"b", txid=9), producer="p", epoch=2**62, sequence=0))
+        with pytest.raises(ProducerFencedError):
+            await writer.append(records(b"a", txid=9), producer="p", sequence=0)
+    assert [one.payload for one in await values(client, "events")] == [b"plain", b"other", b"other", b"b"]
+
+
+async def test_each_loss_forgets_what_was_begun_since_the_one_before(world):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    epochs = [0]
+    for loss in range(1, 4):
+        async with await log.open_writer(producers=True) as writer:
+            await writer.begin_epoch("p", epochs[-1])
+            await stored(writer, writer.append(records(b"a", txid=loss), producer="p", epoch=epochs[-1], sequence=0))
+        for txid in (loss, loss + 1):
+            async with await log.open_writer() as plain:
+                await stored(plain, plain.write(txid, b"plain"))
+        assert await log.purge_older_than(loss + 1)
+        async with await log.open_writer(producers=True) as writer:
+            with pytest.raises(ProducerForgottenError):
+                await writer.append(records(b"a", txid=loss + 1), producer="p", epoch=epochs[-1], sequence=0)
+            with pytest.raises(InvalidRecordError, match="the highest that this log takes"):
+                await writer.begin_epoch("p", epoch_limit(loss) + 1)  # it could not be told from a forgotten one later
+            epochs.append(await writer.begin_epoch("p"))
+            assert (await noted(client, "events")).losses == loss
+    assert epochs == sorted(set(epochs))
+
+
+async def test_an_owner_that_died_before_its_first_snapshot_has_lost_nothing(world):
+    """Its segment is removed as empty; nothing can have been written by a producer."""
+    client = await world.namespace()
+    log = await client.open_log("events")
+    dead = await log.open_writer(producers=True)
+    for bookie in world.bookies:
+        bookie.stop()
+    lost = dead.append(records(b"a"), producer="p", sequence=0)
+    with suppress(DistributedLogError):
+        await dead.flush()
+    assert isinstance(lost.exception(), DistributedLogError)
+    await dead.abort()
+    for bookie in world.bookies:
+        bookie.up = True
+    assert await noted(client, "events") == ProducerSegments(newest=1, whole=1)
+    async with await log.open_writer(producers=True) as writer:
+        assert writer.forgotten_epoch == -1
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    assert (await noted(client, "events")).losses == 0
+
+
+async def test_a_log_whose_segments_were_all_taken_away_has_lost_its_producers(world):
+    """What a crash leaves of a log that is being deleted: its segments go first."""
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    async with taken(client.services, "events", client.settings, "deleter") as owned:
+        await owned.clear()
+    async with await log.open_writer(producers=True) as writer:
+        with pytest.raises(ProducerForgottenError):
+            await writer.append(records(b"a"), producer="p", sequence=0)
+
+
+async def test_a_fencing_token_that_is_gone_with_its_segments_is_nobodys(world):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await writer.set_fencing_token(b"mine")
+        await stored(writer, writer.append(records(b"a"), fencing_token=b"mine"))
+    for txid in (1, 5):
+        async with await log.open_writer() as plain:
+            await stored(plain, plain.write(txid, b"plain"))
+    assert await log.purge_older_than(5) == 2
+    async with await log.open_writer(producers=True) as writer:
+        with pytest.raises(ConditionError) as held:
+            await writer.append(records(b"b", txid=5), fencing_token=b"mine")
+        with pytest.raises(ConditionError):
+            await writer.set_fencing_token(b"other", expected=b"")
+        await writer.set_fencing_token(b"other", expected=held.value.actual)
+
+
+async def test_a_clock_that_is_a_week_ahead_forgets_nobody(world):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"other")))  # begins with a snapshot that has the producer
+    client._services = replace(client.services, clock=AheadClock(client.services.clock, 8 * 86_400_000))
+    log = await client.open_log("events")
+    for _ in range(3):
+        async with await log.open_writer(producers=True) as writer:
+            assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
+            await stored(writer, writer.append(records(b"other")))
+
+
+class AheadClock:
+    """A clock that is ahead."""
+
+    def __init__(self, clock, ahead_ms):
+        self._clock = clock
+        self._ahead_ms = ahead_ms
+
+    def now_ms(self):
+        return self._clock.now_ms() + self._ahead_ms
+
+    def elapsed_s(self):
+        return self._clock.elapsed_s()
+
+
+async def test_a_log_takes_no_more_producers_than_it_remembers(world):
+    client = await world.namespace(max_producers=2)
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        for name in ("p", "q"):
+            await stored(writer, writer.append(records(b"a"), producer=name, sequence=0))
+        with pytest.raises(TooManyProducersError, match="maxProducers"):
+            await writer.append(records(b"a"), producer="r", sequence=0)
+        with pytest.raises(TooManyProducersError):
+            await writer.begin_epoch("r")
+        await stored(writer, writer.append(records(b"b"), producer="q", sequence=1))
+        await stored(writer, writer.append(records(b"plain")))
+    assert [one.payload for one in await values(client, "events")] == [b"a", b"a", b"b", b"plain"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"v":2,"newest":1,"whole":1}', b'{"v":1,"newest":1,"whole":2}'])

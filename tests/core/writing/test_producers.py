@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers, UnderWay, Written
 from dlspark.errors import (
     InvalidRecordError,
     NotAppliedError,
     ProducerFencedError,
+    ProducerForgottenError,
     SequenceGapError,
     SequencePassedError,
 )
@@ -112,6 +114,59 @@ def test_producers_that_were_silent_for_long_leave_the_snapshot() -> None:
     part = decode_control(payload)
     assert isinstance(part, SnapshotPart)
     assert list(part.states) == list(producers.names()) == ["new"]
+    assert part.forgotten == producers.forgotten == 0
+
+
+def test_a_producer_that_was_silent_for_too_long_is_not_taken_for_a_new_one() -> None:
+    producers = Producers()
+    written(producers, 0, epoch=3)
+    parts = [decode_control(payload) for payload in producers.snapshot(2 * DAY_MS, DAY_MS)]
+    heir = Producers()
+    heir.restore([part for part in parts if isinstance(part, SnapshotPart)])
+    for table in (producers, heir):
+        for epoch, sequence in ((3, 0), (3, 1), (2, 0), (0, 0), (3, -1)):
+            with pytest.raises(ProducerForgottenError, match="up to 3") as refused:
+                table.judge(request(sequence, epoch=epoch))
+            assert refused.value.epoch == 3
+        assert table.next_epoch("p") == table.next_epoch("another") == 4
+        assert table.judge(request(-1, epoch=4)) is None
+        assert table.judge(request(0, epoch=4)) is None
+
+
+def test_what_is_known_is_not_held_against_what_others_forgot() -> None:
+    producers = Producers()
+    producers.begin(request(0, name="old", epoch=9), place(0), 0)
+    producers.begin(request(0, name="new"), place(1), 2 * DAY_MS)
+    producers.snapshot(2 * DAY_MS, DAY_MS)
+    assert producers.forgotten == 9
+    assert producers.judge(request(1, name="new")) is None
+    assert producers.judge(request(-1, name="new", epoch=1)) is None
+
+
+@pytest.mark.parametrize("ahead_ms", [0, DAY_MS, -DAY_MS])
+def test_the_time_of_a_log_goes_on_where_it_was_left_and_trusts_a_clock_only_so_far(ahead_ms: int) -> None:
+    clock = HandClock(10 * DAY_MS + ahead_ms)
+    time = LogTime(clock, 10 * DAY_MS, 1_000)
+    began = time.now_ms()
+    assert began == 10 * DAY_MS + min(max(ahead_ms, 0), 1_000)
+    clock.wall_ms += 7 * DAY_MS  # somebody sets it
+    clock.passed_s += 5.0
+    assert time.now_ms() == began + 5_000
+    assert LogTime(clock, None, 1_000).now_ms() == clock.wall_ms, "nothing there that could be forgotten"
+
+
+class HandClock:
+    """A clock that is set by hand."""
+
+    def __init__(self, wall_ms: int) -> None:
+        self.wall_ms = wall_ms
+        self.passed_s = 0.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def elapsed_s(self) -> float:
+        return self.passed_s
 
 
 def test_a_hundred_thousand_producers_are_cut_into_parts() -> None:

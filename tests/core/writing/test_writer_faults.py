@@ -653,7 +653,7 @@ async def _flushed(writer, future):
 async def _fail_segment(world, writer):
     for bookie in world.bookies:
         bookie.reject = Status.EFENCED
-    failed = writer.write(writer.last_txid, b"refused by the nodes")
+    failed = writer.write(max(writer.last_txid, 0), b"refused by the nodes")
     with pytest.raises((TransmitError, WriteError)):
         await writer.flush()
     for bookie in world.bookies:
@@ -791,7 +791,7 @@ async def test_an_error_in_the_body_aborts_instead_of_completing(world):
     with pytest.raises(RuntimeError):
         await fail_midway()
     async with await log.open_writer() as writer:
-        assert writer.last_txid == 0
+        assert writer.last_txid == -1  # nothing was written
 
 
 # ---------------------------------------------------------------------- starting

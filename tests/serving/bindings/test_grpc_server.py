@@ -19,6 +19,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_options import client_options, server_options
 from dlspark.serving.bindings.grpc_server import GrpcServer
+from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.membership import ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -26,7 +28,9 @@ from dlspark.serving.protocol.operations import (
     CreateStream,
     Delivery,
     Done,
+    Handshake,
     MoveStream,
+    ProxyKind,
     ReadBatch,
     ReadFrom,
     Refusal,
@@ -71,6 +75,17 @@ class World:
     client: Client
 
 
+def directory_of(addresses: dict[str, str]) -> ProxyDirectory:
+    """Proxies, by location, and where they speak gRPC."""
+    directory = ProxyDirectory()
+    members = []
+    for location, address in addresses.items():
+        _, shard, endpoint = location.split(";")
+        members.append(write_proxy_member(ProxyEndpoint.parse(endpoint), int(shard), grpc=ProxyEndpoint.parse(address)))
+    directory.use(ProxyKind.WRITE, members)
+    return directory
+
+
 @asynccontextmanager
 async def world(**limits: int) -> AsyncIterator[World]:
     service = ScriptedService()
@@ -106,7 +121,7 @@ async def test_every_unary_call_reaches_the_service_and_is_answered():
                 message.dlsn.segment = 3
             answer = await it.client.call(name, message)
             assert answer.status.code == pb.Status.SUCCESS, name  # type: ignore[attr-defined]
-        assert len({type(request) for request in it.service.requests}) == 13
+        assert len({type(request) for request in it.service.requests}) == 14
         assert len(it.service.gone) == len(it.service.requests), "each call is a caller, and goes"
 
 
@@ -136,7 +151,7 @@ async def test_a_refusal_is_the_message_s_status_and_no_error_of_grpc():
 async def test_an_owner_is_named_by_the_address_that_a_grpc_client_dials():
     service = ScriptedService()
     service.answer = lambda *_: Refusal(StatusCode.FOUND, "owned elsewhere", location="1;0;host:4181")
-    server = GrpcServer(service, address_of={"1;0;host:4181": "host:9000"}.__getitem__)
+    server = GrpcServer(service, names=directory_of({"1;0;host:4181": "host:9000"}))
     await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=client_options()) as channel:
         client = Client(channel)
@@ -148,6 +163,28 @@ async def test_an_owner_is_named_by_the_address_that_a_grpc_client_dials():
         read = await client.read(pb.ReadRequest(stream="s")).read()
         for answer in (single, appended, read):
             assert answer.status.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    await server.close(grace_s=0)
+
+
+async def test_a_client_may_name_proxies_by_the_addresses_that_it_dials():
+    service = ScriptedService()
+    server = GrpcServer(service, names=directory_of({"1;0;host:4181": "host:9000"}))
+    await server.start("127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=client_options()) as channel:
+        client = Client(channel)
+        tried = pb.RequestContext(tried_hosts=["host:9000", "other:1"])
+        await client.call("Write", write(context=tried))
+        call = client.append()
+        await call.write(write(context=tried))
+        await call.read()
+        await call.done_writing()
+        await client.call("Move", pb.MoveRequest(stream="s", target="host:9000"))
+        written, appended, moved = service.requests
+        for request in (written, appended):
+            assert isinstance(request, WriteRecords)
+            assert request.context.tried_hosts == ("1;0;host:4181", "other:1")
+        assert isinstance(moved, MoveStream)
+        assert moved.target == "1;0;host:4181"
     await server.close(grace_s=0)
 
 
@@ -333,12 +370,14 @@ async def test_read_asks_for_more_only_as_the_client_takes_it():
         await until(lambda: it.server.held_bytes == 0)
 
 
-async def test_read_waits_at_the_end_of_the_log_without_a_response_and_ends_when_the_client_goes():
+async def test_read_says_that_nothing_came_and_ends_when_the_client_goes():
     async with world() as it:
         it.service.hold = True
         call = it.client.read(pb.ReadRequest(stream="s"))
         await until(lambda: it.service.held)
         it.service.release(1)
+        beat = await call.read()
+        assert (beat.status.code, len(beat.records), beat.next) == (pb.Status.SUCCESS, 0, pb.Dlsn(segment=1, entry=1))
         await until(lambda: it.service.held)
         call.cancel()
         await until(lambda: it.service.gone)
@@ -355,6 +394,82 @@ async def test_a_client_that_goes_while_much_is_sent_to_it_is_no_mistake_of_ours
         await until(lambda: it.server.calls_under_way == 0)
         assert it.server.held_bytes == 0
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(0, 10_000), (1, 500), (2_000, 2_000), (2**32 - 1, 60_000)])
+async def test_a_reader_says_how_often_it_hears_that_nothing_came(asked, waits):
+    async with world() as it:
+        log = Log()
+        log.sealed = True
+        it.service.answer = log.answer
+        async for _ in it.client.read(pb.ReadRequest(stream="s", heartbeat_ms=asked)):
+            pass
+        assert [request.wait_ms for request in log.asked] == [waits]
+
+
+ENTRIES = pb.ReadRequest.ENTRIES
+MISSING = Refusal(StatusCode.LOG_NOT_FOUND, "no such log", applied=Applied.WRONG)
+
+
+@pytest.mark.parametrize("start", [pb.ReadRequest.OLDEST, pb.ReadRequest.LATEST])
+async def test_a_log_is_waited_for_and_read_from_its_begin(start):
+    """What is in it was written after the call, so that it is all "from now on"."""
+    async with world() as it:
+        it.service.answer = lambda *_: MISSING
+        call = it.client.read(pb.ReadRequest(stream="s", at=start, form=ENTRIES, wait_for_log=True, heartbeat_ms=1))
+        for _ in range(2):
+            beat = await call.read()
+            assert (beat.status.code, beat.HasField("next"), beat.end_of_stream) == (pb.Status.SUCCESS, False, False)
+        assert it.service.requests[0].start is (ReadFrom.OLDEST if start == pb.ReadRequest.OLDEST else ReadFrom.LATEST)
+        log = Log([b"entry"])
+        log.sealed = True
+        it.service.answer = log.answer
+        answer = await call.read()
+        assert (answer.end_of_stream, len(log.asked), log.asked[0].start) == (True, 1, ReadFrom.OLDEST)
+
+
+async def test_readers_that_wait_for_their_logs_are_bounded():
+    async with world(waiting_reads=2) as it:
+        it.service.answer = lambda *_: MISSING
+        waiting = [it.client.read(pb.ReadRequest(stream="s", wait_for_log=True)) for _ in range(2)]
+        await until(lambda: it.service.count == 2)
+        refused = await it.client.read(pb.ReadRequest(stream="s", wait_for_log=True)).read()
+        assert (refused.status.code, refused.status.applied) == (pb.Status.OVER_CAPACITY, pb.Status.NOT_APPLIED)
+        for call in waiting:
+            call.cancel()
+        await until(lambda: it.server.calls_under_way == 0)
+        it.service.count = 0
+        again = it.client.read(pb.ReadRequest(stream="s", wait_for_log=True))
+        await until(lambda: it.service.count == 2), "it has looked twice"
+        again.cancel()
+
+
+async def test_a_log_that_was_there_is_not_waited_for_again():
+    async with world() as it:
+        log = Log([b"entry"])
+        it.service.answer = log.answer
+        call = it.client.read(pb.ReadRequest(stream="s", form=ENTRIES, wait_for_log=True))
+        assert (await call.read()).next == pb.Dlsn(segment=1, entry=1)
+        it.service.answer = lambda *_: MISSING
+        while (answer := await call.read()).status.code == pb.Status.SUCCESS:
+            pass
+        assert answer.status.code == pb.Status.LOG_NOT_FOUND
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_log_that_is_waited_for_may_be_refused_and_ends_with_the_server():
+    async with world() as it:
+        it.service.answer = lambda *_: MISSING
+        call = it.client.read(pb.ReadRequest(stream="s", wait_for_log=True))
+        await until(lambda: it.service.requests)
+        it.service.answer = lambda *_: Refusal(StatusCode.REQUEST_DENIED, "no", applied=Applied.WRONG)
+        assert (await call.read()).status.code == pb.Status.REQUEST_DENIED
+        it.service.answer = lambda *_: MISSING
+        call = it.client.read(pb.ReadRequest(stream="s", wait_for_log=True))
+        await until(lambda: it.server.calls_under_way == 1)
+        closing = asyncio.create_task(it.server.close(grace_s=30))
+        assert (await call.read()).status.code == pb.Status.SERVICE_UNAVAILABLE
+        await closing
 
 
 async def test_read_ends_with_the_refusal_that_it_meets():
@@ -499,8 +614,8 @@ class Relay:
         await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
 
-@pytest.mark.parametrize("bearing", [True, False])
-async def test_an_idle_channel_whose_client_pings_lives_on(bearing):
+@pytest.mark.parametrize(("bearing", "reading"), [(True, False), (True, True), (False, False)])
+async def test_an_idle_channel_whose_client_pings_lives_on(bearing, reading):
     """With gRPC's own five minutes between pings, the same client is sent away: the test sees what it is to see."""
     async with world(least_ping_ms=10 if bearing else 300_000) as it:
         relay = Relay(it.server.port)
@@ -508,8 +623,12 @@ async def test_an_idle_channel_whose_client_pings_lives_on(bearing):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await relay.start()}", options=options) as channel:
             client = Client(channel)
             await client.call("Handshake", pb.HandshakeRequest())
+            if reading:
+                it.service.hold, it.service.served_anyway = True, (Handshake,)
+                _idle = client.read(pb.ReadRequest(stream="idle"))
+                await until(lambda: it.server.calls_under_way == 1)
             if bearing:
-                await until(lambda: relay.from_client.get(Relay.PING, 0) >= 8)  # gRPC sends no more than one a second
+                await until(lambda: relay.from_client.get(Relay.PING, 0) >= 5)  # gRPC sends no more than one a second
                 assert Relay.GOAWAY not in relay.from_server
                 await client.call("Handshake", pb.HandshakeRequest())
                 assert relay.connections == 1

@@ -124,6 +124,11 @@ class ProducerFleet(RuleBasedStateMachine):
         if not chance:
             self.client.sleep_until_forgotten()
 
+    @rule(chance=RARELY)
+    def lose_knowledge(self, chance: int) -> None:
+        if not chance:
+            self.client.log.forget()
+
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "client"):
@@ -164,6 +169,7 @@ WEIGHTS = {
     "restart": 3.0,
     "pass_deadlines": 0.3,
     "sleep": 0.1,
+    "forget": 0.3,
 }
 """How often each happens on a walk: often enough for late copies to meet what came after them."""
 WALKS, STEPS = 150, 400
@@ -198,6 +204,8 @@ def step(client: ModelClient, chance: random.Random, refusals: list[Refusal]) ->
         client.pass_deadlines()
     elif what == "sleep":
         client.sleep_until_forgotten()
+    elif what == "forget":
+        client.log.forget()
 
 
 @pytest.mark.parametrize("gaps_allowed", [False, True])

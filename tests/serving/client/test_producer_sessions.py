@@ -39,6 +39,9 @@ LOST = Refusal(StatusCode.INTERNAL_SERVER_ERROR, "lost", applied=Applied.UNKNOWN
 TOO_MUCH = Refusal(StatusCode.OVER_CAPACITY, "too much", error="OverCapacityError")
 DENIED = Refusal(StatusCode.REQUEST_DENIED, "denied", applied=Applied.WRONG, error="RequestDeniedError")
 FENCED = Refusal(StatusCode.LOCKING_EXCEPTION, "fenced", error="ProducerFencedError")
+FORGOTTEN = Refusal(
+    StatusCode.TRANSACTION_OUT_OF_ORDER, "forgotten", applied=Applied.UNKNOWN, error="ProducerForgottenError"
+)
 PASSED = Refusal(StatusCode.TRANSACTION_OUT_OF_ORDER, "passed", applied=Applied.UNKNOWN, error="SequencePassedError")
 
 
@@ -336,6 +339,39 @@ def test_what_is_in_doubt_when_the_producer_was_forgotten_is_not_written_again()
     assert world.outcome(1) is Applied.UNKNOWN
     world.answer_epoch(EpochBegun(101))
     assert world.numbers == [(101, 0, 2)]
+
+
+def test_what_the_log_has_forgotten_is_written_above_it_where_it_was_never_sent_before() -> None:
+    world = Session()
+    world.answer(0, RECEIPT)
+    world.submit(4)
+    world.answer(1, FORGOTTEN)
+    world.answer(2, LOST)
+    world.answer(3, FORGOTTEN, in_doubt=True)
+    world.answer(4, replace(FORGOTTEN, actual=10**6))
+    assert [world.outcome(record) for record in (2, 3)] == [Applied.UNKNOWN] * 2
+    assert world.outcome(1) is Applied.NO, "it would come behind those"
+    assert world.epoch_asked() > 10**6
+    world.answer_epoch(replace(FORGOTTEN, actual=10**7))
+    world.resume()
+    epoch = world.epoch_asked()
+    assert epoch is not None
+    assert epoch > 10**7
+    world.answer_epoch(EpochBegun(epoch))
+    assert world.numbers == [(epoch, 0, 4)]
+
+
+def test_a_new_producer_begins_above_what_the_log_has_forgotten() -> None:
+    world = Session(begun=False)
+    world.submit()
+    assert world.epoch_asked() == 0
+    world.answer_epoch(replace(FORGOTTEN, actual=7_000))
+    assert not world.pauses, "nobody waits for a name that was never used"
+    epoch = world.epoch_asked()
+    assert epoch is not None
+    assert epoch > 7_000
+    world.answer_epoch(EpochBegun(epoch))
+    assert world.numbers == [(epoch, 0, 0)]
 
 
 def test_what_was_sent_too_long_ago_is_not_sent_again() -> None:

@@ -10,7 +10,7 @@ from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import OutcomeUnknownError
 from dlspark.serving.client.answer_rules import (
-    FINAL_ERRORS,
+    FINAL_REASONS,
     RULE_OF_CODE,
     AnswerRule,
     StreamRequest,
@@ -33,6 +33,7 @@ from dlspark.serving.client.requests import (
 )
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
+    REASON_OF_ERROR,
     Applied,
     BeginEpoch,
     CreateStream,
@@ -45,6 +46,7 @@ from dlspark.serving.protocol.operations import (
     ProducerStamp,
     ReadBatch,
     ReadFrom,
+    Reason,
     Refusal,
     ReleaseStream,
     SetFencingToken,
@@ -164,8 +166,8 @@ def test_what_a_refusal_leads_to(code: StatusCode) -> None:
     )
 
 
-def test_errors_that_are_final_are_errors() -> None:
-    for name in FINAL_ERRORS:
+def test_every_name_that_says_a_reason_is_an_error_s() -> None:
+    for name in REASON_OF_ERROR:
         assert issubclass(getattr(errors, name), errors.DistributedLogError)
 
 
@@ -458,9 +460,9 @@ def test_an_unknown_outcome_is_repeated_for_a_producer_and_raised_for_another_wr
     assert way.owners.owner("s") is None
 
 
-@pytest.mark.parametrize("error", sorted(FINAL_ERRORS))
-def test_what_is_said_of_the_request_itself_ends_it_whatever_the_code(error: str) -> None:
-    refusal = Refusal(StatusCode.LOCKING_EXCEPTION, "no", error=error)
+@pytest.mark.parametrize("reason", sorted(FINAL_REASONS))
+def test_what_is_said_of_the_request_itself_ends_it_whatever_the_code(reason: Reason) -> None:
+    refusal = Refusal(StatusCode.LOCKING_EXCEPTION, "no", error="AnErrorOfTomorrow", reason=reason)
     assert Way(STAMPED).answer(refusal).finished.answer == refusal
 
 

@@ -180,7 +180,7 @@ def test_a_forked_child_is_refused_the_parent_s_client_and_the_parent_goes_on(wo
     child.start()
     child.join(20)
     assert child.exitcode == 0
-    assert [said.get() for _ in range(3)] == ["CallerError"] * 3
+    assert [said.get() for _ in range(3)] == ["OpenedElsewhereError"] * 3
     world.client.write("x", b"behind")
     assert world.fleet.log("x").payloads == [b"before", b"behind"]
 

@@ -23,6 +23,7 @@ from dlspark.serving.protocol.checksums import (
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Handshake,
+    ListProxies,
     Request,
     TruncateStream,
     WriteRecords,
@@ -58,7 +59,7 @@ def test_every_request_on_a_stream_has_one(kind: type, data: st.DataObject) -> N
     request = data.draw(REQUESTS[kind])
     checksum = request_checksum(request)
     match request:
-        case Handshake() | AcceptStreams():
+        case Handshake() | AcceptStreams() | ListProxies():
             assert checksum is None
         case WriteRecords():
             assert checksum == writes_checksum(request.stream, request.payloads)

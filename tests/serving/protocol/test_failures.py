@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.paths import DOCS
 
 import dlspark
 import metadata
@@ -36,7 +38,7 @@ from dlspark.errors import (
 )
 from dlspark.serving.protocol.failures import ERROR_OF_CODE, KINDS, MAX_MESSAGE_CHARS, applied_of, error_of, refusal_of
 from dlspark.serving.protocol.frames import decode_answer, encode_answer
-from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
+from dlspark.serving.protocol.operations import REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
 from storage_node.errors import BookieError
 
 NO_PROXYS = (
@@ -46,6 +48,7 @@ NO_PROXYS = (
     "dlspark.testing",
     "dlspark.serving",
     "storage_node.bookie",
+    "metadata.execution_notes",
 )
 """Where errors are that no proxy meets."""
 INTERNAL = {
@@ -259,3 +262,41 @@ def test_errors_that_only_thin_clients_meet_have_the_right_outcome() -> None:
     assert {applied_of(kind) for kind in undone} == {Applied.NO}
     assert applied_of(errors.OperationNotServedError) is applied_of(LogNotFoundError) is Applied.WRONG
     assert applied_of(InvariantViolation) is applied_of(ProxyLostError) is Applied.UNKNOWN
+
+
+# ---------------------------------------------------------------------- reasons
+
+
+def test_a_new_kind_of_an_error_is_decided_about_as_the_old_one() -> None:
+    class FencedByAnOperatorError(errors.ProducerFencedError):
+        """A release of tomorrow raises it."""
+
+    refusal = refusal_of(made(FencedByAnOperatorError))
+    assert (refusal.error, refusal.reason) == ("ProducerFencedError", Reason.PRODUCER_FENCED)
+
+
+@pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.NONE])
+def test_frames_carry_a_reason_by_a_name_that_older_sides_know(reason: Reason) -> None:
+    refusal = Refusal(StatusCode.UNEXPECTED, "it failed", error="AnErrorOfTomorrow", reason=reason)
+    (_, travelled) = decode_answer(memoryview(b"".join(encode_answer(1, refusal)))[4:])
+    assert isinstance(travelled, Refusal)
+    assert travelled.reason is reason
+    assert REASON_OF_ERROR[travelled.error] is reason
+
+
+def test_an_error_whose_name_is_unknown_is_raised_by_its_reason() -> None:
+    newer = Refusal(StatusCode.ILLEGAL_STATE, "fenced", error="AnErrorOfTomorrow", reason=Reason.PRODUCER_FENCED)
+    assert type(error_of(newer, stream="s")) is errors.ProducerFencedError
+
+
+def test_every_producer_s_refusal_has_a_reason() -> None:
+    for kind in TREE:
+        if issubclass(kind, errors.ProducerError):
+            assert refusal_of(made(kind)).reason is not Reason.NONE, kind
+
+
+def test_the_reference_lists_reasons_and_their_names() -> None:
+    text = (DOCS / "reference" / "serving.md").read_text()
+    rows = re.findall(r"^\| (\d+) (\w+) \| ((?:\w+Error(?:, )?)+) \|", text, re.M)
+    listed = {name: (int(number), reason) for number, reason, names in rows for name in names.split(", ")}
+    assert listed == {name: (int(reason), reason.name) for name, reason in REASON_OF_ERROR.items()}

@@ -129,7 +129,7 @@ class Reading:
         for token in ("<", "string", ",", "string", ">"):
             self.next(token)
         field = self.field(message, "")
-        entry = message.nested_type.add(name=f"{field.name.capitalize()}Entry")
+        entry = message.nested_type.add(name=f"{field.name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
         for number, name in enumerate(("key", "value"), 1):
             entry.field.add(name=name, number=number, type=TYPES["string"], label=FieldDescriptorProto.LABEL_OPTIONAL)

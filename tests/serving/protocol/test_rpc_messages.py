@@ -30,12 +30,18 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListedProxy,
+    ListProxies,
     MoveStream,
     OwnerFound,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
+    ProxyStatus,
     ReadBatch,
     ReadForm,
     ReadFrom,
+    Reason,
     Refusal,
     ReleaseStream,
     SetFencingToken,
@@ -63,6 +69,7 @@ CALL_OF: dict[type, str] = {
     EpochBegun: "BeginEpoch",
     Done: "Truncate",
     OwnerFound: "GetOwner",
+    ProxyList: "ListProxies",
     ProxyInfo: "Handshake",
     Delivery: "Read",
 }
@@ -81,6 +88,7 @@ _ONE_OF_EACH = (
     MoveStream("s", "1;0;host:8000"),
     TakeStream("s", "1;0;host:8000"),
     FindOwner("s"),
+    ListProxies(),
     AcceptStreams(enabled=True),
     ReadBatch("s", 5),
 )
@@ -259,23 +267,66 @@ def test_the_codes_and_outcomes_of_the_file_are_those_of_the_vocabulary() -> Non
 ADDRESSES = {"1;0;host:8000": "host:9000"}
 
 
-def address_of(location: str) -> str:
-    return ADDRESSES.get(location, "")
+class Names:
+    """Where one proxy speaks gRPC."""
+
+    def grpc_address(self, location: str) -> str:
+        return ADDRESSES.get(location, "")
+
+    def location(self, name: str) -> str:
+        return name
+
+
+NAMES = Names()
 
 
 def test_who_names_a_proxy_says_where_it_speaks_grpc() -> None:
     found = Refusal(StatusCode.FOUND, "owned elsewhere", "1;0;host:8000")
-    refused = answer_to_pb("Write", found, address_of=address_of)
+    refused = answer_to_pb("Write", found, names=NAMES)
     assert refused.status.grpc_address == "host:9000"  # type: ignore[attr-defined]
-    one = answer_to_pb("Append", BulkReceipt((DLSN(1, 0, 0), found)), address_of=address_of)
+    one = answer_to_pb("Append", BulkReceipt((DLSN(1, 0, 0), found)), names=NAMES)
     assert one.results[1].refusal.grpc_address == "host:9000"  # type: ignore[attr-defined]
-    owner = answer_to_pb("GetOwner", OwnerFound("1;0;host:8000"), address_of=address_of)
+    owner = answer_to_pb("GetOwner", OwnerFound("1;0;host:8000"), names=NAMES)
     assert owner.grpc_address == "host:9000"  # type: ignore[attr-defined]
+    shaken = answer_to_pb(
+        "Handshake",
+        ProxyInfo("1;0;host:8000", ProxyStatus.WRITE_AND_ACCEPT, {"a": "1;0;host:8000", "b": "1;1;other:8000"}),
+        names=NAMES,
+    )
+    assert dict(shaken.grpc_addresses) == ADDRESSES  # type: ignore[attr-defined]
     assert answer_from_pb(refused) == found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("location", [None, "1;0;host:8001", ""])
 def test_a_proxy_that_is_not_known_to_speak_grpc_has_no_address(location: str | None) -> None:
     found = Refusal(StatusCode.FOUND, "owned elsewhere", location)
-    assert answer_to_pb("Write", found, address_of=address_of).status.grpc_address == ""  # type: ignore[attr-defined]
+    assert answer_to_pb("Write", found, names=NAMES).status.grpc_address == ""  # type: ignore[attr-defined]
     assert answer_to_pb("Write", found).status.grpc_address == ""  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- why
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_travels_whatever_the_error_is_called(reason: Reason) -> None:
+    refusal = Refusal(StatusCode.UNEXPECTED, "it failed", error="AnErrorOfTomorrow", reason=reason)
+    message = answer_to_pb("Write", refusal)
+    assert answer_from_pb(travelled(message)) == refusal  # type: ignore[arg-type]
+
+
+def test_what_an_older_proxy_says_by_a_name_is_a_reason_and_a_reason_of_a_newer_one_is_none() -> None:
+    older = pb.Status(code=pb.Status.LOCKING_EXCEPTION, applied=pb.Status.NOT_APPLIED, error="ProducerFencedError")
+    refusal = answer_from_pb(pb.WriteResponse(status=older))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.PRODUCER_FENCED
+    newer = pb.Status(code=pb.Status.UNEXPECTED, applied=pb.Status.NOT_APPLIED, reason=99)  # type: ignore[arg-type]
+    refusal = answer_from_pb(pb.WriteResponse(status=newer))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.NONE
+
+
+def test_a_proxy_of_a_kind_that_is_not_known_is_left_out_of_the_list() -> None:
+    message = pb.ListProxiesResponse(status=pb.Status(code=pb.Status.SUCCESS))
+    message.proxies.add(kind=pb.Proxy.WRITE, location="1;0;a:1", grpc_address="a:2")
+    message.proxies.add(kind=7, location="1;0;b:1")  # type: ignore[arg-type]
+    assert answer_from_pb(message) == ProxyList((ListedProxy(ProxyKind.WRITE, "1;0;a:1", "a:2"),))

@@ -15,6 +15,7 @@ from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.errors import InvalidEntryError, PositionGapError
 from dlspark.serving.protocol.deliveries import batches_of, decode_stored, records_of
 from dlspark.serving.protocol.operations import Delivery, ReadForm
+from dlspark.serving.read_proxy import chunks
 from dlspark.serving.read_proxy.chunks import CHUNK_OVERHEAD_BYTES, ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
 from dlspark.serving.read_proxy.ring import ENTRY_OVERHEAD_BYTES, EntryRing, RingBudget
@@ -301,3 +302,30 @@ def test_each_reader_gets_the_log_from_its_start_whatever_happens_to_the_rings(l
         while reader[1].ring is not tail or not reader[1].at_end:
             step(reader, ReadForm.RECORDS, MANY)
         assert reader[2] == [payload for place, payload in records if place >= reader[0]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_more_of_a_run_is_expanded_than_a_part_takes_and_one_entry(form, monkeypatch):
+    """Six sets of 1 MB, compressed twice, lie in one chunk."""
+    encoded = encode_record_set([bytes(1_000)] * 1_000, Compression.LZ4)
+    entries = [
+        fetched(1, number, [(encoded, 1_000 * number + 1, FLAG_RECORD_SET)], compression=Compression.LZ4)
+        for number in range(6)
+    ]
+    decoded = []
+    decode = chunks.decode_up_to
+
+    def noted(*arguments, **options):
+        batch, taken = decode(*arguments, **options)
+        decoded.append(batch.payload.nbytes)
+        return batch, taken
+
+    monkeypatch.setattr(chunks, "decode_up_to", noted)
+    cursor, ring = cursor_at(DLSN(1, 0, 0), max_bytes=300_000), ring_of(entries)
+    cursor.attach(ring)
+    found = []
+    while parts := cursor.collect(form, 300_000).parts:
+        found += values(form, parts)
+    assert len(found) == 6_000
+    assert all(size <= 6_000_000 for size in decoded)
+    assert form is ReadForm.ENTRIES or max(decoded) < 3_000_000

@@ -118,3 +118,15 @@ def test_what_is_placed_is_bounded() -> None:
     for number in range(100):
         ring.pick(f"log-{number}", 0.0)
     assert len(ring) == 10 == sum(ring.load(host.address) for host in HOSTS)
+
+
+def test_clients_agree_where_few_logs_overflow_and_their_bound_is_each_one_s_own() -> None:
+    """The bound is not one of all clients together: of one log each, a hundred clients place what the hash says."""
+    logs, plain = [f"log-{number}" for number in range(100)], HostRing(HOSTS)
+    alone = [BoundedRing(HOSTS) for _ in logs]
+    assert [ring.pick(log, 0.0) for ring, log in zip(alone, logs, strict=True)] == [
+        plain.pick(log, 0.0) for log in logs
+    ]
+    one, other = BoundedRing(HOSTS), BoundedRing(HOSTS)
+    there = {log: one.pick(log, 0.0) for log in logs}
+    assert sum(other.pick(log, 0.0) == there[log] for log in reversed(logs)) > 80

@@ -20,7 +20,15 @@ from proxy_world import ProxyWorld, proxies
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.frames_server import FramesServer
-from dlspark.serving.membership import WRITE_PROXIES, ProxyMember, read_members
+from dlspark.serving.membership import (
+    READ_PROXIES,
+    WRITE_PROXIES,
+    Announcement,
+    ProxyEndpoint,
+    ProxyMember,
+    read_members,
+    write_proxy_member,
+)
 from dlspark.serving.peers import ProxyPeers
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
@@ -31,9 +39,13 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     Handshake,
     Heartbeat,
+    ListedProxy,
+    ListProxies,
     MoveStream,
     OwnerFound,
     ProxyInfo,
+    ProxyKind,
+    ProxyList,
     ProxyStatus,
     Refusal,
     Request,
@@ -42,8 +54,10 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
-from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
+from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
+from dlspark.serving.write_proxy.stream_model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
+from metadata.store import join
 
 FOLDER = f"/dl/{WRITE_PROXIES}"
 
@@ -106,6 +120,14 @@ class Tier:
     async def know_each_other(self) -> None:
         await until(lambda: all(len(one.members) == len(self.proxies) for one in self.proxies), every_s=0)
 
+    async def kill(self, proxy: WriteProxy) -> None:
+        """As far as the cluster can tell, the process dies, and its session ends."""
+        namespace = proxy._given
+        assert namespace is not None
+        await namespace.ledgers.close()
+        self.world.tree.expire(namespace.store.session_id)
+        await namespace.store.close()
+
     async def stop(self) -> None:
         await self.peers.close()
         for proxy in self.proxies:
@@ -146,6 +168,59 @@ async def test_a_foreign_owner_is_answered_at_once() -> None:
         assert isinstance(answer, Refusal)
         assert (answer.code, answer.location) == (StatusCode.FOUND, first.location)
         assert asyncio.get_running_loop().time() - began < 1
+
+
+@virtual_time
+async def test_an_owner_whose_session_has_ended_is_not_named_any_more() -> None:
+    """Whatever is remembered of it, and though the client does not say that it has been there."""
+    async with tiers() as tier:
+        first, second = await tier.add(), await tier.add()
+        await tier.know_each_other()
+        await tier.write(first, "a")
+        assert isinstance(await tier.write(second, "a"), Refusal)
+        await tier.kill(first)
+        await until(lambda: len(second.members) == 1, every_s=0)
+        assert isinstance(await tier.write(second, "a", b"y"), WriteReceipt)
+        assert isinstance(await tier.ask(second, Heartbeat("a", to_readers=True)), Done)
+        assert await tier.world.payloads("a") == [b"x", b"y"]
+
+
+@virtual_time
+async def test_an_owner_that_is_no_proxy_is_remembered_for_a_second() -> None:
+    """A program that writes by itself, say: no member shows when its session has ended."""
+    async with tiers() as tier:
+        proxy = await tier.add()
+        other = await tier.world.namespace()
+        writer = await (await other.open_log("a")).open_writer("a program", producers=True)
+        refused = await tier.write(proxy, "a")
+        assert isinstance(refused, Refusal)
+        assert (refused.code, refused.location) == (StatusCode.FOUND, "a program")
+        await writer.close()
+        assert isinstance(await tier.write(proxy, "a"), Refusal), "from memory"
+        await asyncio.sleep(OTHERS_KEPT_S + 0.01)
+        assert isinstance(await tier.write(proxy, "a"), WriteReceipt)
+        await other.close()
+
+
+@virtual_time
+async def test_every_proxy_lists_all() -> None:
+    async with tiers() as tier:
+        made = [await tier.add(), await tier.add()]
+        await tier.know_each_other()
+        folder = join("/dl", READ_PROXIES)
+        reading = write_proxy_member(ProxyEndpoint("reads", 8100), 0, grpc=ProxyEndpoint("reads", 8101))
+        announced = Announcement(tier.world.operator, folder, reading)
+        await announced.begin()
+        wanted = {ListedProxy(ProxyKind.WRITE, one.location) for one in made}
+        wanted.add(ListedProxy(ProxyKind.READ, reading.location, "reads:8101"))
+        for one in made:
+            while True:
+                answer = await tier.ask(one, ListProxies())
+                assert isinstance(answer, ProxyList)
+                if set(answer.proxies) == wanted:
+                    break
+                await asyncio.sleep(0)
+        await announced.withdraw()
 
 
 @virtual_time
@@ -331,6 +406,14 @@ async def test_a_streams_file_limits_it_from_the_next_look_on(tmp_path: Path) ->
         await tier.stop()
 
 
+@pytest.mark.parametrize("keep_alive_ms", [None, 300_000])
+def test_clients_of_grpc_may_ping_every_ten_seconds_however_often_the_proxy_does(keep_alive_ms: int | None) -> None:
+    given = {"server_keep_alive_ms": keep_alive_ms} if keep_alive_ms is not None else {}
+    limits = grpc_limits(read_configuration(None, given, {}))
+    assert limits.least_ping_ms <= 5_000
+    assert limits.keepalive_ms == (keep_alive_ms or 60_000)
+
+
 async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
     async with proxies() as world:
         tier = Tier(world)
@@ -355,6 +438,14 @@ async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
             assert (found.code, found.location) == (pb.Status.FOUND, first.location)
             assert found.grpc_address == str(first.member.grpc)
             assert (await ask(owner, pb.StreamRequest(stream="a"))).grpc_address == str(first.member.grpc)
+            shaken = await ask(rpc_messages.METHODS["Handshake"], pb.HandshakeRequest())
+            assert dict(shaken.grpc_addresses) == {second.location: str(second.member.grpc)}
+            listed = await ask(rpc_messages.METHODS["ListProxies"], pb.ListProxiesRequest())
+            assert {one.location: one.grpc_address for one in listed.proxies} == {
+                first.location: str(first.member.grpc),
+                second.location: str(second.member.grpc),
+                framed.location: "",
+            }
             without = (await ask(write, pb.WriteRequest(stream="b", payloads=[b"x"]))).status
             assert (without.location, without.grpc_address) == (framed.location, "")
             await ask(write, pb.WriteRequest(stream="c", payloads=[b"x"]))

@@ -57,6 +57,32 @@ def test_a_key_that_cannot_be_honoured_is_refused_by_whose_it_is(key: str, says:
         read_configuration(None, {key: "1"}, {})
 
 
+def test_a_file_of_upstreams_starts_a_proxy_and_what_it_says_in_vain_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "upstream.conf"
+    path.write_text(
+        "# a proxy\nserver_port = 8000\n\nserver_threads=\\\n  16\nserver_dlsn_version: 1\nnumWorkerThreads=4\n"
+        "bkcEnsembleSize=5\n"
+    )
+    found = read_configuration(path, {}, {})
+    assert (found.proxy.port, found.logs.ensemble_size) == (8000, 5)
+    said = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" is ignored")[0] for message in said] == [
+        f"{path}, line 4: the setting server_threads has no effect here and",
+        f"{path}, line 6: the setting server_dlsn_version has no effect here and",
+        f"{path}, line 7: the setting numWorkerThreads has no effect here and",
+    ]
+    assert all("event loop" in said[at] for at in (0, 2))
+
+
+def test_what_nobody_knows_is_an_error_in_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.conf"
+    path.write_text("server_thread=16\n")
+    with pytest.raises(SettingsError, match="there is no setting 'server_thread'"):
+        read_configuration(path, {}, {})
+
+
 def test_a_file_that_is_not_there_is_an_error() -> None:
     with pytest.raises(SettingsError, match="nowhere"):
         read_configuration("/nowhere/proxy.conf", environment={})

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.core.codec.records import MAX_TXID
-from dlspark.errors import OverCapacityError, StreamUnavailableError
-from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, Permits, RecentRate, WriteLimiter
+from dlspark.errors import OverCapacityError, StreamUnavailableError, TooManyProducersError
+from dlspark.serving.write_proxy.limits import (
+    FORGOTTEN_S,
+    AcquireLimit,
+    ClientProducers,
+    LimitValues,
+    Permits,
+    RecentRate,
+    WriteLimiter,
+)
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.transaction_ids import TransactionIds
 
 
 def test_permits_come_by_the_second_and_a_second_of_them_is_kept() -> None:
@@ -149,35 +154,29 @@ def test_no_limit_no_refusal(limit: int) -> None:
         counts.add(f"flights_{number}")
 
 
-# ---- transaction ids -----------------------------------------------------------------------------------------------
+# ---- producers -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class SetClock:
-    now: int = 1000
+def test_a_client_begins_so_many_producers_and_others_are_not_in_its_way() -> None:
+    known: set[str] = set()
+    limit = ClientProducers(known.__contains__)
 
-    def now_ms(self) -> int:
-        return self.now
+    def begin(client: str, name: str, now_s: float = 0.0) -> None:
+        limit.check(client, name, 2, now_s)
+        known.add(name)
 
-    def elapsed_s(self) -> float:
-        return self.now / 1000
-
-
-def test_ids_are_the_time_and_never_decrease() -> None:
-    clock = SetClock()
-    ids = TransactionIds(-1, clock)
-    assert [ids.next(), ids.next()] == [1000, 1000]
-    clock.now = 900
-    assert ids.next() == 1000
-    clock.now = 1001
-    assert ids.next() == 1001
-
-
-def test_ids_are_not_below_those_of_the_log_and_of_clients() -> None:
-    ids = TransactionIds(5000, SetClock())
-    assert ids.next() == 5000
-    ids.note((7, 6000))
-    assert ids.next() == 6000
-    ids.note((MAX_TXID,))
-    ids.note(())
-    assert ids.next() == 6000
+    begin("a", "1")
+    begin("a", "2")
+    begin("a", "1")
+    with pytest.raises(TooManyProducersError, match="server_producers_per_client"):
+        begin("a", "3")
+    begin("b", "3")
+    begin("a", "3")  # another client's goes on through this one
+    known.remove("1")
+    with pytest.raises(TooManyProducersError):
+        begin("a", "4", 1.0)
+    begin("a", "4", FORGOTTEN_S)
+    with pytest.raises(TooManyProducersError):
+        begin("a", "5", FORGOTTEN_S)
+    for number in range(10):
+        limit.check("c", f"c{number}", 0, 0.0)

@@ -639,3 +639,60 @@ async def test_an_answer_that_its_binding_does_not_take_harms_nobody() -> None:
         proxy.service.submit(WriteRecords("events", (b"a",)), proxy.caller, broken)
         assert isinstance(await proxy.write("events", b"b"), WriteReceipt)
         assert await world.payloads("events") == [b"a", b"b"]
+
+
+# ---- what is refused leaves nothing ----------------------------------------------------------------------------------
+
+FAR = 2**62
+"""A transaction id that is legal, and far above everybody else's."""
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["open", "being opened"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"expected_position": 99, "transaction_ids": (FAR,)},
+        {"fencing_token": b"other", "transaction_ids": (FAR,)},
+        {"stamp": ProducerStamp("p", 0, 7), "transaction_ids": (FAR,)},
+        {"payloads": (b"x" * 1_100_000,), "transaction_ids": (FAR,)},
+        {"payloads": (b"x" * 1_100_000, b"x"), "transaction_ids": (FAR, FAR)},
+        {"payloads": (b"x" * 1_100_000,), "transaction_ids": (FAR,), "atomic": True},
+        {"payloads": (b"damaged",), "transaction_ids": (FAR,), "context": RequestContext(is_record_set=True)},
+    ],
+)
+@virtual_time
+async def test_a_refused_request_moves_nobodys_transaction_ids(fields, opened) -> None:
+    async with proxies() as world:
+        proxy = await world.proxy()
+        if opened:
+            await proxy.write("events", b"before")
+        bad, plain = await answers(
+            [
+                proxy.asked(WriteRecords("events", **{"payloads": (b"x",), **fields})),
+                proxy.asked(WriteRecords("events", (b"behind",))),
+            ]
+        )
+        assert isinstance(plain, WriteReceipt)
+        refusals = bad.results if isinstance(bad, BulkReceipt) else [bad]
+        assert all(isinstance(one, Refusal) for one in refusals), bad
+        await proxy.written("events", b"later")
+        await proxy.ask(ReleaseStream("events"))
+        other = await world.proxy(1)
+        await other.written("events", b"another owner's")
+        assert [txid for txid, _ in await world.records("events") if txid > world.clock.now_ms()] == []
+
+
+@virtual_time
+async def test_a_stream_whose_first_request_is_refused_is_not_kept() -> None:
+    async with proxies() as world:
+        proxy = await world.proxy(max_bytes_under_way=1000, max_streams=3)
+        await proxy.write("events", b"a")
+        world.hold()
+        waiting = proxy.asked(WriteRecords("events", (b"x" * 900,)))
+        for number in range(5):
+            refused = await proxy.refused(f"other-{number}", b"x" * 400)
+            assert refused.code is StatusCode.OVER_CAPACITY
+        assert proxy.service.streams_cached == 1
+        world.release()
+        await waiting
+        await proxy.written("other-9", b"x")

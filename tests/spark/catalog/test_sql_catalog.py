@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.quick_start import plain_environment
 from pyspark.errors import AnalysisException
 from pyspark.sql.functions import udf
 
@@ -211,10 +213,61 @@ def test_what_show_create_table_says_makes_the_same_table(sql: SparkSession, new
     assert sql.sql(f"SHOW CREATE TABLE dlog.{new}").collect()[0][0] == statement
 
 
-def test_statistics_and_preferred_hosts_are_told_to_spark(sql: SparkSession, flights: str) -> None:
+def test_statistics_are_told_to_spark(sql: SparkSession, flights: str) -> None:
     assert described(sql, f"dlog.{flights}")["Statistics"].endswith(" bytes, 230 rows")
-    plan = sql.table(f"dlog.{flights}")._jdf.queryExecution().toRdd()  # type: ignore[attr-defined]
-    assert "127.0.0.1" in sql.sparkContext._jsc.sc().getPreferredLocs(plan, 0).toString()  # type: ignore[attr-defined]
+
+
+def test_tasks_of_one_stage_never_wait_for_a_host_that_spark_does_not_know(sql: SparkSession, flights: str) -> None:
+    """In a Spark of one process the rest of such a stage was put off for ever."""
+    slots = sql.table(f"dlog.{flights}").select("slot")
+    assert slots.distinct().union(slots).count() == 10 + 230
+    plan = slots._jdf.queryExecution().toRdd()  # type: ignore[attr-defined]
+    assert sql.sparkContext._jsc.sc().getPreferredLocs(plan, 0).toString() == "List()"  # type: ignore[attr-defined]
+
+
+HOSTS = """
+import sys
+import dlspark.spark
+spark = dlspark.spark.builder(sys.argv[1]).master("local-cluster[1,1,512]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.executor.memory", "512m").getOrCreate()
+plan = spark.table(f"dlog.{sys.argv[2]}")._jdf.queryExecution().toRdd()
+print(spark.sparkContext._jsc.sc().getPreferredLocs(plan, 0).toString())
+spark.stop()
+"""
+
+
+@pytest.mark.long
+def test_preferred_hosts_are_told_to_spark(sandbox: Sandbox, flights: str) -> None:
+    program = [sys.executable, "-c", HOSTS, sandbox.uri, flights]
+    done = subprocess.run(program, env=plain_environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines()[-1] == "List(127.0.0.1)", done.stderr[-3000:]
+
+
+def test_bounds_that_no_timestamp_can_have_keep_their_meaning(sql: SparkSession, flights: str) -> None:
+    ends = {
+        "DATE'0001-01-01'": "DATE'9999-12-31'",
+        "TIMESTAMP_NTZ'1677-09-21'": "TIMESTAMP'2262-04-12'",
+        "TIMESTAMP'-250000-01-01'": "TIMESTAMP'+290000-01-01'",
+    }
+    tables = {"sql": sql.table(f"dlog.{flights}"), "format": sql.read.format("distributedlog").load(flights)}
+    found, wanted = {}, {}
+    for (low, high), (name, table) in itertools.product(ends.items(), tables.items()):
+        conditions = {
+            f"timestamp > {low} AND timestamp <= {high}": 230,
+            f"NOT (timestamp BETWEEN {low} AND {high}) OR timestamp IN ({low}, {high})": 0,
+        }
+        if name == "sql":
+            conditions |= {
+                f"timestamp IN ({low}, {high}, TIMESTAMP'1970-01-01 00:16:40Z')": 1,
+                f"timestamp = {high}": 0,
+                f"timestamp <=> {low}": 0,
+                f"timestamp >= {high}": 0,
+                f"timestamp < {low}": 0,
+            }
+        for condition, rows_ in conditions.items():
+            found[name, condition] = table.where(condition).count()
+            wanted[name, condition] = rows_
+    assert found == wanted
 
 
 def test_a_stream_reads_and_writes_tables(sql: SparkSession, flights: str, new: str, checkpoint: Path) -> None:
@@ -431,6 +484,8 @@ def test_the_conf_file_of_the_repository_works(sandbox: Sandbox, logs: Logs) -> 
 
 MISSING = """
 from pyspark.sql import SparkSession
+from helpers.quick_start import plain_environment
+
 from dlspark.spark import enable
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 enable(spark, uri="distributedlog://127.0.0.1:1/none")

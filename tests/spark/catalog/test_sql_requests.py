@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
+from collections.abc import Callable
 
 import pytest
 from memory_world import URI, World, answer_request
@@ -12,7 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.creation import check_layout, own_properties
-from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog
+from dlspark.spark.catalog.scan import Pushed, Rows, RowsOfLog, exact
 from dlspark.spark.catalog.tables import (
     HANDLE,
     NOT_OF_A_TABLE,
@@ -560,3 +562,30 @@ async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) 
 async def test_what_python_did_not_expect_is_no_answer(world: World) -> None:
     with pytest.raises(KeyError):
         await answer_request(world, "dance")
+
+
+# ---------------------------------------------------------------------- times that some type cannot hold
+
+FAR = (-(2**63), -62_135_596_800_000_001, -9_223_372_036_854_775, -1, 0, 1_500, MAX_TIMESTAMP_MS * 1000)
+FAR += (MAX_TIMESTAMP_MS * 1000 + 999, MAX_TIMESTAMP_MS * 1000 + 1000, 2**63 - 1)
+HOLDS: dict[str, Callable[[int, int], bool]] = {
+    "=": operator.eq,
+    "<=>": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+@pytest.mark.parametrize("comparison", HOLDS)
+def test_a_bound_keeps_its_meaning_however_far_away_it_is(comparison: str) -> None:
+    ids = (0, 1, 2, MAX_TIMESTAMP_MS - 1, MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, 2**62)
+    for micros in FAR:
+        words = [comparison, "timestamp", {"us": micros}]
+        assert exact([words]) == [True]
+        bounds = Pushed.of({"filters": [words]}).bounds
+        kept = [one for one in ids if bounds.min_txid <= one and (bounds.end_txid is None or one < bounds.end_txid)]
+        # Ids beyond the year 9999 have no timestamp, and satisfy nothing.
+        wanted = [one for one in ids if one <= MAX_TIMESTAMP_MS and HOLDS[comparison](one * 1000, micros)]
+        assert kept == wanted, (micros, bounds)

@@ -107,6 +107,9 @@ class LinkedProxies:
         await client.open()
         return client
 
+    async def can_be_dialled(self, endpoint: ProxyEndpoint) -> bool:
+        return f"{endpoint.host}:{endpoint.port}" in self.up
+
     async def _connect(self, address: str, on_closed: Callable[[], None]) -> MemoryLink:
         self.connections += 1
         await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 from appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
@@ -21,13 +22,15 @@ from dlspark.spark.sink.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.inline_rows import gather_inline, joined
-from dlspark.spark.sink.log_opening import open_log
+from dlspark.spark.sink.log_opening import LogOpener
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
 from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
+from metadata.foundation.errors import OutcomeUnknownError
 from metadata.ledgers import LedgerStore
+from metadata.locks import LockId
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NamespaceStore
 from metadata.segments import SegmentMetadata
@@ -65,6 +68,8 @@ class Cluster:
         self.drivers: list[Driver] = []
         self.proxies = LinkedProxies()
         self.clock = ClusterClock()
+        self.settings: dict[str, object] = {}
+        """Of all namespaces."""
 
     async def start(self) -> None:
         operator = MemoryStore(self.tree)
@@ -83,6 +88,7 @@ class Cluster:
             "zk_session_timeout_s": 2,
             "long_poll_ms": 200,
             "read_ahead_wait_ms": 20,
+            **self.settings,
             **settings,
         }
         return await AsyncNamespace.over(
@@ -104,9 +110,11 @@ class Cluster:
         """Its process dies."""
         await self.proxies.crash(proxy, self.tree.expire)
 
-    async def driver(self, *, proxied: bool = False, **settings: object) -> Driver:
-        """A driver; `proxied`: the option proxy is given."""
-        driver = Driver(self, await self.namespace(**settings), proxied)
+    async def driver(
+        self, *, proxied: bool = False, neighbour: bool = True, sink: str = QUERY, **settings: object
+    ) -> Driver:
+        """A driver; `proxied`: the option proxy is given; `neighbour`: on the others' machine; `sink`: its query."""
+        driver = Driver(self, await self.namespace(**settings), proxied, neighbour, sink)
         self.drivers.append(driver)
         return driver
 
@@ -120,6 +128,37 @@ class Cluster:
                 return [record.payload for record in await _all(reader)]
         except (LogNotFoundError, LogEmptyError):
             return []
+        finally:
+            await namespace.close()
+
+    async def forget_segments(self, how: str = "purge", before: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Writers without producers write newer segments, and those that were there are deleted: by a purge, or as
+        another writer finds that they are a week old. `before` is called before that."""
+        await self.write_plainly(retention_hours=0)
+        last = await self.write_plainly(retention_hours=0)
+        if before is not None:
+            await before()
+        if how == "retention":
+            self.clock.ahead_ms += 7 * 24 * 3_600_000
+            await self.write_plainly(retention_hours=72)
+            return
+        namespace = await self.namespace()
+        try:
+            await (await namespace.open_log(LOG)).purge_older_than(last)
+        finally:
+            await namespace.close()
+
+    async def write_plainly(self, *, retention_hours: int) -> int:
+        """Write a segment of one record, without producers; its transaction id. Retention has ended behind it."""
+        namespace = await self.namespace(retention_hours=retention_hours)
+        try:
+            log = await namespace.open_log(LOG)
+            async with await log.open_writer() as writer:
+                txid = writer.last_txid + 1
+                writer.write(txid, b"plain")
+                await writer.flush()
+                await asyncio.sleep(1 if retention_hours else 0)
+                return txid
         finally:
             await namespace.close()
 
@@ -145,21 +184,58 @@ async def _all(reader):  # type: ignore[no-untyped-def]
     return found
 
 
+class Neighbour:
+    """Another driver's process, which is asked to append: over a socket as far as it can tell."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
+        await asyncio.sleep(0)
+        driver = self._driver
+        if driver.crashed or driver.namespace.store.session_id != session_id:
+            return None
+        appending = asyncio.ensure_future(driver.appender.append_as_owner(batch))
+        appending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # What it has begun it goes on with, whoever waits for it; and where it dies, nobody answers.
+        while not (await asyncio.wait([appending], timeout=1))[0]:
+            if driver.crashed:
+                raise OutcomeUnknownError("it died")
+        await asyncio.sleep(0)
+        if driver.crashed:
+            raise OutcomeUnknownError("it died")
+        return appending.result()
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+
 class Driver:
     """One process that commits batches of the query."""
 
-    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool) -> None:
+    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.proxied = proxied
-        self.proxies = WriteProxies(cluster.proxies.client, "/dl")
-        self.session = SinkSession(namespace, namespace.settings, self.proxies)
+        self.proxies = WriteProxies(cluster.proxies.client, "/dl", cluster.proxies.can_be_dialled)
+        self.session = SinkSession(namespace, namespace.settings, self.proxies, appending=True)
         self.opened = 0
         self.appender = SinkAppender(self.open_log, rng=random.Random(3))
+        self.crashed = False
+        self.sink = sink
+        self._neighbour = neighbour
+        tools = self.session.append_tools
+        self._opener = LogOpener(tools, self.proxies, always=proxied, find=self._find, idle_ms=IDLE_MS)
+
+    def _find(self, holder: LockId) -> Neighbour | None:
+        for driver in self.cluster.drivers:
+            if self._neighbour and driver is not self and driver.namespace.store.session_id == holder.session_id:
+                return Neighbour(driver)
+        return None
 
     async def open_log(self, log: str) -> AppendedLog:
         self.opened += 1
-        return await open_log(self.session.append_tools, self.proxies, log, always=self.proxied)
+        return await self._opener.open(log)
 
     async def append(self, batch: int, values: list[bytes] | None = None, **more: object) -> CommitOutcome | None:
         rows = joined(inline(rows_of(batch) if values is None else values, **more))  # type: ignore[arg-type]
@@ -175,19 +251,20 @@ class Driver:
         await self.session.sweeper.after_commit(job, [LOG], commit.left)
         return commit.outcome
 
-    async def commit(self, batch: int, mode: str) -> CommitOutcome | None:
-        return await (self.append(batch) if mode == "append" else self.segment(batch))
+    async def commit(self, batch: int, mode: str, values: list[bytes] | None = None) -> CommitOutcome | None:
+        return await (self.append(batch, values) if mode == "append" else self.segment(batch, values))
 
     def job(self, batch: int) -> JobId:
-        return JobId(QUERY, batch, uuid.uuid4().hex)
+        return JobId(self.sink, batch, uuid.uuid4().hex)
 
     async def mark(self) -> LogMark | None:
-        found = await self.session.sinks.mark_in(self.namespace.services.logs.paths(LOG), QUERY)
+        found = await self.session.sinks.mark_in(self.namespace.services.logs.paths(LOG), self.sink)
         return None if found is None else found.value
 
     async def crash(self) -> None:
         """The process dies: connections break, the session expires, nothing is said good-bye to."""
         self.cluster.drivers.remove(self)
+        self.crashed = True
         await self.namespace.ledgers.close()
         self.cluster.tree.expire(self.namespace.store.session_id)
         await self.namespace.store.close()

@@ -10,16 +10,20 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_processes import SESSION_VARIABLE, Spawner, fault, finish
+from driver_processes import PATIENCE_S, SESSION_VARIABLE, Spawner, fault, finish
 from sink_driver import Plan, read_values, run_driver
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
+from dlspark.errors import LogEmptyError
 from dlspark.sandbox import Sandbox
+from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
@@ -178,3 +182,101 @@ def test_a_publication_whose_answer_is_lost_leaves_one_copy(
     assert finish(spawn(this.plan, round_seed, environment)) == 0
     assert this.flag.exists()
     this.check()
+
+
+DELETIONS = ("purge", "truncate and purge", "rename", "delete")
+BURIED_MODES = ("append", "auto", "mixed", "segments", "append")
+"""Five, beside four deletions: twenty seeds have each with each."""
+POINTS = {"append": APPENDER_DEATHS, "segments": DEATHS[1:]}
+
+
+def test_a_batch_whose_log_changes_before_its_replay_is_there_once_or_refused(
+    sandbox: Sandbox, tmp_path: Path, spawn: Spawner, round_seed: int
+) -> None:
+    """Driver and appending process die; the segments that knew the batch are deleted, or the log is renamed and back,
+    or made anew; then the driver starts again, perhaps in another mode."""
+    this = Round(sandbox, tmp_path, "buried", round_seed)
+    mode = BURIED_MODES[round_seed % len(BURIED_MODES)]
+    name = this.plan.logs[0]
+    plan = replace(this.plan, logs=(name,), mode=mode, empty=0.0, rows=50, stamped=True)
+    points = POINTS.get(mode, ["sink.before-publish", "sink.published"])
+    point = points[round_seed % len(points)]
+    doomed = spawn(plan, 1, this.fault(point, "die", this.rng.randrange(2) if "mark" not in point else 0))
+    await_flag(this.flag)
+    doomed.kill()
+    finish(doomed)
+    how = DELETIONS[round_seed % len(DELETIONS)]
+    seen = change_log(plan.uri, name, how, this.rng)
+    refused = finish(spawn(plan, 2)) != 0
+    if refused:
+        with pytest.raises(BatchRefusedError, match=r"has forgotten.*is not known; nothing was published now"):
+            run_driver(plan, 3)
+    made_anew = how == "delete"
+    found = read_places(plan.uri, name)
+    values = list((found if made_anew else {**seen, **found}).values())
+    ours = [value for value in values if value != FOREIGN]
+    assert len(ours) == len(set(ours)), "a row is there twice"
+    expected = plan.expected(name)
+    assert set(ours) <= set(expected)
+    if how == "rename":
+        assert not refused
+    if not refused and not made_anew:
+        assert ours == expected
+    if made_anew:
+        assert not refused
+        assert ours == expected[len(expected) - len(ours) :]
+
+
+FOREIGN = b"of another writer"
+PATIENT = {"lockTimeoutSeconds": 60}
+
+
+def await_flag(flag: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not flag.exists():
+        assert time.monotonic() < deadline, "the fault point was not reached"
+        time.sleep(0.02)
+
+
+def change_log(uri: str, name: str, how: str, rng: random.Random) -> dict[DLSN, bytes]:
+    """Delete segments or the log, as operators would; what it held before."""
+    with Namespace.open(uri, PATIENT) as namespace:
+        if not namespace.log_exists(name):
+            return {}
+        last = 0
+        for _ in range(2 if "purge" in how else 1):
+            with namespace.open_log(name) as log, log.open_writer() as writer:
+                last = writer.last_txid + 1
+                writer.write(last, FOREIGN)
+                writer.flush()
+        seen = read_places(uri, name)
+        if how == "rename":
+            namespace.rename_log(name, f"{name}-aside")
+            namespace.rename_log(f"{name}-aside", name)
+        elif how == "delete":
+            namespace.delete_log(name)
+        else:
+            with namespace.open_log(name) as log:
+                if how != "purge":
+                    log.truncate(rng.choice(list(seen)))
+                log.purge_older_than(last)
+        return seen
+
+
+def read_places(uri: str, name: str) -> dict[DLSN, bytes]:
+    """All that a log has, by place."""
+    with Namespace.open(uri, {"ignoreTruncationStatus": True}) as namespace:
+        if not namespace.log_exists(name):
+            return {}
+        with namespace.open_log(name) as log:
+            found: dict[DLSN, bytes] = {}
+            try:
+                end = log.last_dlsn()
+            except LogEmptyError:
+                return found
+            with log.open_reader() as reader:
+                for record in reader:
+                    found[record.dlsn] = bytes(record.payload)
+                    if record.dlsn >= end:
+                        return found
+            return found

@@ -245,6 +245,8 @@ def the_log_is_deleted_and_made_again_during_the_batch(this: Round, place: Place
     def recreate(namespace: Namespace, log: str) -> None:
         if namespace.log_exists(log):
             this.stream.shortened[log] = this.first
+            with namespace.open_log(log) as opened, opened.open_writer():
+                pass  # the query gives way to a writer, and not to its log's deletion
             namespace.delete_log(log)
             namespace.create_log(log)
 

@@ -20,7 +20,7 @@ from helpers.waiting import PATIENCE_S
 from sink_driver import read_values
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.spark.errors import BatchRefusedError
+from dlspark.spark.errors import AppenderStartError, BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append_messages import encode_request
@@ -32,7 +32,7 @@ from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.staging import run_task
-from metadata.foundation.errors import CallerError
+from dlspark.spark.sink.user_folders import RUNTIME_VARIABLE
 
 if TYPE_CHECKING:
     from dlspark.sandbox import Sandbox
@@ -43,8 +43,9 @@ pytestmark = pytest.mark.processes
 class Query:
     """A query of this process, whose options make the appending process its own."""
 
-    def __init__(self, uri: str, **more: str) -> None:
-        self.log = f"appended-{uuid.uuid4().hex[:8]}"
+    def __init__(self, uri: str, log: str | None = None, **more: str) -> None:
+        self.log = log or f"appended-{uuid.uuid4().hex[:8]}"
+        self.sink = f"q-{uuid.uuid4().hex[:8]}"
         # Sessions end soon, and the name makes the settings (and so the process) this test's.
         own = {"commitMode": "append", "appendIdleRelease": "1m", "distributedlog.zksessiontimeoutseconds": "4"}
         self.options = Options(
@@ -53,7 +54,7 @@ class Query:
         self.columns = SinkColumns(value=0, transaction_id=None, log=None, one_log=self.log)
 
     def run(self, batch: int, tasks: int = 2) -> None:
-        job = JobId(self.log, batch, uuid.uuid4().hex)
+        job = JobId(self.sink, batch, uuid.uuid4().hex)
         parts = [pa.record_batch({"value": pa.array([value], pa.binary())}) for value in self.rows(batch, tasks)]
         messages = [
             run_task(self.options, self.columns, job, number, 1000, iter([part])) for number, part in enumerate(parts)
@@ -166,6 +167,26 @@ def test_another_writer_gets_the_log_while_the_process_lives(query: Query) -> No
     assert values == [*query.rows(0), b"foreign", *query.rows(1)]
 
 
+def test_two_queries_on_one_machine_share_an_owner_and_one_goes_on_when_the_other_is_killed(query: Query) -> None:
+    other = Query(query.options.uri, query.log)
+    try:
+        query.run(0)
+        for batch in range(3):
+            other.run(batch)
+            query.run(batch + 1)
+        assert query.process != other.process
+        assert len(open_segments(query)) == 1
+        os.kill(query.process.pid, signal.SIGKILL)
+        other.run(3)  # waits until the session of the killed one has ended
+        query.run(4)
+        _, values = read_values(query.options.uri, query.log)
+        ours = [row for batch in range(5) for row in query.rows(batch)]
+        assert sorted(values) == sorted([*ours, *(row for batch in range(4) for row in other.rows(batch))])
+    finally:
+        if other.folder.in_use():
+            os.kill(other.process.pid, signal.SIGTERM)
+
+
 def test_it_ends_with_its_driver(sandbox: Sandbox, tmp_path: Path) -> None:
     told = tmp_path / "told"
     driver = multiprocessing.get_context("forkserver").Process(target=run_one_batch, args=(sandbox.uri, str(told)))
@@ -197,12 +218,39 @@ def test_errors_of_the_process_are_those_of_the_sink(sandbox: Sandbox) -> None:
     assert caught.value.log == query.log
 
 
-def test_a_folder_that_others_may_use_is_not_used(
-    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_long_path_and_a_name_that_another_user_took_keep_no_batch_from_being_appended(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / f"dlspark-{os.getuid()}"
-    shared.mkdir(mode=0o777)
-    shared.chmod(0o777)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(CallerError, match="this user alone"):
-        AppenderFolder.of("x")
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    taken = long / f"dlspark-{os.getuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    query = Query(sandbox.uri, appendIdleRelease="200ms")
+    for batch in range(3):
+        query.run(batch)
+    process = query.process
+    assert query.folder.path.parent.name.startswith(f"{taken.name}-")
+    assert not any(taken.iterdir())
+    query.check(3)
+    await_that(lambda: not process.runs, "it ends")
+    assert len(open_segments(query)) == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "auto"])
+def test_where_there_is_no_folder_auto_makes_segments_and_append_says_why(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    query = Query(sandbox.uri, commitMode=mode)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    if mode == "append":
+        with pytest.raises(AppenderStartError, match="gone"):
+            query.run(0)
+        return
+    query.run(0)
+    query.run(1)
+    query.check(2)
+    assert open_segments(query) == [False, False]

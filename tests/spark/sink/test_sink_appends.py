@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
-from helpers.waiting import until
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.appender import BatchToAppend
@@ -17,7 +16,9 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
+from dlspark.spark.sink.session import owner_name
 from metadata.foundation.errors import DistributedLogError
+from metadata.locks import OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.sinks import application_sink
 from storage_node.protocol.schema import Status
@@ -211,24 +212,70 @@ async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster
     assert mark.appending_ms is None
 
 
-async def test_a_mark_that_was_left_longer_ago_than_the_log_remembers_is_refused(cluster: Cluster) -> None:
+@virtual_time
+async def test_a_batch_of_a_sink_that_the_log_has_forgotten_is_refused_whatever_the_sinks_settings_say() -> None:
+    """The owner forgets sooner than the sink takes it to."""
+    cluster = await started()
     driver = await cluster.driver()
     await driver.append(0)
     await driver.crash()
-    # Another writer with producers goes on and has forgotten the sink; the settings say how soon that may be.
     namespace = await cluster.namespace(producer_expiry_s=1)
     log = await namespace.open_log(LOG)
-    for number in range(3):
-        await asyncio.sleep(1.1)  # what is read behind a snapshot counts as heard of now
-        async with await log.open_writer(producers=True) as writer:
-            writer.append([(5000, b"x")], producer="other", sequence=number)
+    async with await log.open_writer(producers=True) as writer:
+        await asyncio.sleep(1.1)
+        writer.append([(5000, b"x")], producer="other", sequence=0)
     await namespace.close()
-    late = await cluster.driver(producer_expiry_s=1)
-    for mode in ("append", "segments"):
-        with pytest.raises(BatchRefusedError, match="may have forgotten"):
-            await late.commit(1, mode)
-    young = await cluster.driver()
-    assert await young.append(1) is PUBLISHED
+    await refused_in_all_ways(cluster)
+    await cluster.stop()
+
+
+async def refused_in_all_ways(cluster: Cluster, batches: tuple[int, ...] = (0, 1)) -> None:
+    """Nothing is appended, nor published, nor lost of what another sink writes."""
+    before = await cluster.contents()
+    for mode in ("append", "segments", "append"):
+        for batch in batches:
+            late = await cluster.driver()
+            with pytest.raises(BatchRefusedError, match=r"has forgotten.*is not known; nothing was published"):
+                await late.commit(batch, mode)
+            await late.stop()
+    assert await cluster.contents() == before
+
+
+@pytest.mark.parametrize("delete", ["purge", "retention"])
+@virtual_time
+async def test_a_batch_whose_segment_was_deleted_is_refused_and_not_appended_again(delete: str) -> None:
+    """The appending process dies before it moves the mark; other writers, without producers, write newer segments."""
+    cluster = await started()
+    driver = await cluster.driver()
+    for batch in range(2):
+        await driver.append(batch)
+    await driver.crash()
+    await cluster.forget_segments(delete)
+    await refused_in_all_ways(cluster)
+    await cluster.stop()
+
+
+@virtual_time
+async def test_a_sink_that_left_in_order_goes_on_whatever_the_log_has_forgotten() -> None:
+    """Its mark says everything. So does one of a process that died before it had sent anything."""
+    cluster = await started()
+    driver = await cluster.driver()
+    for batch in range(2):
+        await driver.append(batch)
+    await driver.stop()
+    for batch in (2, 3):
+        await cluster.forget_segments("purge")
+        entered = await cluster.driver()
+        await (await entered.open_log(LOG))._enter(QUERY)  # type: ignore[attr-defined]
+        await entered.crash()
+        other = await cluster.driver()
+        for old in range(2 if batch == 2 else 3):
+            assert await other.append(old) is COVERED
+        assert await other.append(batch) is PUBLISHED
+        await other.stop()
+    found = await cluster.contents()
+    assert [row for row in found if b":" in row] == [*rows_of(3)], "those before were deleted"
+    await cluster.stop()
 
 
 async def test_transaction_ids_are_ordered_as_in_segments(cluster: Cluster) -> None:
@@ -256,9 +303,13 @@ async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_ag
     driver = await cluster.driver()
     await driver.append(0)
     namespace = await cluster.namespace()
-    await until(lambda: driver.appender.held == [LOG], "the log is held")
-    deleting = asyncio.ensure_future(namespace.delete_log(LOG))
-    await deleting
+    for taking in (namespace.delete_log(LOG), namespace.rename_log(LOG, "other")):
+        with pytest.raises(OwnershipAcquireFailedError, match="A Spark query has it") as refused:
+            await taking
+        assert refused.value.owner == owner_name(appending=True)
+    assert driver.appender.held == [LOG], "nobody gives way to that"
+    await driver.appender.close()
+    await namespace.delete_log(LOG)
     assert await driver.append(0) is PUBLISHED
     assert await cluster.contents() == rows_of(0)
     await namespace.close()
@@ -343,10 +394,15 @@ async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> 
 @pytest.mark.parametrize("seed", range(12))
 @virtual_time
 async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_in_order(seed: int) -> None:
-    """Two drivers with one checkpoint die, are cut off, are tried again in other modes; storage nodes fail."""
+    """Two drivers with one checkpoint, on one machine or on two, die, are cut off, are tried again in other modes;
+    storage nodes fail."""
     rng = random.Random(seed)
     cluster = await started()
-    drivers = [await cluster.driver(), await cluster.driver()]
+
+    def another() -> Awaitable[Driver]:
+        return cluster.driver(neighbour=rng.random() < 0.5)
+
+    drivers = [await another(), await another()]
     done = 0
     for _ in range(60):
         number = rng.randrange(2)
@@ -355,7 +411,7 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
         event = rng.random()
         if event < 0.15:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         if event < 0.25:
             cluster.tree.expire(driver.namespace.store.session_id)
@@ -369,13 +425,13 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
             work.cancel()
             await asyncio.wait([work])
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
             continue
         try:
             await work
         except DistributedLogError:
             await driver.crash()
-            drivers[number] = await cluster.driver()
+            drivers[number] = await another()
         else:
             done = max(done, batch + 1)
         for bookie in cluster.bookies[1:]:

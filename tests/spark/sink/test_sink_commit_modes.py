@@ -142,7 +142,8 @@ def split(message: bytes) -> tuple[bytes, bytes]:
 
 def test_requests_and_answers_survive_their_bytes() -> None:
     batch = BatchToAppend(JOB, part("a", "b", ids=[1, 2]), 5000)
-    assert decode_request("s3", *split(encode_request("s3", batch))) == batch
+    assert decode_request("s3", *split(encode_request("s3", batch))) == (batch, None)
+    assert decode_request("s3", *split(encode_request("s3", batch, session=-7))) == (batch, -7)
     for outcome in (*CommitOutcome, None):
         assert decode_answer(split(encode_outcome(outcome))[0]) is outcome
     error = ReplayDiffersError("it differs", log="flights", advice="do this")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,7 @@ from appends_world import LOG, QUERY, Cluster, Driver, Strike, rows_of
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
-from dlspark.serving.protocol.operations import Refusal, WriteReceipt
+from dlspark.serving.protocol.operations import ProducerStamp, Refusal, WriteReceipt, WriteRecords
 from dlspark.serving.routing.hosts import split_address
 from dlspark.spark.errors import BatchRefusedError, PublishUnknownError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -296,6 +296,60 @@ async def test_a_batch_that_was_left_longer_ago_than_the_log_remembers_is_refuse
             await late.append(1)
 
 
+@pytest.mark.parametrize("lost", ["lose_requests", "lose_answers"])
+@virtual_time
+async def test_a_named_batch_whose_segment_was_deleted_is_refused_and_not_named_anew(lost: str) -> None:
+    async with clusters() as (cluster, [proxy]):
+        driver = await cluster.driver(proxied=True)
+        for batch in range(2):
+            await driver.append(batch)
+        await die_with(driver, proxy, 2, lost)
+        await cluster.kill_proxy(proxy)
+        await cluster.forget_segments()
+        proxy = await cluster.proxy(1)
+        before = await cluster.contents()
+        for way in (*WAYS, "proxy"):
+            with pytest.raises(BatchRefusedError, match=r"has forgotten.*is not known; nothing was published"):
+                await commit(cluster, 2, way)
+        assert await cluster.contents() == before
+
+
+@virtual_time
+async def test_a_batch_that_was_never_sent_is_named_above_what_the_log_has_forgotten() -> None:
+    async with clusters() as (cluster, [proxy]):
+        driver = await cluster.driver(proxied=True)
+        await driver.append(0)
+        await until(lambda: is_settled(driver), "the mark says everything")
+        await cluster.kill_proxy(proxy)
+        await cluster.forget_segments()
+        await cluster.proxy(1)
+        assert await driver.append(1) is PUBLISHED
+        assert await driver.append(0) is COVERED
+        assert (await cluster.contents())[1:] == rows_of(1)
+
+
+@virtual_time
+async def test_a_proxy_that_forgets_sooner_than_the_sink_takes_it_to_does_not_write_twice() -> None:
+    async with clusters(0) as (cluster, _):
+
+        async def forgetful(number: int) -> LinkedProxy:
+            namespace = await cluster.namespace(lock_timeout_s=0, producer_expiry_s=1, producer_snapshot_entries=1)
+            return await cluster.proxies.start(number, namespace)
+
+        proxy = await forgetful(0)
+        driver = await cluster.driver(proxied=True)
+        await die_with(driver, proxy, 0, "lose_answers")
+        for number in range(3):
+            await asyncio.sleep(1)
+            answer = await proxy.deliver(WriteRecords(LOG, (b"x",), stamp=ProducerStamp("other", 9, number)))
+            assert isinstance(answer, WriteReceipt)
+        before = await cluster.contents()
+        for way in WAYS:
+            with pytest.raises(BatchRefusedError, match="forgotten"):
+                await commit(cluster, 0, way)
+        assert await cluster.contents() == before
+
+
 LIFE = ("proxy", "proxy", "append", "proxy", "segments", "proxy", "proxy", "append")
 STRIKES = 16
 
@@ -344,7 +398,11 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
     answers and requests are lost, and requests arrive late."""
     rng = random.Random(seed)
     async with clusters(2) as (cluster, proxies):
-        drivers = [await cluster.driver(proxied=number > 0) for number in range(3)]
+
+        def another(number: int) -> Awaitable[Driver]:
+            return cluster.driver(proxied=number > 1, neighbour=rng.random() < 0.5)
+
+        drivers = [await another(number) for number in range(3)]
         done = 0
         for _ in range(60):
             number = rng.randrange(3)
@@ -352,7 +410,7 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
             event = rng.random()
             if event < 0.1:
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
                 continue
             if event < 0.2:
                 doomed = proxies[rng.randrange(2)]
@@ -375,13 +433,13 @@ async def test_any_sequence_of_ways_crashes_and_hand_overs_leaves_each_batch_onc
                 work.cancel()
                 await asyncio.wait([work])
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
                 continue
             try:
                 await work
             except DistributedLogError:
                 await driver.crash()
-                drivers[number] = await cluster.driver(proxied=number > 0)
+                drivers[number] = await another(number)
             else:
                 done = max(done, batch + 1)
         for proxy in proxies:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from dlspark.core.sync.namespace import Namespace
@@ -151,6 +152,11 @@ def test_some_columns_can_be_named_by_schema(spark: SparkSession, three_segments
     frame = reading(spark).schema("value binary, transaction_id bigint").load(three_segments)
     assert frame.columns == ["value", "transaction_id"]
     assert frame.count() == 120
+    declared = reading(spark).schema("value binary NOT NULL, timestamp timestamp, slot bigint NOT NULL")
+    assert [field.nullable for field in declared.load(three_segments).schema.fields] == [False, True, False]
+    assert len([row for row in declared.load(three_segments).collect() if row.slot == 9]) == 12
+    with pytest.raises(AnalysisException, match="timestamp was declared NOT NULL, and may be null"):
+        reading(spark).schema("timestamp timestamp NOT NULL").load(three_segments).collect()
 
 
 def test_sql_reads_through_a_view(spark: SparkSession, three_segments: str) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlspark.core.codec.entries import Compression
-from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS, DecodedBatch, decode_entries, timestamps
+from dlspark.core.codec.entries import Compression, EntryBuilder, encode_record_set
+from dlspark.core.codec.records import FLAG_RECORD_SET
+from dlspark.core.codec.vector_decoding import (
+    EXPANDED_BYTES,
+    MAX_TIMESTAMP_MS,
+    DecodedBatch,
+    decode_entries,
+    timestamps,
+)
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.spark.errors import SchemaError
-from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, record_batches, select
+from dlspark.spark.metadata_tables.registry import table_named
+from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, _Chunk, _decode, record_batches, select
+from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.schema import SCHEMA, column_names
+from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from storage_node.client.reader import LedgerLocation
 
 NAMES = list(TYPES)
 FIELDS = {field.name: field for field in SCHEMA.fields}
@@ -95,3 +108,32 @@ def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
         column_names(StructType([StructField("value", StringType())]))
     with pytest.raises(SchemaError, match="origin string"):
         column_names(StructType([StructField("origin", StringType())]))
+
+
+def test_entries_that_expand_are_decoded_in_pieces_that_are_bounded() -> None:
+    """8 record sets of 4 MB, compressed twice, come in one chunk of a few KB."""
+    encoded, entries = encode_record_set([bytes(4_000)] * 1_000, Compression.LZ4), []
+    for number in range(8):
+        builder = EntryBuilder(Compression.LZ4)
+        builder.add(number, encoded, 1_000 * number + 1, FLAG_RECORD_SET)
+        entries.append((number, memoryview(b"".join(builder.finish().buffers))))
+    ledger = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})
+    span = SegmentSpan("flights", 1, ledger, 0, 10, 7, 990, 0, True, 100)
+    pieces = list(_decode(_Chunk(span, entries)))
+    assert len(pieces) > 1
+    assert max(piece.payload.nbytes for piece in pieces) < EXPANDED_BYTES + 6_000_000
+    positions = np.concatenate([piece.position for piece in pieces])
+    assert positions.tolist() == list(range(11, 7_991)), "without what lies before and behind the span"
+
+
+def test_columns_that_are_declared_not_null_are_so_in_batches_if_they_can() -> None:
+    schema = StructType([StructField(name, FIELDS[name].dataType, name == "timestamp") for name in NAMES])
+    names = pickle.loads(pickle.dumps(column_names(schema)))
+    (batch,) = record_batches(decoded([5], [b"a"]), "flights", names)
+    assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    with pytest.raises(SchemaError, match="timestamp was declared NOT NULL, and may be null"):
+        column_names(StructType([StructField("timestamp", FIELDS["timestamp"].dataType, nullable=False)]))
+    of_metadata = table_named("segments").schema
+    with pytest.raises(SchemaError, match="log was declared NOT NULL"):
+        column_names(StructType([StructField("log", StringType(), nullable=False)]), of_metadata)
+    assert column_names(of_metadata, of_metadata).required == frozenset()

@@ -135,6 +135,31 @@ async def test_frames_travel_both_ways_up_to_the_largest() -> None:
     await until(lambda: not network.links(), every_s=0)
 
 
+async def test_ends_of_a_link_name_each_other_with_brackets_around_an_ipv6_address() -> None:
+    network = TcpNetwork()
+    accepted: list[str] = []
+
+    def accept(link: Link) -> Echo:
+        accepted.append(link.peer)
+        return Echo(link)
+
+    try:
+        listener = await network.listen("::1", 0, accept)
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    client = Collector()
+    link = await network.connect("::1", listener.port, client, timeout_ms=5000)
+    assert link.peer == f"[::1]:{listener.port}"
+    link.send(struct.pack(">i", 1), b"x")
+    await client.until(frames=1)
+    assert accepted[0].startswith("[::1]:")
+    link.close()
+    await listener.close()
+    await until(lambda: not network.links(), every_s=0)
+    with pytest.raises(BookieUnreachableError, match=rf"cannot connect to \[::1\]:{listener.port}"):
+        await network.connect("::1", listener.port, Collector(), timeout_ms=5000)
+
+
 async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole() -> None:
     network = TcpNetwork()
     collector = Collector()

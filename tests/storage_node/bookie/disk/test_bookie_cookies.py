@@ -194,6 +194,8 @@ def test_the_id_comes_from_the_settings_and_only_then_from_the_machine(
     assert settings(bookie_id="mine") == "mine"
     assert settings(advertised_address="outside", use_host_name_as_bookie_id=True) == "outside:3181"
     assert settings(listening_address="10.9.9.9") == "10.9.9.9:3181"
+    assert settings(listening_address="::1") == "[::1]:3181"
+    assert settings(advertised_address="2001:db8::7") == "[2001:db8::7]:3181"
     assert settings(listening_address="10.9.9.9", use_host_name_as_bookie_id=True) == "machine.example:3181"
     assert settings(listening_address="") == "10.1.2.3:3181"
     assert settings(listening_address="0.0.0.0", use_host_name_as_bookie_id=True) == "machine:3181"

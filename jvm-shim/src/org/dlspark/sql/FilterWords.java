@@ -3,9 +3,9 @@ package org.dlspark.sql;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.math.BigInteger;
 import java.sql.Timestamp;
 import java.time.Instant;
-import java.time.temporal.ChronoUnit;
 import org.apache.spark.sql.sources.EqualNullSafe;
 import org.apache.spark.sql.sources.EqualTo;
 import org.apache.spark.sql.sources.Filter;
@@ -81,7 +81,15 @@ final class FilterWords {
     return value instanceof Instant instant ? time(instant) : null;
   }
 
+  /**
+   * A time in microseconds since the epoch. They are counted from its seconds: what counts nanoseconds on the way, as
+   * {@code ChronoUnit.MICROS.between} does, has no times before 1677 or after 2262.
+   */
   private static ObjectNode time(Instant instant) {
-    return Requests.JSON.createObjectNode().put("us", ChronoUnit.MICROS.between(Instant.EPOCH, instant));
+    BigInteger micros =
+        BigInteger.valueOf(instant.getEpochSecond())
+            .multiply(BigInteger.valueOf(1_000_000))
+            .add(BigInteger.valueOf(instant.getNano() / 1000));
+    return Requests.JSON.createObjectNode().put("us", micros);
   }
 }

@@ -2,6 +2,7 @@ package org.dlspark.sql;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.nio.charset.StandardCharsets;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
@@ -16,6 +17,10 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Python data sources have no way to say this. The connector's partitions carry both as marked pieces of text, which
  * are found here in their pickled form without unpickling it. A partition without the mark stays as it is.
+ *
+ * <p>A Spark of one process ({@code local[n]}) has one executor to choose from, and is told of no host. It would wait for
+ * ever: where some tasks of a stage prefer its own host (as those behind a shuffle do) and others prefer one that it does
+ * not know by that name, it puts these off for {@code spark.locality.wait}, and has no clock that brings them up again.
  */
 record LocatedBatch(Batch python) implements Batch {
 
@@ -30,6 +35,9 @@ record LocatedBatch(Batch python) implements Batch {
   @Override
   public InputPartition[] planInputPartitions() {
     InputPartition[] partitions = python.planInputPartitions();
+    if (SparkContext.getOrCreate().isLocal()) {
+      return partitions;
+    }
     for (int i = 0; i < partitions.length; i++) {
       if (partitions[i] instanceof PythonInputPartition one) {
         String[] hosts = hosts(one.pickedPartition());

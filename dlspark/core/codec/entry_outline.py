@@ -1,0 +1,134 @@
+"""What a log's new owner needs of an entry: its control records, and where its last records are; no user's payload.
+
+An entry is some 1 MB at most, out of its envelope too; its record sets may hold 64 times as much, in objects without
+number. So nothing is expanded here: how many payloads a set holds its header says, which its writer has checked. What
+is damaged inside a set is for those to find who read it. Records are found in bulk (`record_chain`), and only control
+records are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import decode_content, entry_content, record_set_count
+from dlspark.core.codec.record_chain import Run, find_chain
+from dlspark.core.codec.records import (
+    FLAG_CONTROL,
+    FLAG_END_OF_STREAM,
+    FLAG_RECORD_SET,
+    FLAGS_MASK,
+    HEADER,
+    HEADER_BYTES,
+    MAX_POSITION,
+    POSITION_MASK,
+    POSITION_SHIFT,
+)
+from dlspark.errors import InvalidEntryError
+from metadata.foundation.errors import InvariantViolation
+
+SHORT_BYTES: Final = 1024
+"""Entries up to this size are walked record by record: that is quicker than to prepare arrays for them."""
+CONTROL_COST_BYTES: Final = 128
+"""What a control record takes besides its payload."""
+
+
+class LastRecord(NamedTuple):
+    """The last record of an entry; of a record set, its last payload."""
+
+    slot: int
+    txid: int
+    position: int
+
+
+class EntryOutline(NamedTuple):
+    """What an entry holds besides payloads of users."""
+
+    control: tuple[tuple[int, bytes], ...]
+    """Slot and payload of each control record, in order."""
+    last: LastRecord | None
+    """None in an entry without records."""
+    last_user_slot: int
+    """Slot of the last user record, -1 where there is none."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """About what it takes of memory."""
+        return CONTROL_COST_BYTES + sum(len(payload) + CONTROL_COST_BYTES for _, payload in self.control)
+
+
+def outline_entry(payload: memoryview, *, enveloped: bool, place: DLSN) -> EntryOutline:
+    """The outline of a ledger entry whose digest is verified; `place`: its first record's.
+
+    Raises InvalidEntryError carrying the DLSN.
+    """
+    content = entry_content(payload, enveloped, place)
+    return _walked(content, place) if len(content) <= SHORT_BYTES else _of_columns(content, place)
+
+
+def _walked(content: memoryview, place: DLSN) -> EntryOutline:
+    """Record by record. Nothing is made of a record here, for a segment may have thousands of such entries."""
+    control: list[tuple[int, bytes]] = []
+    last: LastRecord | None = None
+    size, offset, slot, last_user = len(content), 0, 0, -1
+    while offset < size:
+        start = offset + HEADER_BYTES
+        word, txid, length = HEADER.unpack_from(content, offset) if start <= size else (0, 0, size)
+        offset, position = start + length, word >> POSITION_SHIFT & POSITION_MASK
+        if offset > size or position > MAX_POSITION:
+            raise _damage(content, place)
+        count = 1
+        if word & FLAG_RECORD_SET:
+            count = record_set_count(content[start:offset], place._replace(slot_id=slot))
+            if position + count - 1 > MAX_POSITION:
+                raise _damage(content, place)
+        if word & FLAG_CONTROL:
+            control.append((slot, bytes(content[start:offset])))
+        slot += count
+        if count:  # a set without payloads takes no slot
+            last = LastRecord(slot - 1, txid, position + count - 1)
+            last_user = last_user if word & (FLAG_CONTROL | FLAG_END_OF_STREAM) else slot - 1
+    return EntryOutline(tuple(control), last, last_user)
+
+
+def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
+    chain = find_chain(Run([place.entry_id], [content]))
+    if chain is None:
+        raise _damage(content, place)
+    words = chain.headers["word"].astype(np.int64)
+    flags, lengths = words & FLAGS_MASK, chain.headers["length"]
+
+    def payload_of(index: int) -> memoryview:
+        start = chain.start_of(index) + HEADER_BYTES
+        return content[start : start + int(lengths[index])]
+
+    counts = np.ones(len(flags), np.int64)
+    for index in np.flatnonzero(flags & FLAG_RECORD_SET).tolist():
+        counts[index] = record_set_count(payload_of(index), place)
+    after = np.cumsum(counts)
+    positions = (words >> POSITION_SHIFT & POSITION_MASK) + np.maximum(counts, 1) - 1
+    if positions.max() > MAX_POSITION:
+        raise _damage(content, place)
+    control = np.flatnonzero(flags & FLAG_CONTROL)
+    taking = np.flatnonzero(counts)
+    user = np.flatnonzero((flags & (FLAG_CONTROL | FLAG_END_OF_STREAM) == 0) & (counts > 0))
+    last = int(taking[-1]) if len(taking) else -1
+    return EntryOutline(
+        tuple(
+            (slot, bytes(payload_of(index)))
+            for slot, index in zip((after[control] - counts[control]).tolist(), control.tolist(), strict=True)
+        ),
+        LastRecord(int(after[last]) - 1, int(chain.headers["txid"][last]), int(positions[last])) if last >= 0 else None,
+        int(after[user[-1]]) - 1 if len(user) else -1,
+    )
+
+
+def _damage(content: memoryview, place: DLSN) -> InvalidEntryError:
+    """The error for content that is not a chain of records, worded by the plain decoder."""
+    try:
+        decode_content(content, place.lssn, place.entry_id, 0, expand_record_sets=False)
+    except InvalidEntryError as error:
+        return error
+    raise InvariantViolation("an entry was refused that the plain decoder accepts", entry_id=place.entry_id)

@@ -1,0 +1,76 @@
+"""Each test is in one of the two tiers, and what CI runs has both, once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from helpers.paths import ROOT, TESTS
+from helpers.tiers import LIST, Tier, has_none_of, keep_tier, second_tier
+
+
+class NoHook:
+    def __init__(self) -> None:
+        self.hook = self
+        self.left_out: list[object] = []
+
+    def pytest_deselected(self, items: list[object]) -> None:
+        self.left_out += items
+
+
+class ItemOf:
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = f"tests/{nodeid}"
+        self.path = TESTS / nodeid.partition("::")[0]
+
+
+FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py::test_x[a]")
+NOTEBOOK = "test_notebooks.py::test_the_notebook_runs"
+ONE, OTHER = ItemOf(f"{NOTEBOOK}[01-quickstart.ipynb]"), ItemOf(f"{NOTEBOOK}[03-rewind.ipynb]")
+
+
+@pytest.mark.parametrize(
+    ("tier", "kept"),
+    [(Tier.FIRST, [FAST, ONE]), (Tier.SECOND, [SLOW, OTHER]), (Tier.ALL, [FAST, SLOW, ONE, OTHER])],
+)
+def test_a_tier_has_what_the_other_has_not(tier: Tier, kept: list[ItemOf]) -> None:
+    config, items = NoHook(), [FAST, SLOW, ONE, OTHER]
+    keep_tier(tier, config, items)  # type: ignore[arg-type]
+    assert items == kept
+    assert not any(has_none_of(tier, item.path) for item in kept)
+    assert sorted(map(id, [*items, *config.left_out])) == sorted(map(id, [FAST, SLOW, ONE, OTHER]))
+
+
+def test_a_file_is_not_imported_for_a_tier_that_has_nothing_of_it() -> None:
+    assert [has_none_of(Tier.FIRST, item.path) for item in (FAST, SLOW, ONE)] == [False, True, False]
+    assert [has_none_of(Tier.SECOND, item.path) for item in (FAST, SLOW, ONE)] == [True, False, False]
+    assert not has_none_of(Tier.SECOND, TESTS / "conftest.py")
+
+
+def test_what_is_listed_is_there() -> None:
+    lines = LIST.read_text().splitlines()
+    assert lines == sorted(second_tier())
+    for line in lines:
+        file, _, test = line.partition("::")
+        text = (TESTS / file).read_text()
+        name, _, parameter = test.partition("[")
+        assert not name or f"def {name}(" in text, line
+        assert not parameter.endswith(".ipynb]") or (ROOT / "notebooks" / parameter[:-1]).exists(), line
+
+
+def test_what_ci_runs_has_every_check_once() -> None:
+    made = re.search(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert made is not None
+    plan = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", *made[1].split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert re.findall(r"--tier (\w+)", plan) == [Tier.FIRST.value, Tier.SECOND.value]
+    for tool in ("ruff check", "ruff format --check", "bin/mypy", "lint-imports"):
+        assert plan.count(tool) == 1, tool

@@ -1,0 +1,71 @@
+"""Each query gives what the same query gives over Parquet files with the same rows (`oracle_scene` says of what kinds).
+
+The ordinary command asks a few in the session that all tests share; `--rounds n` asks n in sessions of their own, with
+and without the connector's jar, and `--seed n` plays one scene again there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.quick_start import plain_environment
+from oracle_scene import QUERIES, Scene
+
+from dlspark.spark import enable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlspark.sandbox import Sandbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes]
+
+SCENES = 3
+SEEDS_AT_ONCE = 25
+"""Scenes of one process, so that a round that hangs ends the test soon."""
+
+
+def test_queries_over_logs_give_what_they_give_over_parquet(
+    spark: SparkSession, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    enable(spark)
+    for seed in range(SCENES):
+        for difference in Scene(spark, sandbox.uri, seed, tmp_path, catalog="dlog").play():
+            raise difference
+
+
+@pytest.mark.torture
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["jar", "plain"])
+@pytest.mark.timeout(4 * 3600)
+def test_many_queries_with_and_without_the_jar(
+    sandbox: Sandbox, mode: str, rounds: int | None, seed: int | None, tmp_path: Path
+) -> None:
+    """Half of the queries in each mode; each with pushdown of filters switched on or off."""
+    scenes = -(-(rounds or 0) // (2 * QUERIES))
+    first = 0 if seed is None else seed
+    end = scenes if seed is None else seed + 1
+    asked, differences = 0, []
+    for begin in range(first, end, SEEDS_AT_ONCE):
+        program = str(Path(__file__).with_name("oracle_program.py"))
+        seeds = f"{begin}:{min(end, begin + SEEDS_AT_ONCE)}"
+        done = subprocess.run(
+            [sys.executable, program, sandbox.uri, "--mode", mode, "--seeds", seeds],
+            cwd=tmp_path,
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=3600,
+            check=False,
+        )
+        assert done.stdout.strip(), done.stderr[-6000:]
+        *found, last = done.stdout.splitlines()
+        asked += json.loads(last)["queries"]
+        differences += found
+    assert not differences, "\n".join(differences)
+    assert asked >= (end - first) * QUERIES
