@@ -31,6 +31,7 @@ final class LogScan implements SupportsReportStatistics, Batch {
   private final Scan python;
   private Batch planned;
   private InputPartition[] partitions;
+  private boolean streaming;
   private Statistics statistics;
 
   LogScan(
@@ -92,6 +93,7 @@ final class LogScan implements SupportsReportStatistics, Batch {
 
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+    streaming = true;
     return python.toMicroBatchStream(checkpointLocation);
   }
 
@@ -105,12 +107,15 @@ final class LogScan implements SupportsReportStatistics, Batch {
     return python.supportedCustomMetrics();
   }
 
-  /** Asked for only where Spark weighs plans, so that a plain read pays nothing for it. */
+  /**
+   * Asked for only where Spark weighs plans, so that a plain read pays nothing for it. Of a stream nothing is known: what a
+   * batch of it reads is not what the scan's options say, and some of them no batch query has.
+   */
   @Override
   public Statistics estimateStatistics() {
     if (statistics == null) {
       JsonNode answer =
-          table.takesPushDown()
+          table.takesPushDown() && !streaming
               ? table.askAboutScan(Requests.request("statistics"), options, pushed)
               : Requests.JSON.nullNode();
       statistics = new Extent(number(answer, "bytes"), number(answer, "rows"));
