@@ -23,12 +23,17 @@ async def missing_log_error(namespace: AsyncNamespace, missing: Sequence[str]) -
             advice=f"Name one ({name}/{inside[0]}), or those in the folder by subscribePattern ({name}/.*)",
             log=name,
         )
-    folder = name.rpartition("/")[0]
-    beside = await namespace.logs_store.list(folder)
-    near = did_you_mean(name, [f"{folder}/{one}" if folder else one for one in beside])
+    near = await near_log(namespace, name)
     several = "Several logs are named by option subscribe. " if "," in name else ""
     return LogNotFoundError(
         what,
         advice=f"{near}{several}Create it (`dlspark log create {name}`), correct the name, or read by subscribePattern",
         log=name,
     )
+
+
+async def near_log(namespace: AsyncNamespace, name: str) -> str:
+    """How advice begins for a log that is not there: with one of nearly that name in its folder; empty without one."""
+    folder = name.rpartition("/")[0]
+    beside = await namespace.logs_store.list(folder)
+    return did_you_mean(name, [f"{folder}/{one}" if folder else one for one in beside])

@@ -298,10 +298,10 @@ def busy(log: str, owner: str) -> LogBusyError:
     )
 
 
-def missing(log: str) -> BatchRefusedError:
-    """The error for a log that is not there and may not be created."""
+def missing(log: str, near: str = "") -> BatchRefusedError:
+    """The error for a log that is not there and may not be created; `near` begins its advice."""
     return BatchRefusedError(
         "The log does not exist, and createStreamIfNotExists is false; nothing of the batch is visible",
         log=log,
-        advice="Create the log first, or leave the option at true",
+        advice=f"{near}Create the log first, or leave the option at true",
     )

@@ -21,6 +21,7 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.connection import namespace_settings
+from dlspark.spark.missing_logs import near_log
 from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import sealed, swept
@@ -149,7 +150,7 @@ class SinkSession:
     async def _check_log(self, log: str) -> None:
         highest = await self._highest_txid(log)
         if highest is None and not self._create_missing:
-            raise missing(log)
+            raise missing(log, await near_log(self.namespace, log))
         if highest == MAX_TXID:
             raise sealed(log)
 

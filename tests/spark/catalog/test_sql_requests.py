@@ -430,10 +430,11 @@ async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(wo
         Pushed.of({"filters": said})
 
 
-async def test_a_time_beyond_the_years_of_python_is_left_to_spark(world: World) -> None:
+async def test_a_time_beyond_the_years_of_python_is_a_bound_as_any(world: World) -> None:
     said = [["<", "timestamp", {"us": 1 << 60}], [">", "timestamp", {"us": -(1 << 60)}], ["=", "segment", 1]]
-    assert await ask(world, "filters", filters=said) == [False, False, True]
-    assert Pushed.of({"filters": said[2:], "hints": said[:2]}).bounds == Bounds(min_segment=1, end_segment=2)
+    assert await ask(world, "filters", filters=said) == [True, True, True]
+    every_time = Bounds(min_segment=1, end_segment=2, end_txid=MAX_TIMESTAMP_MS + 1)
+    assert Pushed.of({"filters": said}).bounds == every_time
 
 
 def test_filters_that_spark_sees_to_still_spare_what_cannot_satisfy_them() -> None:

@@ -11,13 +11,15 @@ from memory_world import URI, World
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.metadata_tables.reader import rows_of
 from dlspark.spark.metadata_tables.registry import CURSORS, LOGS, SEGMENTS, MetadataTable, requested
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
-from dlspark.spark.sink.session import settings_of
+from dlspark.spark.sink.session import SinkSession, settings_of
+from dlspark.spark.sink.write_proxies import proxies_at
 from dlspark.spark.sink.writer import batch_writer
 from dlspark.spark.source.offsets import NamedOffset
 from dlspark.spark.source.selection import PerLog, Selection, SourceQuery
@@ -139,3 +141,11 @@ async def test_metadata_tables_say_the_same(world: World, table: MetadataTable) 
     for name in ("team/alert", "team"):
         with pytest.raises(LogNotFoundError, match=MISSING[name]):
             await rows_of(table, URI, Selection(names=(name,)), connect=world.connect)
+
+
+async def test_a_sink_that_may_not_create_its_log_says_the_same(world: World) -> None:
+    await world.namespace.create_log("team/alerts")
+    settings = world.namespace.services.settings.with_values({"createStreamIfNotExists": False})
+    proxies = proxies_at("nowhere:1", world.namespace.uri.path, 1000)
+    with pytest.raises(BatchRefusedError, match=r"is false.*Did you mean team/alerts\?"):
+        await SinkSession(world.namespace, settings, proxies).check_ready(("team/alert",))
