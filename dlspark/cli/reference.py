@@ -31,8 +31,11 @@ INTRODUCTION: Final = """# The command line
   them between two batches ([spark.md](spark.md)); a writer and a proxy do not.
 * What is asked for and is there already is not a failure, as with upstream: `log create` says that a log exists, leaves
   it as it is, and ends with 0. With `--metadata`, which would not be stored then, it ends with 1.
-* Tables are as wide as the terminal, 80 columns where there is none; what does not fit beside goes below. For programs
-  there is `--output json`.
+* Tables are as wide as the terminal, 80 columns where there is none: what can be spared is left out then, and named
+  below; what else does not fit beside goes below. For programs there is `--output json`.
+* A terminal that lacks a character gets an escape for it; JSON stays JSON in every encoding.
+* Times are read as in Spark's options ([spark-options.md](spark-options.md)): `2013-07-01`, `2013-07-01 02:00:00Z`,
+  with up to nine digits of a second and any offset, or milliseconds since 1970. They are printed in UTC.
 * Of several logs, those that fail are named on standard error, and the others are done.
 
 | exit status | means |
@@ -41,7 +44,36 @@ INTRODUCTION: Final = """# The command line
 | 1 | not done, or not for all logs: standard error says what, and what to do next |
 | 2 | wrong usage |
 | 3 | done, and what was found needs a person: faults, failed checks, orphans, what was left, unnamed ledgers |
-| 130 | ended by Ctrl-C |
+| 130 | ended by Ctrl-C; `write` has written what it had read |
+| 143, 129 | `write` was ended by SIGTERM or SIGHUP, likewise |
+"""
+
+PIPES: Final = """## Records in pipes
+
+    dlspark read a | less     # for people: a line a record, with escapes for what is no text
+    dlspark read a --output raw | dlspark write b     # lines: right where no record holds a line feed
+    dlspark read a --output raw --delimiter '\\0' | dlspark write b --delimiter '\\0'
+    dlspark read a --output length-prefixed | dlspark write b --input length-prefixed
+    dlspark read a --output json | dlspark write b --input json --keep-transaction-ids
+
+| form | a record is | what is kept |
+|---|---|---|
+| `raw` | its bytes, then the delimiter | every byte, where no record holds the delimiter: `read` says how many do |
+| `length-prefixed` | its length in four bytes, the highest first, then its bytes | every byte |
+| `json` | an object on a line: `value`, or `value_base64` where that is not UTF-8 | every byte, transaction ids |
+
+With `--hex` the JSON has `value_hex`, which `write` takes too. `write` adds nothing to a record and takes nothing from
+it: a carriage return is the record's, an empty line is an empty record, and the last line needs no line feed.
+
+* **When it is in the log.** What was read is sent in blocks, at the latest `--flush-after` milliseconds (100) after it
+  came, and is visible to readers once nothing more has come for that long. All records of a block have the same
+  transaction id: the time when it was sent, or the log's highest if that is above it.
+* **What ends the input** (its end, Ctrl-C, SIGTERM, SIGHUP, a record that cannot be taken) takes nothing along: what
+  was read before is written, and the last line on standard error says how many records are in the log and where the
+  last one is. They are on the disks of an ack quorum, and no kill takes them away. Where storage nodes fail, it says
+  too how many more may be there or not. `--progress` says it while writing. A second signal ends the command at once.
+* **A record that cannot be taken** (too long, not JSON, a transaction id below the log's) is named by its number.
+  Nothing behind it is written.
 """
 
 AUDIT: Final = """## What an audit calls an orphan
@@ -127,7 +159,7 @@ _RECORDS: Final = "How records are printed."
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
+    parts = [INTRODUCTION, PIPES, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table, when
+from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table
 from metadata.foundation.plurals import counted
+from metadata.foundation.times import short_time, time_text
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
@@ -52,12 +53,12 @@ def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, 
     for one in found:
         counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if one.of(verdict)]
         batch = None if one.state.batch == NO_BATCH else one.state.batch
-        yield one.sink_id, one.kind, batch, when(one.moved_ms), ", ".join(counts) or "nothing"
+        yield one.sink_id, one.kind, batch, short_time(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
             for listed in one.ledgers:
                 what = f"ledger {listed.ledger.ledger_id}: {listed.verdict.value}"
                 what += f", for {listed.log}" if listed.log else ""
-                yield None, None, listed.ledger.batch, when(listed.listed_ms), what
+                yield None, None, listed.ledger.batch, short_time(listed.listed_ms), what
 
 
 @over_namespace
@@ -140,7 +141,7 @@ def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
         "batch": None if one.state.batch == NO_BATCH else one.state.batch,
         "attempt": one.state.attempt or None,
         "rows": one.state.rows,
-        "moved": when(one.moved_ms),
+        "moved": time_text(one.moved_ms),
         "staged": {verdict.value: len(one.of(verdict)) for verdict in StagedVerdict},
     }
     if ledgers:
@@ -150,7 +151,7 @@ def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
                 "log": listed.log or None,
                 "batch": listed.ledger.batch,
                 "attempt": listed.ledger.attempt,
-                "listed": when(listed.listed_ms),
+                "listed": time_text(listed.listed_ms),
                 "verdict": listed.verdict.value,
             }
             for listed in one.ledgers

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -39,6 +38,7 @@ from dlspark.spark.errors import OffsetError
 from dlspark.spark.source.extents import NO_LAG, Lag
 from dlspark.spark.source.offsets import BEHIND, Offsets
 from metadata.foundation.plurals import counted
+from metadata.foundation.times import NS_PER_S, read_time
 
 _log = logging.getLogger(__name__)
 
@@ -269,5 +269,5 @@ def _values(lag: Lag | None) -> tuple[int | None, int | None, int | None]:
 
 
 def _epoch_s(timestamp: str) -> float:
-    """A progress's time; before Python 3.11 `fromisoformat` knows no Z."""
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+    """A progress's time, for a gauge."""
+    return read_time(timestamp) / NS_PER_S

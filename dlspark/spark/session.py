@@ -44,8 +44,20 @@ _CONFS: Final = {
     # Workers over unix sockets, and the daemon that ends them without a trace on screen (dlspark.spark.worker_daemon).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
+    # Progress bars write over a program's own output.
+    "spark.ui.showConsoleProgress": "false",
 }
 """What `builder` sets beside the namespace, the catalog and its jar."""
+_JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_LOGGING: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+_JAVA_VARIABLES: Final = (
+    "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+    "LOG4J_CONFIGURATION_FILE",
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_SUBMIT_OPTS",
+)
+"""Where else a user may say how Spark logs."""
 
 SLOW_START: Final = "Python worker failed to connect back"
 """What Spark's error says of a query that it ended because a Python process was slow to start."""
@@ -67,8 +79,9 @@ def builder(
 
     It sets the Python of the workers (the one that runs this), unix sockets for them and a daemon that ends them
     quietly, the catalog, and the jar, by which all threads find the format and each query of a frame is planned anew;
-    nothing that is set already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched
-    on and the URI handed on; what belongs to the start of a session is as it was.
+    and that Spark prints warnings and errors only, without progress bars, unless logging is set up. Nothing that is set
+    already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched on and the URI handed
+    on; what belongs to the start of a session is as it was.
 
     Raises OptionError for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
     `catalog=None` it is left out).
@@ -93,11 +106,14 @@ class _Builder(SparkSession.Builder):
 
     def getOrCreate(self) -> SparkSession:
         if SparkContext._active_spark_context is None and not self._connects():
-            elsewhere = _confs_of_jvm() if _has_jvm() else confs_to_come(os.environ)
+            started = _has_jvm()
+            elsewhere = _confs_of_jvm() if started else confs_to_come(os.environ)
             python = self._options.get(_PYTHON_CONF, elsewhere.get(_PYTHON_CONF, sys.executable))
             os.environ.setdefault(PYTHON, str(python))
             for key, value in self._missing(elsewhere).items():
                 self.config(key, value)
+            if not started and not logging_is_set_up(os.environ, {**elsewhere, **self._options}):
+                self.config(_JAVA_OPTIONS[0], _LOGGING)
             return super().getOrCreate()
         session = super().getOrCreate()
         if self._uri is not None:
@@ -138,10 +154,25 @@ def _confs_of_jvm() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
+def logging_is_set_up(environ: Mapping[str, str], confs: Mapping[str, object]) -> bool:
+    """Whether the user may have said how a JVM that is started from here logs: by a file, a variable, or options for
+    Java, which are theirs as a whole."""
+    files = _conf_folder(environ).glob("log4j2*.*")
+    variables = (f"{name}={environ[name]}".lower() for name in _JAVA_VARIABLES if name in environ)
+    return (
+        any(key in confs for key in _JAVA_OPTIONS)
+        or any("log4j" in variable for variable in variables)
+        or any(not file.name.endswith(".template") for file in files)
+    )
+
+
+def _conf_folder(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("SPARK_CONF_DIR") or os.path.join(environ.get("SPARK_HOME", ""), "conf"))
+
+
 def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
     """The confs that a JVM started from here would have though a builder names none: of files and arguments."""
-    directory = environ.get("SPARK_CONF_DIR") or os.path.join(environ.get("SPARK_HOME", ""), "conf")
-    found = confs_in_file(Path(directory) / "spark-defaults.conf")
+    found = confs_in_file(_conf_folder(environ) / "spark-defaults.conf")
     said = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
     for position, word in enumerate(said[:-1]):
         if word == "--properties-file":

@@ -50,9 +50,14 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 
 
+class UnreadableValue(ValueError):
+    """A text is not a value of its kind; the message says why, where there is more to say than that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """A type of values. `read` takes a text and `take` any other value; both raise ValueError for what is not one."""
+    """A type of values. `read` takes a text and `take` any other value; both raise ValueError for what is not one, and
+    UnreadableValue where they can say why."""
 
     words: str
     """What an error asks for: "a whole number"."""
@@ -243,9 +248,10 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
             converted = info.kind.read(value.strip().lower() if info.choices else value)
         else:
             converted = info.kind.take(value)
-    except ValueError:
+    except ValueError as refused:
         said = f"the value of {key}" if info.secret else f"{key}={shown(value)}"
-        raise error(f"{said} is not {info.kind.words}", advice=f"{key}: {info.meaning}") from None
+        why = f"; {refused}" if isinstance(refused, UnreadableValue) else ""
+        raise error(f"{said} is not {info.kind.words}{why}", advice=f"{key}: {info.meaning}") from None
     if isinstance(converted, int) and info.scale != 1:
         converted *= info.scale
     _check_value(info, key, converted, error)

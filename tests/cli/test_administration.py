@@ -170,6 +170,10 @@ class TestLogs:
         assert shell.json("log", "show", "life")["start"] == "1:0:0"
         assert shell.json("log", "truncate", "life", "2:0:0", "--yes")["start"] == "2:0:0"
         assert shell.json("log", "purge", "life", "--dry-run")["purged"] == [{"log": "life", "segments": 2}]
+        # Transaction ids are times: 0.001 s after 1970 is the id 1, which is kept, and 0.0010001 s lies behind it.
+        for before, segments in (("1970-01-01T00:00:00.001Z", 0), ("1970-01-01 00:00:00.0010001z", 1)):
+            purged = shell.json("log", "purge", "life", "--before", before, "--dry-run")["purged"]
+            assert purged == [{"log": "life", "segments": segments}]
         assert shell.json("log", "purge", "life", "--before", "2", "--yes")["purged"][0]["segments"] == 1
         assert shell.json("log", "purge", "--filter", "life$", "--yes")["purged"][0]["segments"] == 1
         shell.run("log", "seal", "life", "--yes")

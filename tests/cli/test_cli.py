@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import typer
 
 from dlspark.cli.common import namespace_uri
-from dlspark.cli.log_contents import parse_start
+from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox
@@ -42,15 +43,24 @@ class TestPositions:
             ("2013-07-01T00:00:00-04:00", 1372651200000),
             ("2013-07-01T04:00:00Z", 1372651200000),
             ("2013-07-01", 1372636800000),
+            ("2013-07-01 04:00:00z", 1372651200000),
+            ("2013-07-01T00:00:00.000000001Z", 1372636800001),
+            ("1970-01-01T00:00:00.0005Z", 1),
+            ("1960-01-01", 0),
         ],
     )
     def test_a_position_is_read(self, text: str, position: object) -> None:
         assert parse_start(text) == position
 
-    @pytest.mark.parametrize("text", ["", "yesterday", "3:1200", "1:2:x", "2013-13-01"])
+    @pytest.mark.parametrize("text", ["", "yesterday", "3:1200", "1:2:x", "2013-13-01", "2013-7-1", "-5", "9" * 30])
     def test_anything_else_is_refused_with_the_forms_there_are(self, text: str) -> None:
         with pytest.raises(CallerError):
             parse_start(text)
+
+    def test_what_was_meant_is_named(self) -> None:
+        for text, near in (("earlist", "Did you mean earliest?"), ("2013-7-1", "perhaps 2013-07-01 is meant")):
+            with pytest.raises(CallerError, match=re.escape(near)):
+                parse_start(text)
 
     @pytest.mark.usefixtures("no_namespace")
     def test_without_a_uri_the_error_names_both_ways_to_give_one(self) -> None:
@@ -64,7 +74,7 @@ class TestLogs:
         assert run("log", "create", "lines", uri=sandbox.uri).returncode == 0
         written = run("write", "lines", uri=sandbox.uri, stdin="first\nzwölf\n\nlast".encode())
         assert written.returncode == 0, written.stderr
-        assert b"4 records acknowledged" in written.stderr
+        assert b"4 records are in the log, the last one at 1:0:3" in written.stderr
         assert run("read", "lines", "--output", "raw", uri=sandbox.uri).stdout == "first\nzwölf\n\nlast\n".encode()
         as_json = run("read", "lines", "--output", "json", uri=sandbox.uri).stdout.decode().splitlines()
         assert [json.loads(line)["value"] for line in as_json] == ["first", "zwölf", "", "last"]

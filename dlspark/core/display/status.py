@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
@@ -26,6 +25,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
+from metadata.foundation.times import short_time
 from metadata.locks import LockId, parse_member, sequence_of
 from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
@@ -98,7 +98,6 @@ class LogStatus(Printed):
 
 def _row(segment: SegmentMetadata) -> tuple[str, ...]:
     open_ended = segment.in_progress
-    completed = datetime.fromtimestamp(segment.completion_time_ms / 1000, timezone.utc)
     return (
         str(segment.lssn),
         str(segment.ledger_id),
@@ -106,7 +105,7 @@ def _row(segment: SegmentMetadata) -> tuple[str, ...]:
         "" if open_ended else str(segment.record_count),
         str(segment.first_txid),
         "" if open_ended else "end of stream" if segment.last_txid == MAX_TXID else str(segment.last_txid),
-        "" if open_ended else completed.isoformat(sep=" ", timespec="seconds"),
+        "" if open_ended else short_time(segment.completion_time_ms),
     )
 
 

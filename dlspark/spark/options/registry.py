@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from enum import Flag
 from typing import Final, TypeVar
 
 from dlspark.spark.options.proxies import PROXIES, PROXY
 from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting, markdown_table
+from metadata.foundation.times import read_first_ms
 
 CLIENT_PREFIX = "bkc."
 SETTINGS_PREFIX = "distributedlog."
@@ -26,7 +26,6 @@ CONF_PREFIX = "spark.distributedlog."
 
 _T = TypeVar("_T")
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DURATION: Final = re.compile(r"([0-9]{1,19})\s*([a-z]*)")
 # The suffixes of Spark's own durations (spark.network.timeout and its like).
 _UNIT_MICROS: Final = {
@@ -49,23 +48,6 @@ def _read_duration(text: str) -> int:
     return -(-int(found[1]) * _UNIT_MICROS[found[2]] // 1_000)
 
 
-def _read_instant(text: str) -> int:
-    """Milliseconds since the epoch; a fraction of a millisecond is rounded up, so that "at or after" stays true."""
-    try:
-        return WHOLE.read(text)
-    except ValueError:
-        text = text.strip()
-        if text.lstrip("+-").isdigit():  # of too many digits: some of them could pass for a date without dashes
-            raise
-    iso = text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text
-    moment = datetime.fromisoformat(iso)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    since = moment - _EPOCH
-    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    return -(-microseconds // 1000)
-
-
 DURATION: Final[Kind[int]] = Kind(
     "a duration as 15m, 90s or 500ms (units: us, ms, s, m, min, h, d; without one: milliseconds)",
     _read_duration,
@@ -73,7 +55,7 @@ DURATION: Final[Kind[int]] = Kind(
 )
 INSTANT: Final[Kind[int]] = Kind(
     "a time: milliseconds since 1970, as 1372636800000, or ISO-8601, as 2013-07-01T00:00:00Z",
-    _read_instant,
+    read_first_ms,
     WHOLE.take,
 )
 
@@ -208,7 +190,8 @@ OPTIONS: tuple[Option, ...] = (
         INSTANT,
         Scope.SOURCE,
         "Begin at the first record whose transaction id, read as milliseconds since the epoch, is at or after this "
-        "time (without a zone: UTC). If there is none yet: see `startingOffsetsByTimestampStrategy`",
+        "time: milliseconds, or `2013-07-01T02:00:00.000000001+02:00` and what is shorter (without a zone: UTC). If "
+        "there is none yet: see `startingOffsetsByTimestampStrategy`",
     ),
     _option(
         "startingOffsetsByTimestamp",
@@ -229,7 +212,8 @@ OPTIONS: tuple[Option, ...] = (
         "endingTimestamp",
         INSTANT,
         Scope.SOURCE_BATCH,
-        "Stop before the first record at or after this time (exclusive); at the end of the log if there is none",
+        "Stop before the first record at or after this time (exclusive; written as for `startingTimestamp`); at the "
+        "end of the log if there is none",
     ),
     _option(
         "endingOffsetsByTimestamp",

@@ -1,0 +1,151 @@
+"""`InputBlocks`: standard input in blocks, for a command that must finish what it has read, whatever ends it.
+
+A read waits for input, for the end of a time without any, or for a signal. The first SIGINT, SIGTERM or SIGHUP only
+ends the input: what has come up to then is read, and the command finishes as at the end of a file. A second one, or
+one that comes before reading has begun, interrupts: nothing was read, or the user will not wait.
+
+A terminal throws away what was typed and not read yet when Ctrl-C comes; it is told not to, as long as this reads.
+
+Signals arrive between two steps of the interpreter, in the midst of anything; so the handler notes that there was one,
+and the wait sees that by a pipe. A signal that is ignored (a shell's background job) stays so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Final, TypeAlias
+
+from metadata.foundation.errors import CallerError
+
+BLOCK_BYTES: Final = 1 << 20
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOCAL_MODES: Final = 3
+"""Where a terminal's attributes have the flags of what keys do."""
+_Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
+
+
+class InputBlocks:
+    """Standard input, to be entered. Its file is not closed."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` may be a file, a pipe, a socket or a terminal."""
+        self.signal: int | None = None
+        """The first signal that asked to end."""
+        self._fd = fd
+        self._reading = False
+        self._ended = False
+        self._wake: tuple[int, int] | None = None
+        self._old_wake = -1
+        self._old: dict[int, _Handler] = {}
+        self._terminal: list[Any] | None = None
+        """How the terminal was set before."""
+
+    @classmethod
+    def standard(cls) -> InputBlocks:
+        """Those of standard input. Raises CallerError where it is closed."""
+        if sys.stdin is None:
+            raise CallerError("standard input is closed; nothing was written")
+        return cls(sys.stdin.fileno())
+
+    def __enter__(self) -> InputBlocks:
+        self._wake = os.pipe()
+        for end in self._wake:
+            os.set_blocking(end, False)
+        self._old_wake = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._old[number] = signal.signal(number, self._note)
+        with suppress(OSError, termios.error):  # a file, a pipe; or a terminal that is another's
+            if os.isatty(self._fd) and os.tcgetpgrp(self._fd) == os.getpgrp():
+                self._terminal = termios.tcgetattr(self._fd)
+                changed = [*self._terminal]
+                changed[_LOCAL_MODES] |= termios.NOFLSH
+                termios.tcsetattr(self._fd, termios.TCSANOW, changed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._terminal is not None:
+            with suppress(OSError, termios.error):
+                termios.tcsetattr(self._fd, termios.TCSANOW, self._terminal)
+                if self.signalled:
+                    termios.tcflush(self._fd, termios.TCIFLUSH)  # the unfinished line is not the shell's
+        for number, handler in self._old.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._old_wake)
+        for end in self._wake or ():
+            os.close(end)
+        self._wake = None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        first = self.signal is None
+        self.signal = self.signal or number
+        if not first or not self._reading:
+            raise KeyboardInterrupt
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked to end."""
+        return self.signal is not None
+
+    def read(self, idle_s: float | None) -> bytes | None:
+        """The next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
+
+        Raises CallerError where the input cannot be read.
+        """
+        if self._wake is None or self._ended:
+            return b""
+        self._reading = True
+        while True:
+            if self.signalled:
+                self._ended = True
+                return self._rest()
+            ready = self._ready(idle_s)
+            if not ready and not self.signalled:
+                return None
+            data = self._available() if ready else None
+            if data is not None:
+                self._ended = not data
+                return data
+
+    def _rest(self) -> bytes:
+        """What came before the signal: a block at most, so that who goes on writing does not hold the end up."""
+        rest = b""
+        while len(rest) < BLOCK_BYTES and self._ready(0):
+            data = self._available()  # of a terminal a line at a time
+            if not data:
+                break
+            rest += data
+        return rest
+
+    def _ready(self, timeout_s: float | None) -> bool:
+        """Wait for input, a signal or the time; whether there is input."""
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        if self._wake is not None:
+            waiting.register(self._wake[0], select.POLLIN)
+        found = {fd for fd, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)}
+        if self._wake is not None and self._wake[0] in found:
+            with suppress(BlockingIOError):
+                os.read(self._wake[0], 64)
+        return self._fd in found
+
+    def _available(self) -> bytes | None:
+        """What can be read now; None for nothing, where another process made the input not wait."""
+        try:
+            return os.read(self._fd, BLOCK_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return b""  # a terminal that was hung up
+            raise CallerError(f"standard input cannot be read: {error.strerror}") from None

@@ -1,0 +1,347 @@
+r"""`dlspark write` and `dlspark read`: a log's records from and to a pipe, a file or a terminal.
+
+What is written is sent in blocks, as columns: nothing of it runs for each record. A block goes when it is large enough,
+when its first record has waited for `--flush-after`, and when the input ends; after a time without input everything is
+made visible to readers too. All records of a block have the time when it was sent as their transaction id.
+
+What ends the input (its end, a signal, a record that cannot be taken, storage nodes that fail) never takes along what
+was read before: that is written first, and the last line on standard error says how many records are in the log, and
+where the last one is. What is said there is on the disks of an ack quorum.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, check_output, open_sync
+from dlspark.cli.input_blocks import InputBlocks
+from dlspark.cli.positions import parse_start
+from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
+from dlspark.core.codec.dlsn import DLSN
+from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.plurals import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from dlspark.core.codec.records import Records
+    from dlspark.core.sync.readers import LogReader
+    from dlspark.core.sync.writer import LogWriter, PendingWrite
+    from dlspark.core.writing.acknowledgements import WrittenEntry
+
+_BLOCK_BYTES: Final = 240 << 10
+"""Payload bytes at which a block is sent: an entry's worth."""
+_MAX_PENDING: Final = 64
+"""Blocks that may wait for their acknowledgement."""
+_SAID_EVERY_S: Final = 1.0
+_READ_RECORDS: Final = 1_000
+_EARLIEST: Final = "earliest"
+_SIGNALLED: Final = 128
+"""What a shell adds to a signal's number for an exit status."""
+
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option("--delimiter", help=r"Bytes behind each raw record: \n (if not said), \0, \r\n, \x1e, or any text."),
+]
+
+
+def write(
+    name: NameArgument,
+    form: Annotated[
+        RecordInput, typer.Option("--input", help="How records stand in the input: as `read --output` printed them.")
+    ] = RecordInput.RAW,
+    delimiter: DelimiterOption = None,
+    keep_txids: Annotated[
+        bool, typer.Option("--keep-transaction-ids", help="With --input json: each object says its record's.")
+    ] = False,
+    flush_after: Annotated[
+        int, typer.Option("--flush-after", metavar="MS", min=0, help="Milliseconds after which what was read is sent.")
+    ] = 100,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Say on standard error, while writing, how many records are in the log.")
+    ] = False,
+    uri: UriOption = None,
+    conf: ConfOption = None,
+    values: SetOption = None,
+) -> None:
+    """Append what standard input says, one record a line, byte for byte; creates a missing log. Ctrl-C ends the input.
+
+    The time is the transaction id. What was read is written whatever ends the input, and how much that is, is said.
+    """
+    splitter = splitter_of(form, delimiter, keep_txids=keep_txids)
+    done = _Done(progress)
+    with InputBlocks.standard() as source:
+        try:
+            with (
+                open_sync(uri, conf, values) as namespace,
+                namespace.open_log(name) as log,
+                log.open_writer() as writer,
+            ):
+                refusal = _Appending(writer, done, flush_after / 1000).run(source, splitter)
+                done.say(_left(splitter) if source.signal is not None and refusal is None else "")
+        except DistributedLogError as error:
+            if not done.said:
+                done.say()
+            raise error
+        except KeyboardInterrupt:
+            if not done.said:
+                done.say()
+            raise typer.Exit(_SIGNALLED + (source.signal or 2)) from None
+        if refusal is not None:
+            raise refusal
+        if source.signal is not None:
+            raise typer.Exit(_SIGNALLED + source.signal)
+
+
+def _left(splitter: Splitter) -> str:
+    """What was read and is no record, because a signal cut it off."""
+    left = splitter.incomplete
+    return f"; {counted(left, 'byte')} of an unfinished {splitter.unit} were not written" if left else ""
+
+
+class _Done:
+    """What is in the log for certain, and how it is said."""
+
+    def __init__(self, progress: bool) -> None:
+        self.records = 0
+        self.last: DLSN | None = None
+        self.sent = 0
+        """Records that were given to the writer."""
+        self.said = False
+        """Whether the end was said."""
+        self._progress = progress
+        self._said_records = -1
+        self._said_at = 0.0
+
+    def add(self, records: int, last: DLSN | None) -> None:
+        """So many more are on disks, the last of them there."""
+        self.records += records
+        self.last = last if last is not None else self.last
+        self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
+
+    def shown(self) -> None:
+        """Readers see all of them."""
+        self._report(True)
+
+    def _report(self, due: bool) -> None:
+        if self._progress and due and self.records != self._said_records:
+            self._said_records, self._said_at = self.records, time.monotonic()
+            self._echo(self._text())
+
+    def say(self, more: str = "") -> None:
+        """Say how it ended."""
+        self.said = True
+        doubtful = self.sent - self.records
+        if doubtful:
+            more += f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
+        self._echo(self._text() + more)
+
+    def _text(self) -> str:
+        where = f", the last one at {self.last}" if self.last is not None else ""
+        return f"{counted(self.records, 'record')} {'is' if self.records == 1 else 'are'} in the log{where}"
+
+    @staticmethod
+    def _echo(text: str) -> None:
+        with suppress(OSError):  # who closed standard error does not want to know
+            typer.echo(text, err=True)
+
+
+class _Appending:
+    """Appends what is read, in blocks."""
+
+    def __init__(self, writer: LogWriter, done: _Done, flush_s: float) -> None:
+        self._writer = writer
+        self._done = done
+        self._flush_s = flush_s
+        self._pending: deque[tuple[int, PendingWrite[tuple[WrittenEntry, ...]]]] = deque()
+        self._payloads: list[bytes] = []
+        self._txids: list[int] = []
+        self._bytes = 0
+        self._since = 0.0
+        self._visible = True
+
+    def run(self, source: InputBlocks, splitter: Splitter) -> CallerError | None:
+        """Append everything up to the end of the input, or to what cannot be taken: then why.
+
+        Raises DistributedLogError where the log takes no more.
+        """
+        try:
+            return self._run(source, splitter)
+        except BaseException:
+            with suppress(DistributedLogError):
+                self._settle(len(self._pending))  # what was acknowledged before
+            raise
+
+    def _run(self, source: InputBlocks, splitter: Splitter) -> CallerError | None:
+        refusal: CallerError | None = None
+        try:
+            while (data := source.read(None if self._visible and not self._payloads else self._flush_s)) != b"":
+                if data is None:
+                    self._show()
+                else:
+                    self._take(splitter.feed(data))
+            # A record that a signal has cut off is none: the rest of it may have been on its way.
+            if source.signal is None:
+                self._take(splitter.end())
+        except CallerError as error:
+            refusal = error
+        try:
+            self._send()  # what came before the record that cannot be taken
+        except CallerError as error:
+            refusal = error  # of an earlier record
+        self._show()
+        return refusal
+
+    def _take(self, taken: Taken) -> None:
+        """Raises CallerError where a record cannot be taken; those before it are."""
+        if taken.payloads:
+            if not self._payloads:
+                self._since = time.monotonic()
+            self._payloads += taken.payloads
+            self._txids += taken.txids or ()
+            self._bytes += sum(map(len, taken.payloads))
+            if self._bytes >= _BLOCK_BYTES or time.monotonic() - self._since >= self._flush_s:
+                self._send()
+        if taken.refusal is not None:
+            raise CallerError(f"{taken.refusal}; neither it nor anything behind it was written")
+
+    def _send(self) -> None:
+        """Give the writer what was read. Raises CallerError for ids that do not follow; those before them are sent."""
+        if not self._payloads:
+            return
+        import numpy as np
+        import pyarrow as pa
+
+        payloads, txids, self._payloads, self._txids, self._bytes = self._payloads, self._txids, [], [], 0
+        if txids:
+            ids = np.array(txids, np.int64)
+        else:
+            ids = np.full(len(payloads), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
+        self._settle(_MAX_PENDING)
+        self._write(ids, pa.array(payloads, pa.binary()))
+
+    def _write(self, ids: npt.NDArray[np.int64], payloads: pa.Array) -> None:
+        """One block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
+        from dlspark.errors import OverCapacityError, TransactionIdOutOfOrderError
+
+        last = self._writer.last_txid
+        try:
+            written = self._writer.write_batch(ids, payloads)
+        except OverCapacityError:
+            if self._visible and len(ids) == 1:
+                raise
+            self._show()
+            half = max(len(ids) // 2, 1)
+            self._write(ids[:half], payloads[:half])
+            if half < len(ids):
+                self._write(ids[half:], payloads[half:])
+        except TransactionIdOutOfOrderError as error:
+            in_order = _in_order(ids, last)
+            if in_order:
+                self._write(ids[:in_order], payloads[:in_order])
+            highest = max(last, int(ids[:in_order].max(initial=last)))
+            raise CallerError(
+                f"record {self._done.sent + 1:,} has the transaction id {ids[in_order]}, and there is {highest} before "
+                "it; neither it nor anything behind it was written",
+                advice="Leave out --keep-transaction-ids: the time is their id then",
+            ) from error
+        else:
+            self._visible = False
+            self._done.sent += len(ids)
+            self._pending.append((len(ids), written))
+
+    def _settle(self, most: int) -> None:
+        """Count what is acknowledged, until at most so many blocks are not."""
+        while self._pending and (self._pending[0][1].done() or len(self._pending) > most):
+            records, written = self._pending.popleft()
+            end = written.result()[-1]
+            if end.dlsn != DLSN.INVALID:  # else it was taken, and is not stored yet: `_show` counts it
+                self._done.add(records, end.dlsn._replace(slot_id=end.dlsn.slot_id + end.record_count - 1))
+
+    def _show(self) -> None:
+        """Write everything that was read, wait until it is stored, and let readers see it."""
+        self._send()
+        if self._visible:
+            return
+        self._writer.commit()
+        self._settle(0)
+        stored_late = self._done.sent - self._done.records
+        if stored_late:
+            self._done.add(stored_late, None)
+        self._visible = True
+        self._done.shown()
+
+
+def _in_order(ids: npt.NDArray[np.int64], last: int) -> int:
+    """How many of the first ids are in order, behind `last`."""
+    import numpy as np
+
+    below = np.flatnonzero(ids < np.maximum.accumulate(np.concatenate(([last], ids[:-1]))))
+    return int(below[0]) if len(below) else len(ids)
+
+
+def read(
+    name: NameArgument,
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, a DLSN (3:1200:0), epoch milliseconds or an ISO-8601 time.")
+    ] = _EARLIEST,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
+    form: Annotated[RecordOutput, typer.Option("--output", help="How records are printed.")] = RecordOutput.TABLE,
+    delimiter: DelimiterOption = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after this many records.", min=1)] = None,
+    as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
+    skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
+    uri: UriOption = None,
+    conf: ConfOption = None,
+    values: SetOption = None,
+) -> None:
+    """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte."""
+    position = parse_start(start)
+    if form in (RecordOutput.RAW, RecordOutput.LENGTH_PREFIXED) and (as_hex or skip_payload):
+        raise CallerError(
+            f"--output {form.value} prints payloads as they are", advice="Leave out --hex and --skip-payload"
+        )
+    if sys.stdout is None:
+        raise CallerError("standard output is closed; nothing was read")
+    printer = RecordPrinter(sys.stdout.buffer, sys.stdout.encoding, form, delimiter)
+    with (
+        open_sync(uri, conf, values) as namespace,
+        namespace.open_log(name) as log,
+        log.open_reader(position) as reader,
+    ):
+        for records in _blocks(reader, follow=follow, limit=limit):
+            printer.print(records, as_hex=as_hex, payload=not skip_payload)
+            if follow:
+                sys.stdout.buffer.flush()
+                if not records:
+                    check_output()
+    sys.stdout.buffer.flush()
+    note = printer.note()
+    if note is not None:
+        typer.echo(f"dlspark: {note}", err=True)
+
+
+def _blocks(reader: LogReader, *, follow: bool, limit: int | None) -> Iterator[Records]:
+    """Everything that is confirmed now, and with `follow` what comes; a sealed log's end is an end like any other."""
+    from dlspark.errors import EndOfStreamError
+
+    left = limit
+    with suppress(EndOfStreamError):
+        while left is None or left > 0:
+            most = _READ_RECORDS if left is None else min(left, _READ_RECORDS)
+            # Who follows sees what there is, while more is being fetched.
+            records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
+            if not records and not follow:
+                return
+            left = None if left is None else left - len(records)
+            yield records

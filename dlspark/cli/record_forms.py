@@ -1,0 +1,366 @@
+r"""How records stand in a pipe. What `dlspark read` prints, `dlspark write` takes under the same name.
+
+| form | a record is | what is kept |
+|---|---|---|
+| `raw` | its bytes, then the delimiter (a line feed) | every byte, where no record holds the delimiter |
+| `json` | an object on a line: `value`, or `value_base64` where it is no UTF-8, or `value_hex` | every byte, and ids |
+| `length-prefixed` | four bytes, its length with the highest byte first, then its bytes | every byte |
+
+`read` prints for people besides, one line a record (`table`). Nothing is added to a record, and nothing taken from it:
+a carriage return before the line feed is the record's.
+
+A `Splitter` cuts what was read into records, in blocks: nothing of it runs for each record where the form allows that.
+It says why a record cannot be taken (`Taken.refusal`), together with those before it, which can.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import difflib
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from dlspark.cli.common import Json
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
+
+if TYPE_CHECKING:
+    from dlspark.core.codec.records import LogRecord
+
+NEW_LINE: Final = "\\n"
+LENGTH: Final = struct.Struct(">I")
+MAX_PAYLOAD_BYTES: Final = 1_040_364
+"""As in dlspark.core.codec.records, which is not imported for `--help`; a test holds them equal."""
+_MAX_JSON_LINE: Final = 8 * MAX_PAYLOAD_BYTES
+"""A payload may take six bytes of JSON for each of its own."""
+_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+_VALUES: Final = ("value", "value_base64", "value_hex")
+_FIELDS: Final = (*_VALUES, "transaction_id", "dlsn", "sequence_id")
+
+
+class RecordInput(str, Enum):
+    """How `write` finds records in what it reads."""
+
+    RAW = "raw"
+    JSON = "json"
+    LENGTH_PREFIXED = "length-prefixed"
+
+
+class RecordOutput(str, Enum):
+    """How `read` prints records."""
+
+    TABLE = "table"
+    JSON = "json"
+    RAW = "raw"
+    LENGTH_PREFIXED = "length-prefixed"
+
+
+def delimiter_of(text: str | None, form: RecordInput | RecordOutput) -> bytes:
+    r"""The bytes between raw records that an option names: `\n`, `\0`, `\r\n`, `\x1e`, `--`. Raises CallerError."""
+    if text is not None and form not in (RecordInput.RAW, RecordOutput.RAW):
+        raise CallerError(f"records in the form {form.value} have no delimiter; nothing was done")
+
+    def escaped(found: re.Match[str]) -> str:
+        what = found[1]
+        if len(what) > 1:
+            return chr(0xDC00 + int(what[1:], 16)) if int(what[1:], 16) > 0x7F else chr(int(what[1:], 16))
+        if what not in _ESCAPES:
+            raise CallerError(
+                f"--delimiter {text!r} has the unknown escape \\{what}; nothing was done",
+                advice=r"Known are \n, \r, \t, \0, \\ and \xHH",
+            )
+        return _ESCAPES[what]
+
+    # Bytes of no text pass as the surrogates by which Python also has them in arguments.
+    found = _ESCAPE.sub(escaped, text if text is not None else NEW_LINE).encode("utf-8", "surrogateescape")
+    if not found:
+        raise CallerError("--delimiter is empty; nothing was done", advice=r"Give it bytes, as '\0'")
+    return found
+
+
+# ---------------------------------------------------------------------- in
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Records in the order in which they were read, and why the one behind them is none."""
+
+    payloads: list[bytes]
+    txids: list[int] | None = None
+    """Their transaction ids, where the input says them."""
+    refusal: str | None = None
+
+
+class Splitter:
+    """Cuts input into records."""
+
+    unit = "record"
+    """What a record is called where its number is said."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        """Records so far."""
+        self._rest = b""
+
+    @property
+    def incomplete(self) -> int:
+        """Bytes of a record whose end was not read."""
+        return len(self._rest)
+
+    def feed(self, data: bytes) -> Taken:
+        """The records that end in `data`."""
+        found = self._cut(self._rest + data if self._rest else data)
+        self.taken += len(found.payloads)
+        return found
+
+    def end(self) -> Taken:
+        """The record that the end of the input ends."""
+        found = self._last()
+        self.taken += len(found.payloads)
+        self._rest = b""
+        return found
+
+    def _cut(self, data: bytes) -> Taken:
+        """The records of `data`; `_rest` becomes what is left of it."""
+        raise NotImplementedError
+
+    def _last(self) -> Taken:
+        raise NotImplementedError
+
+    def _refused(self, before: int, why: str) -> str:
+        """The refusal of the record that comes `before` others of this block."""
+        return f"{self.unit} {self.taken + before + 1:,} {why}"
+
+
+class RawSplitter(Splitter):
+    """Records between delimiters; the last one needs none."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        super().__init__()
+        self._delimiter = delimiter
+        if delimiter == b"\n":
+            self.unit = "line"
+
+    def _cut(self, data: bytes) -> Taken:
+        payloads = data.split(self._delimiter)
+        self._rest = payloads.pop()
+        # What is left may end with a part of the delimiter, which is not the record's.
+        too_long = len(self._rest) > MAX_PAYLOAD_BYTES + len(self._delimiter) - 1
+        longest = max(map(len, payloads), default=0)
+        if longest > MAX_PAYLOAD_BYTES:
+            at = next(number for number, payload in enumerate(payloads) if len(payload) > MAX_PAYLOAD_BYTES)
+            return Taken(payloads[:at], refusal=self._refused(at, _too_long(len(payloads[at]))))
+        if too_long:
+            return Taken(payloads, refusal=self._refused(len(payloads), _too_long(None)))
+        return Taken(payloads)
+
+    def _last(self) -> Taken:
+        if len(self._rest) > MAX_PAYLOAD_BYTES:
+            return Taken([], refusal=self._refused(0, _too_long(len(self._rest))))
+        return Taken([self._rest] if self._rest else [])
+
+
+class PrefixedSplitter(Splitter):
+    """Records behind their lengths."""
+
+    def _cut(self, data: bytes) -> Taken:
+        payloads: list[bytes] = []
+        at, end = 0, len(data)
+        unpack = LENGTH.unpack_from
+        while end - at >= LENGTH.size:
+            size = unpack(data, at)[0]
+            if size > MAX_PAYLOAD_BYTES:
+                self._rest = b""
+                return Taken(payloads, refusal=self._refused(len(payloads), _too_long(size)))
+            if end - at - LENGTH.size < size:
+                break
+            at += LENGTH.size + size
+            payloads.append(data[at - size : at])
+        self._rest = data[at:]
+        return Taken(payloads)
+
+    def _last(self) -> Taken:
+        if not self._rest:
+            return Taken([])
+        return Taken([], refusal=self._refused(0, f"is cut off: the input ends {self.incomplete} bytes into it"))
+
+
+class JsonSplitter(Splitter):
+    """Records as JSON objects, one a line."""
+
+    unit = "line"
+
+    def __init__(self, *, keep_txids: bool) -> None:
+        """`keep_txids`: whether each object says its transaction id."""
+        super().__init__()
+        self._keep = keep_txids
+
+    def _cut(self, data: bytes) -> Taken:
+        lines = data.split(b"\n")
+        self._rest = lines.pop()
+        taken = self._parsed(lines)
+        if taken.refusal is None and len(self._rest) > _MAX_JSON_LINE:
+            refusal = self._refused(len(lines), "is longer than the JSON of any record")
+            return Taken(taken.payloads, taken.txids, refusal)
+        return taken
+
+    def _last(self) -> Taken:
+        return self._parsed([self._rest] if self._rest else [])
+
+    def _parsed(self, lines: Sequence[bytes]) -> Taken:
+        payloads: list[bytes] = []
+        txids: list[int] | None = [] if self._keep else None
+        for line in lines:
+            try:
+                fields = _object(line)
+                payload = _payload(fields)
+                if txids is not None:
+                    txids.append(_txid(fields))
+            except ValueError as error:
+                return Taken(payloads, txids, self._refused(len(payloads), str(error)))
+            payloads.append(payload)
+        return Taken(payloads, txids)
+
+
+def _object(line: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError("is not a JSON object")
+    unknown = fields.keys() - set(_FIELDS)
+    if unknown:
+        name = min(unknown)
+        near = difflib.get_close_matches(name, _FIELDS, n=1)
+        raise ValueError(f"has the unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return fields
+
+
+def _payload(fields: dict[str, object]) -> bytes:
+    given = fields.keys() & set(_VALUES)
+    if len(given) != 1:
+        raise ValueError(f"has {'no value' if not given else 'several values'}: give one of {', '.join(_VALUES)}")
+    name = given.pop()
+    text = fields[name]
+    if not isinstance(text, str):
+        raise ValueError(f"has a {name} that is not text")
+    try:
+        if name == "value_base64":
+            payload = base64.b64decode(text, validate=True)
+        elif name == "value_hex":
+            payload = bytes.fromhex(text)
+        else:
+            payload = text.encode()
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"has a {name} that cannot be read: {error}") from None
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(_too_long(len(payload)))
+    return payload
+
+
+def _txid(fields: dict[str, object]) -> int:
+    txid = fields.get("transaction_id")
+    if isinstance(txid, bool) or not isinstance(txid, int) or not 0 <= txid < 2**63 - 1:
+        raise ValueError("has no transaction_id that a record may have: a whole number from 0 on")
+    return txid
+
+
+def _too_long(size: int | None) -> str:
+    has = f"has {size:,} bytes, and" if size is not None else "is too long:"
+    return f"{has} a record holds at most {MAX_PAYLOAD_BYTES:,}"
+
+
+def splitter_of(form: RecordInput, delimiter: str | None, *, keep_txids: bool) -> Splitter:
+    """What cuts input in this form. Raises CallerError for options that do not go together."""
+    cut = delimiter_of(delimiter, form)
+    if keep_txids and form is not RecordInput.JSON:
+        raise CallerError("only records in JSON have transaction ids to keep; nothing was written")
+    if form is RecordInput.JSON:
+        return JsonSplitter(keep_txids=keep_txids)
+    return RawSplitter(cut) if form is RecordInput.RAW else PrefixedSplitter()
+
+
+# ---------------------------------------------------------------------- out
+
+
+class RecordPrinter:
+    """Prints records in one form."""
+
+    def __init__(self, out: BinaryIO, encoding: str, form: RecordOutput, delimiter: str | None) -> None:
+        """`encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises CallerError."""
+        self._out = out
+        self._form = form
+        self._delimiter = delimiter_of(delimiter, form)
+        self._encoding = encoding
+        self._unicode = codecs.lookup(encoding).name == "utf-8"
+        self._ambiguous = 0
+
+    def print(self, records: Sequence[LogRecord], *, as_hex: bool = False, payload: bool = True) -> None:
+        """Print records. Raises OSError, among them BrokenPipeError."""
+        if not records:
+            return
+        if self._form is RecordOutput.RAW:
+            payloads = [record.payload for record in records]
+            data = self._delimiter.join((*payloads, b""))
+            if data.split(self._delimiter)[:-1] != payloads:
+                # Also one whose last bytes and the delimiter behind it make an earlier delimiter.
+                ends = ((payload + self._delimiter).find(self._delimiter) for payload in payloads)
+                self._ambiguous += sum(end < len(payload) for end, payload in zip(ends, payloads, strict=True))
+        elif self._form is RecordOutput.LENGTH_PREFIXED:
+            data = b"".join(part for one in records for part in (LENGTH.pack(len(one.payload)), one.payload))
+        elif self._form is RecordOutput.JSON:
+            fields = (record_as_json(one, as_hex=as_hex, payload=payload) for one in records)
+            lines = [json.dumps(one, ensure_ascii=not self._unicode) for one in fields]
+            data = "\n".join((*lines, "")).encode(self._encoding)
+        else:
+            lines = [record_as_text(one, as_hex=as_hex, payload=payload) for one in records]
+            data = "\n".join((*lines, "")).encode(self._encoding, "backslashreplace")
+        self._out.write(data)
+
+    def note(self) -> str | None:
+        """What to say to who reads what was printed: that its records cannot be told apart."""
+        if not self._ambiguous:
+            return None
+        holds = counted(self._ambiguous, "record holds", "records hold")
+        return f"{holds} the delimiter: where it ends cannot be seen; --output json or length-prefixed shows that"
+
+
+def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:
+    """A record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is UTF-8,
+    else `value_base64`; or `value_hex`."""
+    fields: dict[str, Json] = {
+        "dlsn": str(record.dlsn),
+        "transaction_id": record.txid,
+        "sequence_id": record.sequence_id,
+    }
+    if not payload:
+        return fields
+    data = bytes(record.payload)
+    if as_hex:
+        return fields | {"value_hex": data.hex()}
+    try:
+        return fields | {"value": data.decode()}
+    except UnicodeDecodeError:
+        return fields | {"value_base64": base64.b64encode(data).decode("ascii")}
+
+
+def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> str:
+    """A record on one line, without control characters; without its payload how long that is."""
+    if not payload:
+        text = counted(len(record.payload), "byte")
+    elif as_hex:
+        text = bytes(record.payload).hex()
+    else:
+        text = bytes(record.payload).decode("utf-8", errors="backslashreplace")
+        if not text.isprintable():  # a line feed would end the line, an escape sequence command the terminal
+            text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return f"{record.dlsn!s:<16} {record.txid:>15}  {text}"

@@ -1,0 +1,287 @@
+"""`dlspark write` and `read` in pipes: whatever ends the input, what was read is in the log; and what is said is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import typer
+
+from dlspark.cli import pipes
+from dlspark.cli.main import plain_errors
+from dlspark.cli.record_forms import RecordInput, RecordOutput
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
+from dlspark.core.sync.namespace import Namespace
+from dlspark.sandbox import Sandbox
+
+COMMAND = [sys.executable, "-m", "dlspark.cli"]
+SAID = re.compile(rb"(\d[\d,]*) records? (?:is|are) in the log")
+Done: TypeAlias = "tuple[int, str]"
+"""Exit status and standard error."""
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def write(
+    sandbox: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> Callable[..., Done]:
+    """`dlspark write` in this process, with a file as its standard input."""
+
+    def run(name: str, stdin: bytes, **options: object) -> Done:
+        path = tmp_path / "stdin"
+        path.write_bytes(stdin)
+        with path.open() as file, monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", file)
+            status = _status(lambda: plain_errors(pipes.write)(name, uri=sandbox.uri, **options))  # type: ignore[arg-type]
+        return status, capfdbinary.readouterr().err.decode()
+
+    return run
+
+
+@pytest.fixture
+def read(sandbox: Sandbox, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., tuple[int, bytes, bytes]]:
+    """`dlspark read` in this process."""
+
+    def run(name: str, **options: object) -> tuple[int, bytes, bytes]:
+        status = _status(lambda: plain_errors(pipes.read)(name, uri=sandbox.uri, **options))  # type: ignore[arg-type]
+        return status, *capfdbinary.readouterr()
+
+    return run
+
+
+def _status(command: Callable[[], None]) -> int:
+    try:
+        command()
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def environment(sandbox: Sandbox, **more: str) -> dict[str, str]:
+    return {**os.environ, "DLSPARK_URI": sandbox.uri, **more}
+
+
+def said(process: subprocess.Popen[bytes]) -> int:
+    """The number of the next line on standard error that says how much is in the log."""
+    assert process.stderr is not None
+    while line := process.stderr.readline():
+        if found := SAID.match(line):
+            return int(found[1].replace(b",", b""))
+    raise AssertionError("it ended without saying what is in the log")
+
+
+def payloads(sandbox: Sandbox, name: str) -> list[bytes]:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log(name) as log, log.open_reader() as reader:
+        found: list[bytes] = []
+        while records := reader.read_bulk(100_000):
+            found += [bytes(record.payload) for record in records]
+        return found
+
+
+def test_bytes_come_back_as_they_went_in(
+    sandbox: Sandbox, write: Callable[..., Done], read: Callable[..., tuple[int, bytes, bytes]]
+) -> None:
+    lines = [b"a\r", b"", b"\0\xff", b"caf\xc3\xa9", b"last"]
+    assert write("bytes", b"\n".join(lines)) == (0, "5 records are in the log, the last one at 1:0:4\n")
+    assert payloads(sandbox, "bytes") == lines
+    assert read("bytes", form=RecordOutput.RAW) == (0, b"\n".join(lines) + b"\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("out", "into"),
+    [
+        ({"form": RecordOutput.JSON}, {"form": RecordInput.JSON, "keep_txids": True}),
+        ({"form": RecordOutput.JSON, "as_hex": True}, {"form": RecordInput.JSON}),
+        ({"form": RecordOutput.LENGTH_PREFIXED}, {"form": RecordInput.LENGTH_PREFIXED}),
+        ({"form": RecordOutput.RAW, "delimiter": r"\x1f\0"}, {"delimiter": r"\x1f\0"}),
+    ],
+    ids=["json", "hex", "length-prefixed", "delimiter"],
+)
+def test_a_log_goes_through_a_pipe_into_another(
+    sandbox: Sandbox,
+    request: pytest.FixtureRequest,
+    write: Callable[..., Done],
+    read: Callable[..., tuple[int, bytes, bytes]],
+    out: dict[str, object],
+    into: dict[str, object],
+) -> None:
+    source, target = (f"{which}-{request.node.callspec.id}" for which in ("from", "to"))
+    records = [b"a\nb", b"c\r\n", b"", b"\0\xfe", "zwölf".encode(), *(b"%d" % number for number in range(5))]
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log(source) as log, log.open_writer() as writer:
+        for number, payload in enumerate(records):
+            writer.write(100 + number // 2, payload)
+    status, printed, note = read(source, **out)
+    assert (status, note) == (0, b"")
+    assert write(target, printed, **into) == (0, "10 records are in the log, the last one at 1:0:9\n")
+    assert payloads(sandbox, target) == records
+    if "keep_txids" in into:
+        again = read(target, form=RecordOutput.JSON)[1]
+        assert [json.loads(line)["transaction_id"] for line in again.splitlines()] == [100 + n // 2 for n in range(10)]
+
+
+def test_raw_output_says_that_lines_are_not_records(
+    sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]
+) -> None:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("lines") as log, log.open_writer() as writer:
+        writer.write(1, b"a\nb")
+        writer.write(2, b"c")
+    status, printed, note = read("lines", form=RecordOutput.RAW)
+    assert (printed, status) == (b"a\nb\nc\n", 0)
+    assert b"1 record holds the delimiter" in note
+
+
+def test_a_line_that_is_too_long_takes_none_of_those_before_it_along(
+    sandbox: Sandbox, write: Callable[..., Done]
+) -> None:
+    status, said = write("long", b"a\nb\n" + b"x" * (MAX_PAYLOAD_BYTES + 1) + b"\nc\n")
+    assert status == 1
+    assert said.startswith("2 records are in the log, the last one at 1:0:1\ndlspark: line 3 ")
+    assert payloads(sandbox, "long") == [b"a", b"b"]
+
+
+def test_ids_that_go_back_end_the_input_behind_those_that_do_not(sandbox: Sandbox, write: Callable[..., Done]) -> None:
+    objects = [{"value": str(number), "transaction_id": txid} for number, txid in enumerate([5, 5, 7, 6, 8])]
+    data = b"".join(json.dumps(one).encode() + b"\n" for one in objects) + b"bad"
+    status, said = write("ids", data, form=RecordInput.JSON, keep_txids=True)
+    assert status == 1
+    assert said.startswith("3 records are in the log, the last one at 1:0:2\n")
+    assert "record 4 has the transaction id 6, and there is 7 before it" in said
+    status, said = write("ids", data, form=RecordInput.JSON, keep_txids=True)
+    assert said.startswith("0 records are in the log\n")
+    assert "record 1 has the transaction id 5, and there is 7 before it" in said
+    assert payloads(sandbox, "ids") == [b"0", b"1", b"2"]
+
+
+def test_limits_of_what_may_wait_hold_the_input_up_and_refuse_nothing(
+    sandbox: Sandbox, write: Callable[..., Done]
+) -> None:
+    lines = [b"%d" % number for number in range(3_000)]
+    assert write("limited", b"\n".join(lines), values=["perWriterOutstandingWriteLimit=1000"])[0] == 0
+    assert payloads(sandbox, "limited") == lines
+
+
+def test_without_durable_writes_only_what_was_stored_is_said_to_be_there(
+    sandbox: Sandbox, write: Callable[..., Done]
+) -> None:
+    options = {"values": ["isDurableWriteEnabled=false"]}
+    assert write("volatile", b"a\nb\n", **options) == (0, "2 records are in the log\n")
+    assert payloads(sandbox, "volatile") == [b"a", b"b"]
+
+
+def test_a_sealed_log_takes_nothing_and_that_is_said(sandbox: Sandbox, write: Callable[..., Done]) -> None:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("sealed") as log, log.open_writer() as writer:
+        writer.mark_end_of_stream()
+    status, said = write("sealed", b"a\n")
+    assert status == 1
+    assert said.startswith("0 records are in the log\n")
+    assert "the log is sealed" in said
+
+
+def test_what_was_read_is_visible_while_the_input_idles_and_a_signal_loses_nothing(sandbox: Sandbox) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "write", "idle", "--progress"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(sandbox),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        assert said(process) == 1
+        assert payloads(sandbox, "idle") == [b"one"]
+        process.stdin.write(b"typed one\ntyped two\nunfini")
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        *_, last = process.stderr
+        assert process.wait(60) == 128 + signal.SIGINT
+    assert last.startswith(b"3 records are in the log, the last one at 1:")
+    assert b"6 bytes of an unfinished line were not written" in last
+    assert payloads(sandbox, "idle") == [b"one", b"typed one", b"typed two"]
+
+
+def test_what_was_said_to_be_in_the_log_survives_a_kill(
+    sandbox: Sandbox, tmp_path: Path, write: Callable[..., Done]
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"".join(b"%099d\n" % number for number in range(100_000)))
+    with (
+        lines.open("rb") as source,
+        subprocess.Popen(
+            [*COMMAND, "write", "killed", "--progress", "--set", "zkSessionTimeoutSeconds=4"],
+            stdin=source,
+            stderr=subprocess.PIPE,
+            env=environment(sandbox),
+        ) as process,
+    ):
+        there = said(process)
+        process.kill()
+    assert there > 0
+    # The next owner recovers what the dead one left.
+    assert write("killed", b"after\n")[0] == 0
+    found = payloads(sandbox, "killed")
+    assert len(found) > there
+    assert found[:-1] == [b"%099d" % number for number in range(len(found) - 1)]
+
+
+def test_output_that_cannot_be_written_is_a_plain_error(sandbox: Sandbox) -> None:
+    for arguments in (("--help",), ("log", "list")):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment(sandbox), timeout=60
+            )
+        assert done.returncode == 1
+        assert done.stderr == b"dlspark: the output cannot be written: No space left on device\n"
+
+
+def test_a_terminal_without_unicode_gets_escapes(sandbox: Sandbox, write: Callable[..., Done]) -> None:
+    assert write("zwölf-€", "zwölf €\n".encode())[0] == 0
+    for arguments in (("read", "zwölf-€"), ("log", "list"), ("log", "tail", "zwölf-€", "--no-follow")):
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            capture_output=True,
+            env=environment(sandbox, PYTHONIOENCODING="latin-1", PYTHONUTF8="0"),
+            timeout=60,
+        )
+        assert (done.returncode, b"\\u20ac" in done.stdout) == (0, True), done.stderr
+
+
+def test_standard_input_that_is_closed_is_a_plain_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _status(lambda: plain_errors(pipes.write)("any")) == 1
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_a_folder_is_said_to_be_one(sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]) -> None:
+    with Namespace.open(sandbox.uri) as namespace:
+        namespace.create_log("folder/a")
+    status, _, said = read("folder")
+    assert status == 1
+    assert b"that is a folder of 1 name, and not a log itself" in said
+    assert b"folder/a" in said
+
+
+@pytest.mark.parametrize("arguments", [("read", "followed", "--follow"), ("log", "tail", "followed")])
+def test_who_follows_ends_when_nobody_reads_any_more(
+    sandbox: Sandbox, write: Callable[..., Done], arguments: tuple[str, ...]
+) -> None:
+    write("followed", b"a\n")
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, env=environment(sandbox)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().rstrip().endswith(b"a")
+        process.stdout.close()
+        assert process.wait(60) == 0
