@@ -2,8 +2,8 @@
 
 A host's clock may be a week ahead, for an hour or for ever, and a producer that is forgotten too early is refused
 (I19). So the time of a log goes on where its last owner left it, and then as its present owner measures it, without
-looking at the clock again. While nobody wrote it may have stood still: how long that was only the clock can tell, and it is
-believed up to a limit.
+looking at the clock again. While nobody wrote it may have stood still: how long that was only the clock can tell, and
+it is believed up to a limit.
 """
 
 from __future__ import annotations
