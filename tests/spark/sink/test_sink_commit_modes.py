@@ -154,7 +154,8 @@ def test_requests_and_answers_survive_their_bytes() -> None:
 
 def test_what_is_not_understood_is_refused_and_an_unknown_answer_is_said_as_such() -> None:
     head, body = split(encode_request("s3", BatchToAppend(JOB, part("a"))))
-    for bad in (b"{}", b"[]", b"\xff", head.replace(b'"q"', b'"q","r"'), head.replace(b"[", b"{", 1)):
+    broken = (head.replace(b'"q"', b'"q","r"'), head.replace(b"[", b"{", 1), head.replace(b"null}", b'"7"}'))
+    for bad in (b"{}", b"[]", b"\xff", *broken):
         with pytest.raises(CorruptDataError):
             decode_request("s3", bad, body)
     with pytest.raises(CorruptDataError, match="another secret"):
@@ -164,4 +165,4 @@ def test_what_is_not_understood_is_refused_and_an_unknown_answer_is_said_as_such
     with pytest.raises(OutcomeUnknownError):
         decode_answer(b"nonsense")
     with pytest.raises(CorruptDataError, match="damaged"):
-        records(decode_request("s3", head, b"\x00" * 8).rows, 0)
+        records(decode_request("s3", head, b"\x00" * 8)[0].rows, 0)
