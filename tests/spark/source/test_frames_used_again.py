@@ -99,7 +99,7 @@ def test_each_micro_batch_is_joined_with_what_the_log_has_by_then(
     totals: list[int] = []
     source = logs.create(f"{reading.log}-source")
     logs.write(source, [1])
-    stream = spark.readStream.format("distributedlog").option("log", source).load().select("value")
+    stream = spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 5).load(source).select("value")
     joined = stream.crossJoin(reading.frame().groupBy().agg(f.count("value").alias("total")))
     query = (
         joined.writeStream.option("checkpointLocation", str(checkpoint))
