@@ -403,7 +403,8 @@ class Drawing:
         known = [column for column in columns if column.origin]
         if not known:
             return f"{rng.choice(list(columns)).name} IS NOT NULL"
-        column = rng.choice(known)
+        times = [column for column in known if column.origin == "timestamp"]
+        column = rng.choice(times if times and rng.random() < 0.3 else known)
         if rng.random() < 0.06:
             return f"{column.name} IS {rng.choice(('', 'NOT '))}NULL"
         if subqueries and rng.random() < 0.08:
@@ -457,7 +458,7 @@ class Drawing:
     def _time(self) -> str:
         rng = self._rng
         seen = self._one_seen("timestamp")
-        if isinstance(seen, int) and rng.random() < 0.6:
+        if isinstance(seen, int) and rng.random() < 0.45:
             micros = seen + rng.choice((-1000, -1, 0, 0, 1, 500, 1000))
             made = f"timestamp_micros({micros})"
             return rng.choice((made, made, f"CAST({made} AS DATE)", f"CAST({made} AS TIMESTAMP_NTZ)"))

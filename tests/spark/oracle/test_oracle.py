@@ -7,6 +7,7 @@ and without the connector's jar, and `--seed n` plays one scene again there.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.quick_start import plain_environment
+from oracle_logs import Record
+from oracle_queries import COLUMNS, FAR_TIMES, Drawing
 from oracle_scene import QUERIES, Scene
 
 from dlspark.spark import enable
@@ -29,6 +32,20 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 SCENES = 2
 SEEDS_AT_ONCE = 25
 """Scenes of one process, so that a round that hangs ends the test soon."""
+
+
+def drawn(seed: int) -> list[str]:
+    seen = [Record("a", 1, n // 3, n % 3, n, 1000 + n, 1_000_000 + n * 1000, b"%d" % n) for n in range(9)]
+    drawing = Drawing(random.Random(seed), {"r0": COLUMNS, "r1": ("log", "value")}, seen)
+    return [drawing.tree().sql({"r0": "t0", "r1": "t1"}) for _ in range(20)]
+
+
+def test_a_seed_draws_its_queries_again_and_many_draw_all_kinds() -> None:
+    assert drawn(7) == drawn(7) != drawn(8)
+    text = "\n".join(query for seed in range(20) for query in drawn(seed))
+    kinds = ("WHERE", "LEFT SEMI JOIN", "CROSS JOIN", "UNION ALL", "GROUP BY", "ORDER BY", "LIMIT 0", "IN (SELECT")
+    assert [kind for kind in kinds if kind not in text] == []
+    assert sum(time in text for time in FAR_TIMES) > len(FAR_TIMES) / 2
 
 
 def test_queries_with_the_jar_give_what_they_give_over_parquet(
