@@ -259,20 +259,20 @@ class Scene:
             self._logs.create_again(name)
             self._lost(name)
         else:
-            self._insert(name)
+            self._insert(name, in_sql=self._catalog is not None and self._rng.random() < 0.7)
 
     def _lost(self, log: str) -> None:
         self._outdated |= {one.name for one in self._relations if log in one.logs and one.kept is not None}
 
-    def _insert(self, name: str) -> None:
-        """Append by Spark's sink: in SQL where there is a catalog."""
+    def _insert(self, name: str, *, in_sql: bool) -> None:
+        """Append by Spark's sink."""
         log = self._logs.logs[name]
         self._logs.free(name)
         rows = self._logs.values(log, self._rng.randint(1, 4))
         said = ", ".join(f"({txid}L, X'{value.hex()}')" for txid, value in rows)
         frame = self._spark.sql(f"SELECT * FROM VALUES {said} AS t(transaction_id, value)").coalesce(1)
-        self._note(f"insert {len(rows)} rows into {name}")
-        if self._catalog is not None and self._rng.random() < 0.7:
+        self._note(f"insert {len(rows)} rows into {name} {'in SQL' if in_sql else 'by format'}")
+        if in_sql:
             self._spark.sql(f"INSERT INTO {self._catalog}.{name} (transaction_id, value) VALUES {said}")
         else:
             frame.write.format(self._format).option("uri", self._uri).mode("append").save(name)
@@ -323,7 +323,7 @@ class Scene:
         self._compare(tree, in_sql=False)
 
     def _table_cache(self) -> None:
-        """`CACHE TABLE`, a change by others, `REFRESH TABLE`; an append by Spark makes the cache anew by itself."""
+        """`CACHE TABLE`, a change by others, `REFRESH TABLE`; `INSERT INTO` makes the cache anew by itself."""
         relation = self._rng.choice(self._tables())
         table = str(relation.table)
         tree = Leaf(relation.name, tuple(Column(name, name) for name in COLUMNS))
@@ -332,7 +332,7 @@ class Scene:
         try:
             self._compare(tree, in_sql=True)
             if self._rng.random() < 0.5:
-                self._insert(relation.logs[0])
+                self._insert(relation.logs[0], in_sql=True)
             else:
                 self._note(f"append to {relation.logs[0]}, REFRESH TABLE")
                 self._logs.append(relation.logs[0])
