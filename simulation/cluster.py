@@ -183,6 +183,7 @@ class NodeMachine(Machine):
         self.disk = SimulatedDisk(world.loop, name, world.rng(f"disk/{name}"))
         self.disk.reached = world.reached
         self.disk.synced = lambda path, written: world.ledger_checkers.durability.synced(self, path, written)
+        self.disk.survived = lambda path, written: world.ledger_checkers.durability.survived(self, path, written)
         self.bookie: Bookie | None = None
         self.serving = False
         self.damaged = False

@@ -76,6 +76,15 @@ class Durability:
                 if data.startswith(_BATCH_START):
                     self._batch(node.name, path, offset, data)
 
+    def survived(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
+        """Bytes of a file are on the medium after a power cut, though they were not synced.
+
+        Batches of a journal count then as if they were, for the next start replays them. It makes nothing durable that
+        is so already, neither by a sync nor, where it has space for one, by a checkpoint.
+        """
+        if path.startswith(JOURNAL_DIRECTORIES):
+            self.synced(node, path, written)
+
     def _batch(self, host: str, path: str, offset: int, data: bytes) -> None:
         batch = parse_batch_header(data, 0, offset, int.from_bytes(data[8:16], "big"))
         if batch is None:

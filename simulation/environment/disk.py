@@ -181,6 +181,8 @@ class SimulatedDisk:
         self.faults = DiskFaults()
         self.synced: Synced | None = None
         """Called after every successful sync with the path, and what became durable."""
+        self.survived: Synced | None = None
+        """Called after a power cut with each path, and the writes that were not synced and are on the medium whole."""
         self.reached: Reached = lambda point: None
         """Called with the coverage point of every fault that took effect."""
         self.keeps_order = rng.random() < 0.5
@@ -241,8 +243,8 @@ class SimulatedDisk:
         if self.synced is not None and written:
             self.synced(file.path, written)
 
-    def _keep_some(self, inode: Inode) -> None:
-        """Each unsynced write reaches the medium whole, in part, or not at all."""
+    def _keep_some(self, inode: Inode) -> list[tuple[int, bytes]]:
+        """Each unsynced write reaches the medium whole, in part, or not at all; those that are there whole."""
         written, inode.pending = inode.pending, []
         for offset, data in written:
             fate = TORN if self.tears else self.rng.random()
@@ -256,6 +258,7 @@ class SimulatedDisk:
                 self.reached("disk.torn-write")
             else:
                 self.reached("disk.unsynced-lost")
+        return [(offset, data) for offset, data in written if inode.durable[offset : offset + len(data)] == data]
 
     def holds(self, path: str, length: int) -> bool:
         """True if the file would be there after a power cut, with its first `length` bytes as they are now."""
@@ -433,13 +436,12 @@ class SimulatedDisk:
     def _lose_cache(self) -> None:
         for directory in self._directories.values():
             directory.lose_some(self.rng, in_order=self.keeps_order)
-        for inode in self._inodes():
-            if inode.pending:
-                self._keep_some(inode)
-            inode.data = bytearray(inode.durable)
-
-    def _inodes(self) -> list[Inode]:
-        return [inode for directory in self._directories.values() for inode in directory.names.values()]
+        for folder, directory in self._directories.items():
+            for name, inode in directory.names.items():
+                kept = self._keep_some(inode) if inode.pending else []
+                inode.data = bytearray(inode.durable)
+                if kept and self.survived is not None:
+                    self.survived(f"{folder}/{name}", kept)
 
     def wipe(self) -> None:
         """Another disk in place of this one."""

@@ -34,6 +34,13 @@ def media_of(carried: list[tuple[int, ...]] | None = None) -> Durability:
     return Durability(fail, lambda *told: None if carried is None else carried.append(told))
 
 
+class AlwaysKept(Random):
+    """Every write that was not synced is on the medium after a power cut."""
+
+    def random(self) -> float:
+        return 0.0
+
+
 def node_of(loop: SimulatedLoop, *, damaged: bool = False) -> Any:
     disk = SimulatedDisk(loop, "b0", Random(1))
     disk.make_directory("/ledgers1")
@@ -78,6 +85,27 @@ def test_so_does_a_fence() -> None:
     assert not media.nodes["b0"].fenced
     media.synced(node, JOURNAL, [batch(4, 3)])
     assert media.nodes["b0"].fenced == {7}
+    loop.finish()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_fence_that_outlives_a_power_cut_without_a_sync_counts_as_replay_finds_it(before: bool) -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    node.disk.synced = lambda path, written: media.synced(node, path, written)
+    node.disk.survived = lambda path, written: media.survived(node, path, written)
+    node.disk.make_directory("/journal1/current")
+    file = node.disk.open(JOURNAL, create=True)
+    node.disk.sync_directory("/journal1/current")
+    if before:
+        offset, data = batch(4, 3)
+        file.write_at(offset, [data])
+        file.sync_data()
+    offset, data = batch(5, 3, kind=LEDGER, body=ledger_body(b"key", True))
+    node.disk.rng = AlwaysKept()
+    file.write_at(offset, [data])
+    node.disk.cut(power=True)
+    assert media.nodes["b0"].fenced == ({7} if before else set())
     loop.finish()
 
 
