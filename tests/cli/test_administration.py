@@ -206,9 +206,9 @@ class TestLogs:
 class TestContents:
     def test_records_are_read_in_hexadecimal_or_without_payload(self, shell: Shell) -> None:
         shell.write("read", ["a", "b", "c"])
-        values = [one["value"] for one in shell.lines("read", "read", "--hex", "--limit", "2")]
+        values = [one["value_hex"] for one in shell.lines("read", "read", "--hex", "--limit", "2")]
         assert values == ["61", "62"]
-        assert "value" not in shell.lines("read", "read", "--skip-payload")[0]
+        assert not {"value", "value_hex", "value_base64"} & set(shell.lines("read", "read", "--skip-payload")[0])
         assert " 1 byte\n" in shell.run("read", "read", "--skip-payload").stdout
         shell.run("read", "read", "--hex", "--output", "raw", status=1)
 

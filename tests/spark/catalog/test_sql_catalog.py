@@ -484,8 +484,6 @@ def test_the_conf_file_of_the_repository_works(sandbox: Sandbox, logs: Logs) -> 
 
 MISSING = """
 from pyspark.sql import SparkSession
-from helpers.quick_start import plain_environment
-
 from dlspark.spark import enable
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 enable(spark, uri="distributedlog://127.0.0.1:1/none")
