@@ -36,12 +36,12 @@ from dlspark.sandbox_processes import (
     log_tail,
 )
 from dlspark.sandbox_proxies import SandboxProxies
-from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
+from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -356,10 +356,10 @@ def _already_running(directory: Path, kept: SandboxState | None) -> CallerError:
 async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
     ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
-    from metadata.bindings import Binding
-    from metadata.ledgers import LedgerStore
-    from metadata.namespaces import NamespaceStore, NotBoundError
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.bookkeeper.ledgers import LedgerStore
+    from metadata.distributedlog.bindings import Binding
+    from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
+    from metadata.zookeeper.client import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(servers)
     try:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryTree, _Session
 from metadata.store import Op, OpResult, SessionState
+from metadata.zookeeper.memory import MemoryTree, _Session
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers

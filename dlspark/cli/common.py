@@ -179,7 +179,7 @@ def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) 
 
 def _missing_log(error: BaseException | None) -> str | None:
     """The log that was not found, if that is the error."""
-    from metadata.log_names import LogNotFoundError
+    from metadata.distributedlog.log_names import LogNotFoundError
 
     return error.log if isinstance(error, LogNotFoundError) else None
 
@@ -232,7 +232,7 @@ def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Ca
         import asyncio
 
         # Here, because a loop that runs takes Ctrl-C for itself: it would wait for the end of the imports.
-        import metadata.zookeeper  # noqa: F401
+        import metadata.zookeeper.client  # noqa: F401
 
         uri, conf, values, output = (given.pop(name) for name in ("uri", "conf", "values", "output"))
         at = At(namespace_uri(uri), settings_of(conf, values), output)  # type: ignore[arg-type]

@@ -22,10 +22,10 @@ from dlspark.cli.common import (
     table,
 )
 from dlspark.cli.logs import HexOption
+from metadata.distributedlog.segments import VERSION
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import short_time, time_text
-from metadata.segments import VERSION
 
 if TYPE_CHECKING:
     from dlspark.core.administration.audit import LedgerAudit, Space, UnnamedLedger

@@ -14,7 +14,7 @@ from metadata.foundation.times import short_time, time_text
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.spark.sink.leftovers import SinkLeftovers
-    from metadata.sinks import SinkStore
+    from metadata.distributedlog.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
 _MIN_AGE_HOURS = 24.0
@@ -48,7 +48,7 @@ async def list_sinks(
 
 def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, ...]]:
     from dlspark.spark.sink.leftovers import StagedVerdict
-    from metadata.sink_marks import NO_BATCH
+    from metadata.distributedlog.sink_marks import NO_BATCH
 
     for one in found:
         counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if one.of(verdict)]
@@ -122,7 +122,7 @@ async def _found(
     namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
 ) -> tuple[SinkStore, list[SinkLeftovers]]:
     from dlspark.spark.sink.leftovers import find_leftovers
-    from metadata.sinks import SinkStore
+    from metadata.distributedlog.sinks import SinkStore
 
     store = SinkStore(namespace.store, namespace.uri.path)
     now_ms = namespace.services.clock.now_ms()
@@ -133,7 +133,7 @@ async def _found(
 
 def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
     from dlspark.spark.sink.leftovers import StagedVerdict
-    from metadata.sink_marks import NO_BATCH
+    from metadata.distributedlog.sink_marks import NO_BATCH
 
     result: dict[str, Json] = {
         "sink": one.sink_id,

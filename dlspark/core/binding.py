@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from dlspark.core.opening import connect_logs
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 from metadata.foundation.settings import Value
-from metadata.namespaces import NamespaceStore, NamespaceUri
 
 SettingsLike = Settings | Mapping[str, Value] | None
 
@@ -89,7 +89,7 @@ async def find_binding(uri: str, *, settings: SettingsLike = None) -> tuple[Bind
 
 
 async def update_binding(uri: str, *, settings: SettingsLike = None, **changes: str | int | bool | None) -> Binding:
-    """Change fields of the namespace's own binding (those of `metadata.bindings.Binding`); returns the new one.
+    """Change fields of the namespace's own binding (those of `Binding`); returns the new one.
 
     Raises NotBoundError where the path itself is not bound, CallerError as `bind` does, TypeError for an unknown field.
     """

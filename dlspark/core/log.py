@@ -23,13 +23,13 @@ from dlspark.core.settings.settings import LiveSettings, Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import Once, each
-from metadata.ledgers import Versioned
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
-from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 
 

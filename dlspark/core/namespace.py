@@ -25,18 +25,18 @@ from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
-from metadata.allocators import pool_path
-from metadata.bindings import Binding
+from metadata.distributedlog.allocators import pool_path
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.log_watch import LogChange, watch_logs
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
+from metadata.distributedlog.permissions import Action, PermissionStore
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
-from metadata.log_watch import LogChange, watch_logs
-from metadata.logs import LogStore
-from metadata.namespaces import NamespaceStore, NamespaceUri
-from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore, Op
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network, SystemClock

@@ -19,14 +19,14 @@ from dlspark.core.metrics.meter import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings.cluster import ZooKeeperKeys
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.log_folders import FederatedFolders
-from metadata.logs import LogStore
-from metadata.namespaces import NamespaceStore, NamespaceUri
-from metadata.permissions import PermissionStore
-from metadata.segment_listing import SegmentCache
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_folders import FederatedFolders
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
+from metadata.distributedlog.permissions import PermissionStore
+from metadata.distributedlog.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network
@@ -204,7 +204,7 @@ def _ledgers_apart(settings: Settings) -> bool:
 async def connect_logs(servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> MetadataStore:
     """A session for logs on `servers` ("host:port,host:port"). Raises MetadataUnavailableError."""
     # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,
@@ -220,7 +220,7 @@ async def connect_ledgers(
     servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 ) -> MetadataStore:
     """A session for ledgers on `servers`. Raises MetadataUnavailableError."""
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,

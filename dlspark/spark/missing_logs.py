@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlspark.core.namespace import AsyncNamespace
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.settings import did_you_mean
-from metadata.log_names import LogNotFoundError
 
 
 async def missing_log_error(namespace: AsyncNamespace, missing: Sequence[str]) -> LogNotFoundError:

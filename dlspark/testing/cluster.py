@@ -18,12 +18,12 @@ from types import TracebackType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.foundation.opened_here import OpenedHere
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Network
 from storage_node.settings.bookie import BookieSettings

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.durability import Durability
 from simulation.checkers.history import OperationOutcome, outcome_of

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
 from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.ledgers import LedgerCheckers

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segment_changes import NOTES
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, LogCheckers, LogTruth, ReadSpan, SeenRecord, WriterSession

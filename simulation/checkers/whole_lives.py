@@ -20,9 +20,9 @@ from dataclasses import replace
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import truncation_point
 from dlspark.core.settings.settings import Settings
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segment_changes import NOTES
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete, Op
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import LogCheckers, LogTruth, ReadSpan, SeenRecord

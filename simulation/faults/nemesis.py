@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from metadata.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from simulation.checkers.ledgers import bodies_in, decode_answer
 from simulation.cluster import Machine, NodeMachine, World
 from simulation.environment.disk import REMOVAL

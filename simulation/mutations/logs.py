@@ -23,11 +23,11 @@ from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import WriteError
-from metadata.logs import LogStore
-from metadata.segment_changes import Change, SegmentChanges
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segment_changes import Change, SegmentChanges
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.subscribers import SubscriberStore
 from metadata.store import ANY_VERSION, Check, Delete, Op
-from metadata.subscribers import SubscriberStore
 from simulation.mutations.mutation import Method, Mutation, edited
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.foundation.errors import InvariantViolation, NoNodeError
-from metadata.ledger_metadata import DigestType
 from simulation.checkers.history import RecordedOperation
 from simulation.checkers.ledgers import LedgerTruth, ledger_of
 from simulation.cluster import ClientMachine, World

@@ -30,10 +30,10 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentListError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.namespaces import NamespaceStore
-from metadata.segments import SegmentListError
 from simulation.checkers.history import RecordedOperation
 from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, WriterSession, WrittenRecord
 from simulation.cluster import ClientMachine, World

@@ -23,8 +23,8 @@ from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import AnnouncedFleet, Fleet, StaticFleet
 from dlspark.serving.client.producing import AsyncProducer
 from dlspark.serving.client.settings import ThinClientSettings
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
 from simulation.checkers.conditions import ConditionCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, SeenRecord, WriterSession, WrittenRecord
 from simulation.checkers.proxies import ClientWrites

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from metadata.auditors import AuditorStore, PeriodicCheck
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore, Versioned
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore, Versioned
-from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.client.placement.arranging import Adherence

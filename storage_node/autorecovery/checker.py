@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from metadata.auditors import AuditorStore, RegisteredBookies
+from metadata.bookkeeper.auditors import AuditorStore, RegisteredBookies
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import (
     ConnectionLossError,
     DistributedLogError,
@@ -32,8 +34,6 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError, LedgerStateUnknownError

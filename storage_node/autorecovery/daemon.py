@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieRegistry, check_bookie_id
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieRegistry, check_bookie_id
+from metadata.bookkeeper.ledgers import DEFAULT_ROOT, LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
-from metadata.ledgers import DEFAULT_ROOT, LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore, SessionState
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from metadata.auditors import AuditorStore
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.edge import Clock
 

@@ -28,6 +28,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
@@ -38,8 +40,6 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.pacing import ByteRate, for_each
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.ledgers import LedgerStore
-from metadata.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, BadFragment, Fragment, Inspection, LedgerChecker
 from storage_node.client.client import LedgerClient

@@ -13,10 +13,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.foundation.errors import DistributedLogError, NodeExistsError
-from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from metadata.bookies import BookieRegistry, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
 from storage_node.errors import (
     BookieFailedError,

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import Answer, ConnectionPool, answer_error, ask_bookies
 from storage_node.errors import ProtocolError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry, EntryDigest, master_key

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import ClientContext, digest_of
 from storage_node.client.reading import EntryFetcher

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -24,8 +26,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import DigestType, LedgerMetadata
-from metadata.ledgers import LedgerStore
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import Outage
 from storage_node.client.placement.policies import Placement

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.health import Outage, is_outage
 from storage_node.client.reading import EntryFetcher
 from storage_node.protocol.digests import Entry

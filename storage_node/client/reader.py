@@ -13,10 +13,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from metadata.bookies import UnknownBookieError
+from metadata.bookkeeper.bookies import UnknownBookieError
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import outlast

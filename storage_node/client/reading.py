@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import DigestType, LedgerMetadata
 from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest

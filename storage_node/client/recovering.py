@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeAlias
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import Versioned
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
 from storage_node.client.placement.arranging import Adherence

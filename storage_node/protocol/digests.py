@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import cast
 
-from metadata.ledger_metadata import DigestType
+from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.errors import DigestError
 from storage_node.protocol.frames import Buffer
 

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.errors import (
     BookieUnreachableError,
     ConnectionClosedError,

@@ -45,8 +45,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import (
     LedgerRecoveryError,
     UnauthorizedAccessError,

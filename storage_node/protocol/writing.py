@@ -68,8 +68,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import (
     DuplicateEntryError,
     LedgerClosedError,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
 from storage_node.protocol.writing_progress import WriterProgress
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.striping import write_sets
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import REACTIONS, Seat, WriterEvent, WriterState

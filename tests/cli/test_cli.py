@@ -19,8 +19,8 @@ from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox
-from metadata.replication import ReplicationStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
 

@@ -21,10 +21,10 @@ from dlspark.serving.membership import (
     write_proxy_member,
 )
 from dlspark.serving.routing.hosts import NO_SHARD
-from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
-from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.store import MetadataStore, join
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 FIRST = write_proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, grpc=ProxyEndpoint("10.0.0.1", 8001))
 SECOND = write_proxy_member(ProxyEndpoint("10.0.0.2", 8000), 1, stats=ProxyEndpoint("10.0.0.2", 9000))

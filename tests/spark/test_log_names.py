@@ -22,8 +22,8 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of, rows_by_log
 from dlspark.spark.sink.foreach import ForeachLogWriter
 from dlspark.spark.source.selection import SourceQuery
+from metadata.distributedlog.log_admin import LogAdmin
 from metadata.foundation.errors import CallerError
-from metadata.log_admin import LogAdmin
 
 SLASH = r"'/x'.*begins with a slash.*write 'x'"
 VALUE = StructType([StructField("value", StringType())])

@@ -23,10 +23,10 @@ from typing import Final
 
 from dlspark.core.administration.references import Reference, Unreadable, Use, find_references, unnamed
 from dlspark.core.services import Services
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from metadata.store import MetadataStore
 

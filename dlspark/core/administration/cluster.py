@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
-from metadata.bookies import BookieRegistry, Cookie, Registration
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie, Registration
+from metadata.bookkeeper.ledgers import LedgerLayout, LedgerStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError
-from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.store import MetadataStore
 from storage_node.autorecovery.status import RecoveryStatus, recovery_status
 from storage_node.client.client import LedgerClient

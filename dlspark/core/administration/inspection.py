@@ -36,11 +36,11 @@ from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
+from metadata.distributedlog.log_names import LogState
+from metadata.distributedlog.segment_listing import SegmentCache, SegmentLister
+from metadata.distributedlog.segments import UNASSIGNED_LSSN, SegmentMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.log_names import LogState
 from metadata.retry import repeat
-from metadata.segment_listing import SegmentCache, SegmentLister
-from metadata.segments import UNASSIGNED_LSSN, SegmentMetadata
 
 _LEDGERS_AT_ONCE: Final = 16
 

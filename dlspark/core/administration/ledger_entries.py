@@ -16,9 +16,9 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import InvalidEntryError
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.distributedlog.segments import VERSION
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.segments import VERSION
 from storage_node.autorecovery.checker import fragments_of
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from metadata.allocators import Allocation
+from metadata.distributedlog.allocators import Allocation
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
+from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, NoAuthError, NoNodeError
 from metadata.retry import repeat
-from metadata.segment_changes import NOTES
-from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
-from metadata.sinks import StagedLedger
 from metadata.store import MetadataStore, join, name_of
 
 WALKS: Final = 3

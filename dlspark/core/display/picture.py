@@ -21,8 +21,8 @@ from typing import Final, Literal, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.markup import escaped
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.plurals import counted
-from metadata.segments import SegmentMetadata, TruncationStatus
 
 GROUND: Final = "#fbfbfa"
 INK: Final = "#24292f"

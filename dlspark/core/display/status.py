@@ -23,14 +23,14 @@ from dlspark.core.markup import Printed, escaped, failure, folded, heading, prin
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
+from metadata.distributedlog.locks import LockId, parse_member, sequence_of
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segment_changes import SegmentChanges
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import short_time
-from metadata.locks import LockId, parse_member, sequence_of
-from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
-from metadata.segment_changes import SegmentChanges
-from metadata.segments import SegmentMetadata, TruncationStatus
 
 MAX_LOGS: Final = 50
 """Logs of a namespace that its overview looks at."""

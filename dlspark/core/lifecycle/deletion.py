@@ -48,13 +48,13 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import log_not_found
+from metadata.distributedlog.segment_changes import check_guard
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.log_names import log_not_found
 from metadata.retry import repeat
-from metadata.segment_changes import check_guard
-from metadata.segments import SegmentMetadata
 from storage_node.edge import Clock
 
 

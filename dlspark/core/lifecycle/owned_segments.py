@@ -35,11 +35,11 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import WriteLock, release
+from metadata.distributedlog.locks import DistributedLock
+from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.locks import DistributedLock
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.segment_changes import Change, SegmentChanges, SegmentsMovedError
-from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check
 
 _log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from dlspark.core.metrics.registries import Scopes, Statistics, collection_of, r
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.reading.segments import first_active, first_left, is_truncated
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError
-from metadata.segment_listing import SegmentListing
+from metadata.distributedlog.segment_listing import SegmentListing
 
 
 async def beginning(name: str, segments: SegmentList, start: DLSN, settings: Settings, counters: Counter[str]) -> DLSN:

@@ -16,8 +16,8 @@ from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.subscriptions import Subscriptions
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError
-from metadata.segments import SegmentMetadata
 
 
 class LogReaders(LogPositions):

@@ -27,9 +27,9 @@ from dlspark.core.reading.segments import (
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, NoNodeError
-from metadata.segment_listing import SegmentListing, SegmentVanishedError
-from metadata.segments import SegmentMetadata
 
 _T = TypeVar("_T")
 

@@ -25,10 +25,10 @@ from dlspark.core.reading.segments import first_active, is_truncated, start_sequ
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing
+from metadata.distributedlog.segments import SegmentMetadata, UnsupportedMetadataVersionError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.segment_listing import SegmentListing
-from metadata.segments import SegmentMetadata, UnsupportedMetadataVersionError
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""

@@ -23,6 +23,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ReadError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -31,7 +32,6 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     NoNodeError,
 )
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client.reader import LedgerReader
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError

@@ -17,10 +17,10 @@ from typing import TypeVar
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.log_names import LogNotFoundError
-from metadata.segment_listing import SegmentListing, SegmentVanishedError
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState, WatchEvent
 
 T = TypeVar("T")

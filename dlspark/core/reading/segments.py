@@ -29,8 +29,8 @@ from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
 from dlspark.core.settings.settings import Settings
-from metadata.segment_listing import SegmentListing
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segment_listing import SegmentListing
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 

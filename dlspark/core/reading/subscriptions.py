@@ -13,6 +13,10 @@ import logging
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.write_lock import default_client_id
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.locks import DistributedLock, LockingError
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.subscribers import READ_LOCK, SubscriberStore
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -21,11 +25,7 @@ from metadata.foundation.errors import (
     NotEmptyError,
     OutcomeUnknownError,
 )
-from metadata.ledgers import Versioned
-from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogStore
 from metadata.store import Delete
-from metadata.subscribers import READ_LOCK, SubscriberStore
 
 _log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from dlspark.core.settings.operations import (
 from dlspark.core.settings.reading import ReaderKeys
 from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
-from metadata.allocators import pool_path
+from metadata.distributedlog.allocators import pool_path
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of

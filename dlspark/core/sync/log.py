@@ -22,9 +22,9 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.opened_here import OpenedHere
-from metadata.ledgers import Versioned
-from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION
 
 

@@ -21,12 +21,12 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_watch import LogChange
+from metadata.distributedlog.namespaces import NamespaceUri
+from metadata.distributedlog.permissions import Action, Permissions, PermissionStore
 from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.settings import Value
-from metadata.log_watch import LogChange
-from metadata.namespaces import NamespaceUri
-from metadata.permissions import Action, Permissions, PermissionStore
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -208,14 +208,14 @@ class Namespace(OpenedHere):
 
 
 class AccessControl(OpenedHere):
-    """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
+    """What may be done with a namespace's logs: see `PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:
         """Used by `Namespace.access_control`."""
         self._runtime = runtime
         self._inner = inner
 
-    # --- made from metadata.permissions.PermissionStore; left out: move_ops
+    # --- made from metadata.distributedlog.permissions.PermissionStore; left out: move_ops
 
     def get(self, log: str | None = None) -> Permissions | None:
         """A log's own entry, or the default one; None where there is none."""

@@ -31,10 +31,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
 from dlspark.core.metrics.meter import Moments
 from dlspark.errors import WriterDeposedError
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerState
-from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from storage_node.edge import Clock
 

@@ -19,10 +19,10 @@ from typing import TypeVar
 from dlspark.core.services import Services
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriteError, WriterDeposedError
+from metadata.distributedlog.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.foundation.errors import BadVersionError, DistributedLogError
 from metadata.foundation.plurals import counted
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
 
 ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"

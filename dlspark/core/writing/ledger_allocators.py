@@ -36,7 +36,7 @@ from typing import ClassVar
 
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from metadata.allocators import Allocation, AllocatorStore, pool_path
+from metadata.distributedlog.allocators import Allocation, AllocatorStore, pool_path
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,

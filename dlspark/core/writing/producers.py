@@ -22,7 +22,7 @@ were deleted. So the table says up to which epoch something was `forgotten`: no 
 later one. Whoever begins one that is later is new, beyond doubt; any other request of an unknown producer is refused.
 Of a silent producer its epoch is known. Where segments are gone nothing is: so a log takes no epoch above a limit, and
 after such a loss all up to that limit counts as forgotten, and the limit is raised. `losses` says how often; it is
-stored apart from the segments (`metadata.producer_segments`).
+stored apart from the segments (`metadata.distributedlog.producer_segments`).
 
 Where gaps are allowed (a sink numbers its batches, and not every batch has rows), any higher number is new, and a lower
 one that is not among those kept may have been left out: SequencePassedError says that it is not known.

@@ -21,9 +21,9 @@ from dlspark.core.reading.segments import backward_scan
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.retry import repeat
-from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 

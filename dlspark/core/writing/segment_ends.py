@@ -23,9 +23,9 @@ from dlspark.core.codec.entry_outline import EntryOutline, outline_entry
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.producers import Producers
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.pacing import Slices
 from metadata.foundation.tasks import end_tasks
-from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
 
 READ_BYTES: Final = 4 << 20

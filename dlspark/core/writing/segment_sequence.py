@@ -32,10 +32,10 @@ from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import TransmitError, WriterDeposedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client.writer import LedgerWriter
 

@@ -56,8 +56,8 @@ from dlspark.core.writing.acknowledgements import (
 from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.segments import SegmentMetadata
 from storage_node.client.writer import LedgerWriter
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}

@@ -22,6 +22,9 @@ from dlspark.core.services import Services
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError, LogState
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     BadVersionError,
     ConnectionLossError,
@@ -33,9 +36,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.log_names import LogNotFoundError, LogState
-from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Delete, Op
 
 _T = TypeVar("_T")

@@ -37,7 +37,11 @@ from dlspark.core.writing.transactions import (
 )
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
-from metadata.allocators import Allocation
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.allocators import Allocation
+from metadata.distributedlog.log_names import LogState
+from metadata.distributedlog.producer_segments import ProducerSegments
+from metadata.distributedlog.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
@@ -47,10 +51,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     check,
 )
-from metadata.ledgers import Versioned
-from metadata.log_names import LogState
-from metadata.producer_segments import ProducerSegments
-from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.store import ANY_VERSION, Create, Op, SetData
 from storage_node.client.writer import LedgerWriter
 
@@ -70,7 +70,7 @@ def lssn_without_segments(stored: int, first: int) -> int:
 
 
 class _NotedProducers:
-    """What the log's znode says of the segments of writers with producers (`metadata.producer_segments`)."""
+    """What the log's znode says of the segments of writers with producers (`producer_segments`)."""
 
     def __init__(self, path: str, whole: int | None, losses: int, *, exists: bool) -> None:
         self._path = path

@@ -17,9 +17,9 @@ from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import log_not_found
 from metadata.foundation.errors import DistributedLogError, NoNodeError
-from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.log_names import log_not_found
 from metadata.store import ANY_VERSION, Check, Op
 
 _log = logging.getLogger(__name__)

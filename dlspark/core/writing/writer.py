@@ -49,9 +49,9 @@ from dlspark.errors import (
     TransactionIdOutOfOrderError,
     WriteCancelledError,
 )
+from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.foundation.opened_here import OnOneLoop
-from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
 

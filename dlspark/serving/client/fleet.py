@@ -84,7 +84,7 @@ class AnnouncedFleet:
     def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
         """Raises CallerError for what is no namespace's URI. `open_store` gives a store for its servers, which the
         fleet closes; by default a ZooKeeper session is opened."""
-        from metadata.namespaces import NamespaceUri
+        from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)
         self._open_store = open_store
@@ -119,7 +119,7 @@ class AnnouncedFleet:
     async def _connect(self) -> MetadataStore:
         if self._open_store is not None:
             return self._open_store(self._uri.servers)
-        from metadata.zookeeper import ZooKeeperStore
+        from metadata.zookeeper.client import ZooKeeperStore
 
         return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
 

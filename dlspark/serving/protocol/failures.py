@@ -29,8 +29,8 @@ from dlspark.errors import (
     status_code,
 )
 from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
+from metadata.distributedlog.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
-from metadata.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from storage_node import errors as storage_errors
 from storage_node.errors import BookieError
 

@@ -23,8 +23,8 @@ from itertools import count
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import declared_bytes
 from dlspark.core.reading.segment_follower import FetchedEntry
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
-from metadata.segments import SegmentMetadata
 
 ENTRY_OVERHEAD_BYTES = 512
 """What an entry counts besides its payload: its objects, and its places in the ring and in the budget."""

@@ -1,6 +1,6 @@
 """Operations on whole logs, and who may do what: creating, deleting, truncating; access control by log.
 
-A request is permitted by the entry of its log, else by the namespace's default one (`metadata.permissions`):
+A request is permitted by the entry of its log, else by the namespace's default one (`permissions`):
 
 | request | denied by |
 |---|---|
@@ -36,8 +36,8 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from metadata.log_names import LogNotFoundError
-from metadata.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
 
 ACTION_OF: Final[Mapping[type, Action]] = {
     WriteRecords: Action.WRITE,

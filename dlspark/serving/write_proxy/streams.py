@@ -71,10 +71,10 @@ from dlspark.serving.write_proxy.stream_model import (
     step,
     verdict_of,
 )
+from metadata.distributedlog.owner_names import gives_way
+from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
 from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
-from metadata.owner_names import gives_way
-from metadata.permissions import ALLOW_ALL, Permissions
 
 _LOG: Final = logging.getLogger(__name__)
 

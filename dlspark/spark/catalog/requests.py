@@ -47,10 +47,10 @@ from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
+from metadata.distributedlog.log_admin import Below, LogAdmin
+from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
+from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
-from metadata.log_admin import Below, LogAdmin
-from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
-from metadata.permissions import Action
 
 _COMMENTS: Final = {
     "log": "the log's name",

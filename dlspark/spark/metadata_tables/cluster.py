@@ -11,13 +11,13 @@ from dlspark.core.administration.ledger_entries import FoundLedger, ledgers_name
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.metadata_tables.logs import LogTables, Row, distinct_nodes, micros
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.distributedlog.sink_marks import NO_BATCH
+from metadata.distributedlog.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.replication import ReplicationStore
 from metadata.retry import repeat
-from metadata.sink_marks import NO_BATCH
-from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.store import Stat
 
 _AT_ONCE: Final = 32

@@ -23,13 +23,13 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import DistributedLogError
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NOTHING, Extent, extent
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
+from metadata.distributedlog.subscribers import READ_LOCK, SubscriberStore
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
-from metadata.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.store import Stat
-from metadata.subscribers import READ_LOCK, SubscriberStore
 
 Row: TypeAlias = dict[str, object]
 """Columns by name; those that are missing are null. Times are microseconds since the epoch."""

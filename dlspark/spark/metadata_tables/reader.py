@@ -27,9 +27,9 @@ from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
-from metadata.log_names import LogNotFoundError
 
 MAX_BYTES: Final = 256 << 20
 """Compressed size of a table that a partition may carry: some millions of rows."""

@@ -21,9 +21,9 @@ from dlspark.spark.errors import BatchRefusedError, PublishUnknownError
 from dlspark.spark.sink.batch_rules import CommitOutcome, sealed
 from dlspark.spark.sink.log_access import busy
 from dlspark.spark.sink.messages import InlineRows, JobId
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import DistributedLogError, NotAppliedError, OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import OwnershipAcquireFailedError
 from storage_node.errors import NotEnoughBookiesError
 
 MAX_TRIES: Final = 6

@@ -15,9 +15,9 @@ from dlspark.spark.sink.append_messages import LENGTHS, check_lengths, decode_an
 from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.appender_folder import AppenderFolder
 from dlspark.spark.sink.batch_rules import CommitOutcome
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.owner_names import process_of, sink_owner
 from metadata.foundation.errors import CorruptDataError, OutcomeUnknownError
-from metadata.locks import LockId
-from metadata.owner_names import process_of, sink_owner
 
 
 def find_peer(holder: LockId) -> Peer | None:

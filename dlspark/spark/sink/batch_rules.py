@@ -34,9 +34,9 @@ from typing import Protocol, TypeVar
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.messages import JobId, Publication
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.sink_marks import Floor, LogMark, SinkState
 from metadata.foundation.plurals import counted
-from metadata.ledgers import Versioned
-from metadata.sink_marks import Floor, LogMark, SinkState
 
 _OPEN, _COVERED = "open", "covered"
 

@@ -40,10 +40,10 @@ from pyspark.sql.types import (
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
+from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import check
 from metadata.foundation.settings import did_you_mean
-from metadata.log_names import InvalidLogNameError
-from metadata.logs import LogStore
 
 PLACEHOLDER = "{}"
 MAX_NUM_LOGS = 1000

@@ -60,6 +60,12 @@ from dlspark.spark.sink.leftovers import settled_by
 from dlspark.spark.sink.log_access import HeldLog, LockedLogEnd, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.segment_merging import plan_merges
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.locks import LockingError
+from metadata.distributedlog.log_names import LogEnd
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark, SinkState, history_kept
+from metadata.distributedlog.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.foundation import fault_points
 from metadata.foundation.errors import (
     BadVersionError,
@@ -71,12 +77,6 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
-from metadata.ledgers import Versioned
-from metadata.locks import LockingError
-from metadata.log_names import LogEnd
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark, SinkState, history_kept
-from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.store import Create, MetadataStore, Op, SetData
 from storage_node.edge import Clock, SystemClock
 

@@ -20,9 +20,9 @@ from dlspark.spark.sink.inline_rows import joined, no_rows
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.workers import begin_use
+from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
-from metadata.sinks import JOB_PREFIX
 
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.

@@ -31,9 +31,9 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.sinks import job_sink
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.logs import LogStore
-from metadata.sinks import job_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from dlspark.spark.sink.batch_rules import CommitOutcome, judge, old_logs, refus
 from dlspark.spark.sink.leftovers import LedgerSweeper
 from dlspark.spark.sink.log_access import NamespaceLogs
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.log_names import LogPaths
+from metadata.distributedlog.sink_marks import NO_BATCH, LogMark, SinkState, history_kept
+from metadata.distributedlog.sinks import SinkStore
 from metadata.foundation import fault_points
 from metadata.foundation.errors import NoNodeError
-from metadata.ledgers import Versioned
-from metadata.log_names import LogPaths
-from metadata.sink_marks import NO_BATCH, LogMark, SinkState, history_kept
-from metadata.sinks import SinkStore
 
 HISTORY: Final = history_kept(1)
 """Batches whose rows the mark keeps."""

@@ -33,12 +33,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.sink_marks import NO_BATCH, SinkState
+from metadata.distributedlog.sinks import (
+    APPLICATION_PREFIX,
+    JOB_PREFIX,
+    LISTED_VERSION,
+    SinkStore,
+    StagedLedger,
+    log_tag,
+)
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.pacing import for_each
-from metadata.log_names import LogNotFoundError
-from metadata.logs import LogStore
-from metadata.sink_marks import NO_BATCH, SinkState
-from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, LISTED_VERSION, SinkStore, StagedLedger, log_tag
 
 if TYPE_CHECKING:
     from dlspark.spark.sink.messages import JobId  # imports PySpark, which the command line does without

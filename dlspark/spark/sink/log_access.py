@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from dlspark.spark.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.batch_rules import LogHistory
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogEnd, LogNotFoundError, LogPaths
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.log_names import LogEnd, LogNotFoundError, LogPaths
-from metadata.logs import LogStore
 from metadata.retry import repeat
-from metadata.segments import SegmentMetadata
 from metadata.store import Delete, MetadataStore, Op
 
 SEGMENTS_AT_ONCE = 64

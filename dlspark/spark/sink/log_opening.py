@@ -24,8 +24,8 @@ from dlspark.spark.sink.owned_log import OwnedLog
 from dlspark.spark.sink.proxied_log import ProxiedLog
 from dlspark.spark.sink.shared_log import FindAppender, SharedLog
 from dlspark.spark.sink.write_proxies import WriteProxies
-from metadata.locks import LockId
-from metadata.owner_names import appends
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.owner_names import appends
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from metadata.sinks import StagedLedger, log_tag
+from metadata.distributedlog.sinks import StagedLedger, log_tag
 
 
 @dataclass(frozen=True, slots=True)

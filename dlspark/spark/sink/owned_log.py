@@ -47,11 +47,11 @@ from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, sealed
 from dlspark.spark.sink.inline_rows import records
 from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.messages import InlineRows, JobId
+from metadata.distributedlog.log_names import LogPaths
+from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation import fault_points
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
-from metadata.log_names import LogPaths
 from metadata.retry import repeat
-from metadata.sink_marks import LogMark
 from metadata.store import WatchEvent
 
 MAX_UNFOLDED: Final = KEPT - 1

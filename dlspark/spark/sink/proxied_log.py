@@ -64,10 +64,10 @@ from dlspark.spark.sink.inline_rows import records
 from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.write_proxies import WriteProxies
+from metadata.distributedlog.sink_marks import NamedBatch
 from metadata.foundation import fault_points
 from metadata.foundation.errors import BadVersionError, DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.plurals import counted
-from metadata.sink_marks import NamedBatch
 from storage_node.errors import ProtocolError
 
 MAX_EPOCHS: Final = 4

@@ -33,16 +33,16 @@ from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, busy, missing
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
 from dlspark.spark.sink.segment_merging import rewrite, write_rows
 from dlspark.spark.sink.write_proxies import WriteProxies, proxies_at
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.owner_names import sink_owner
+from metadata.distributedlog.permissions import Action
+from metadata.distributedlog.sink_marks import SinkState
+from metadata.distributedlog.sinks import JOB_PREFIX, SinkStore
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.settings import Value
-from metadata.locks import OwnershipAcquireFailedError
-from metadata.log_names import LogNotFoundError
-from metadata.owner_names import sink_owner
-from metadata.permissions import Action
-from metadata.sink_marks import SinkState
-from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
 from storage_node.client.health import Members, Outage, outlast
 from storage_node.client.writer import LedgerWriter

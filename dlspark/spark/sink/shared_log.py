@@ -23,9 +23,9 @@ from dlspark.spark.errors import LogBusyError
 from dlspark.spark.sink.appender import DEADLINE_S, BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import InlineRows, JobId
+from metadata.distributedlog.locks import LockId, OwnershipAcquireFailedError
 from metadata.foundation.errors import OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockId, OwnershipAcquireFailedError
 
 LOOK_EVERY_S: Final = 2.0
 """How often it is looked whether the owner has the log still, while its answer is waited for."""

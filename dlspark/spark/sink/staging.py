@@ -36,10 +36,10 @@ from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.sink.task import EntriesToSend, StageSettings, TaskWriter
 from dlspark.spark.workers import begin_use
+from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.sinks import JOB_PREFIX
 from storage_node.client.writer import LedgerWriter
 
 if TYPE_CHECKING:

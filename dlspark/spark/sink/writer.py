@@ -32,9 +32,9 @@ from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from metadata.foundation.errors import CallerError, InvariantViolation, check
 from metadata.foundation.settings import shown
-from metadata.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:

@@ -37,12 +37,12 @@ from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, par
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
-from metadata.execution_notes import ExecutionStore, Note
+from metadata.distributedlog.execution_notes import ExecutionStore, Note
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
 from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
 

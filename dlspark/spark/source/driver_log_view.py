@@ -20,10 +20,10 @@ from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.source.offsets import LogIdentity
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerState
-from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
 from storage_node.client.reader import LedgerLocation, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError

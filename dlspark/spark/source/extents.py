@@ -21,7 +21,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import OptionError
 from dlspark.spark.source.driver_log_view import MAX_PARALLEL_LOOKUPS, DriverLogView
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_LEDGERS: Final = 64
 """Ledgers that are examined for one log's bytes, besides the first and the last."""

@@ -10,7 +10,7 @@ the plan's first and last partition look at the logs themselves, with a ZooKeepe
   records.
 
 All tasks of one execution of Spark's, those of other scans in it and repeated ones as well, see the logs as the first
-of them did: they agree on that in the metadata store (`metadata.execution_notes`).
+of them did: they agree on that in the metadata store (`metadata.distributedlog.execution_notes`).
 
 Nobody looks where the end of each log was named and had been reached when the plan was made: by positions in
 `endingOffsets`, or by a time or transaction id that the log had passed. Such a frame is the same records for ever.

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.source.planning import SegmentSpan
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CorruptDataError, NotAppliedError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.reader import ReplicaReader
 from storage_node.errors import NotEnoughBookiesError
 

@@ -15,8 +15,8 @@ from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.reading.segments import EntrySearch, SegmentReader, proportional
 from dlspark.spark.errors import OptionError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
-from metadata.segments import SegmentMetadata
 
 _MAX_REMEMBERED = 256
 _MAX_SUMMARIES = 4096

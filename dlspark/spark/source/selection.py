@@ -21,9 +21,9 @@ from dlspark.spark.source.offsets import (
     parse_json,
     parse_offsets,
 )
+from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.settings import did_you_mean, near_word, shown
-from metadata.log_names import InvalidLogNameError
-from metadata.logs import LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")

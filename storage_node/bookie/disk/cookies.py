@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from metadata.bookies import BookieRegistry, Cookie
-from metadata.ledgers import Versioned
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.ledgers import Versioned
 from storage_node.bookie.disk.resources import needing_space
 from storage_node.edge import Disk
 from storage_node.errors import CookieMismatchError

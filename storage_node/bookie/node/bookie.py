@@ -16,11 +16,11 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from metadata.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.bookie.disk.cookies import check_cookies
 from storage_node.bookie.disk.resources import (

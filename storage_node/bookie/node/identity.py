@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata as installed
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import DistributedLogError
 from metadata.store import MetadataStore, SessionState

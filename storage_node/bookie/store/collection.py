@@ -25,12 +25,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from storage_node.bookie.store.compaction import Throttle
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock

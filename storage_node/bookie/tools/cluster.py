@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from metadata.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 
 POLL_S = 1.0

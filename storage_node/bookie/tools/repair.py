@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.store import checkpoints

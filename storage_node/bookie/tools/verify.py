@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from metadata.bookies import Cookie
+from metadata.bookkeeper.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.records import (

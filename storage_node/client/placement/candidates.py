@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from metadata.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.health import BookieHealth, Timer
 from storage_node.errors import (

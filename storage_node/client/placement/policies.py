@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from metadata.bookies import BookieAddress, BookieRegistry, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.placement.arranging import (

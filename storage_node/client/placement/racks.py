@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.errors import RackResolutionError

@@ -8,9 +8,9 @@ from helpers.logs import written
 from dlspark.core.administration.audit import AuditVerdict, audit_ledgers, cluster_space, delete_ledgers, log_space
 from dlspark.core.administration.references import Use
 from dlspark.errors import CallerError
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
-from metadata.sinks import SinkStore, StagedLedger
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.sinks import SinkStore, StagedLedger
 from metadata.store import ANY_VERSION
 
 

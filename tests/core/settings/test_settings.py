@@ -15,7 +15,7 @@ from dlspark.core.settings.pages import configuration_file, settings_page
 from dlspark.core.settings.settings import WITHOUT_MEANING, Settings, describe_settings
 from dlspark.core.writing.ledger_allocators import LedgerKind
 from dlspark.errors import CallerError, SettingsError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.protocol.values import AddRequest, ReadRequest, WriteLacRequest
 
 FILE = CONF / "distributedlog.conf"

@@ -33,8 +33,8 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
+from metadata.distributedlog.producer_segments import ProducerSegments
 from metadata.foundation.errors import CorruptDataError
-from metadata.producer_segments import ProducerSegments
 
 
 async def values(namespace, name):

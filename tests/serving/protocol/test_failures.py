@@ -48,7 +48,7 @@ NO_PROXYS = (
     "dlspark.testing",
     "dlspark.serving",
     "storage_node.bookie",
-    "metadata.execution_notes",
+    "metadata.distributedlog.execution_notes",
 )
 """Where errors are that no proxy meets."""
 INTERNAL = {

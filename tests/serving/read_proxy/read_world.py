@@ -17,11 +17,11 @@ from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, Rea
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.service import Caller
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.protocol import v2
 
 URI = "distributedlog://memory:2181/dl"

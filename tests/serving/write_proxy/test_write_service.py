@@ -45,8 +45,8 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import bulk_answer
-from metadata.bindings import Binding
-from metadata.permissions import Permissions
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.permissions import Permissions
 
 # ---- records -------------------------------------------------------------------------------------------------------
 

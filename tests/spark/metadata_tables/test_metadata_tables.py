@@ -25,12 +25,12 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NO_LAG, extent
 from dlspark.spark.source.selection import Selection, selection_of
-from metadata.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.distributedlog.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.log_names import LogNotFoundError
-from metadata.memory import MemoryStore
-from metadata.segments import TruncationStatus
-from metadata.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
+from metadata.zookeeper.memory import MemoryStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-metadata.md"
 
@@ -413,7 +413,7 @@ async def test_ledgers_are_told_with_what_names_them(world: World) -> None:
 
 
 async def test_a_ledger_that_auto_recovery_misses_copies_of_says_where(world: World) -> None:
-    from metadata.replication import ReplicationStore
+    from metadata.bookkeeper.replication import ReplicationStore
 
     name = await world.create()
     await world.write(name, range(10))

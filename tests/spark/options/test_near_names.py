@@ -23,9 +23,9 @@ from dlspark.spark.sink.write_proxies import proxies_at
 from dlspark.spark.sink.writer import batch_writer
 from dlspark.spark.source.offsets import NamedOffset
 from dlspark.spark.source.selection import PerLog, Selection, SourceQuery
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.sinks import MAX_APPLICATION_CHARS, application_sink
 from metadata.foundation.errors import CallerError
-from metadata.log_names import LogNotFoundError
-from metadata.sinks import MAX_APPLICATION_CHARS, application_sink
 
 VALUE = StructType([StructField("value", StringType())])
 

@@ -26,15 +26,15 @@ from dlspark.spark.sink.log_opening import LogOpener
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation.errors import OutcomeUnknownError
-from metadata.ledgers import LedgerStore
-from metadata.locks import LockId
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 URI = "distributedlog://memory:2181/dl"
 LOG = "flights"

@@ -28,8 +28,8 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
+from metadata.distributedlog.sinks import application_sink, query_sink
 from metadata.foundation import fault_points
-from metadata.sinks import application_sink, query_sink
 
 HERE = Path(__file__).parent
 SPARK_HOME = Path(pyspark.__file__).parent

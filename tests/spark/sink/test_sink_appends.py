@@ -17,10 +17,10 @@ from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
 from dlspark.spark.sink.session import owner_name
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.sinks import application_sink
 from metadata.foundation.errors import DistributedLogError
-from metadata.locks import OwnershipAcquireFailedError
-from metadata.memory import Fault
-from metadata.sinks import application_sink
+from metadata.zookeeper.memory import Fault
 from storage_node.protocol.schema import Status
 
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED

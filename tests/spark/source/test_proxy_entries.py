@@ -41,8 +41,8 @@ from dlspark.spark.source.partition_reader import LogPartition, hosts_of
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import READ_BYTES, ProxyEntries, TaskProxies
 from dlspark.spark.source.span_entries import ReplicaEntries, SpanEntries
-from metadata.memory import MemoryStore
-from metadata.segments import TruncationStatus
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.client.reader import ReplicaReader
 
 A, B = "proxy-a:8100", "proxy-b:8100"

@@ -26,9 +26,9 @@ from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from dlspark.spark.source.span_entries import SHARED_READERS
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.log_names import LogNotFoundError
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from storage_node.settings.client import ClientSettings
 
 
