@@ -20,8 +20,10 @@ kind, is an InvalidEntryError.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -98,30 +100,40 @@ class ProducerState:
     seen_ms: int
     kept: tuple[Kept, ...] = ()
 
-    def encode(self) -> bytes:
-        """24 bytes, and 32 for each request."""
+    def encode(self, name: str) -> bytes:
+        """Returns what a snapshot says of the producer of this name: 28 bytes and the name, and 32 for each request."""
+        encoded = name.encode()
         requests = [_KEPT.pack(sequence, *first[:2], first[2], count) for sequence, first, count in self.kept]
-        return b"".join((_STATE.pack(self.epoch, self.last, self.seen_ms), *requests))
+        length = _STATE.size + _KEPT.size * len(requests)
+        state = _STATE.pack(self.epoch, self.last, self.seen_ms)
+        return b"".join((_NAME.pack(len(encoded), length), encoded, state, *requests))
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> ProducerState:
-        """The reverse of `encode`; a whole number of requests is the caller's to check."""
-        epoch, last, seen_ms = _STATE.unpack_from(data)
+    def decode(cls, entry: bytes) -> ProducerState:
+        """Reverses `encode`, but for the name; a whole number of requests is the caller's to check."""
+        start = _state_start(entry)
+        epoch, last, seen_ms = _STATE.unpack_from(entry, start)
         kept = [
-            Kept(sequence, DLSN(lssn, entry, slot), count)
-            for sequence, lssn, entry, slot, count in _KEPT.iter_unpack(data[_STATE.size :])
+            Kept(sequence, DLSN(lssn, entry_id, slot), count)
+            for sequence, lssn, entry_id, slot, count in _KEPT.iter_unpack(entry[start + _STATE.size :])
         ]
         return cls(epoch, last, seen_ms, tuple(kept))
 
 
-def seen_ms(state: bytes) -> int:
-    """When the producer of an encoded state was heard of last, in milliseconds since the epoch."""
-    return int.from_bytes(state[16:24], "big", signed=True)
+def _state_start(entry: bytes) -> int:
+    return _NAME.size + int.from_bytes(entry[:2], "big")
 
 
-def epoch_of(state: bytes) -> int:
-    """The epoch of an encoded state."""
-    return int.from_bytes(state[:8], "big", signed=True)
+def seen_ms(entry: bytes) -> int:
+    """Returns when the producer of an encoded state was heard of last, in milliseconds since the epoch."""
+    start = _state_start(entry)
+    return int.from_bytes(entry[start + 16 : start + 24], "big", signed=True)
+
+
+def epoch_of(entry: bytes) -> int:
+    """Returns the epoch of an encoded state."""
+    start = _state_start(entry)
+    return int.from_bytes(entry[start : start + 8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,8 @@ class SnapshotPart:
     token: bytes
     states: dict[str, bytes]
     forgotten: int = -1
+    newest_ms: int | None = None
+    """When one of them was heard of last, in milliseconds since the epoch; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +168,22 @@ class FencingToken:
         return b":".join((VERSION, FENCE, self.token))
 
 
-def encode_snapshot(
-    states: Iterable[tuple[str, bytes]], token: bytes, part_bytes: int, forgotten: int = -1
-) -> list[bytes]:
-    """The payloads of a snapshot's control records, each of about `part_bytes` at most; one at least."""
+def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forgotten: int = -1) -> list[bytes]:
+    """Returns the payloads of a snapshot's control records, each of about `part_bytes` at most; one at least.
+
+    A log may know 65,536 producers, and its event loop serves others: nothing here is done for one state at a time.
+    """
     head = _HEAD_OF_PART if forgotten < 0 else _HEAD_OF_REMEMBERED + _EPOCH.pack(forgotten)
-    bodies: list[list[bytes]] = [[]]
-    counts = [0]
-    size = 0
-    for name, state in states:
-        encoded = name.encode()
-        added = _NAME.size + len(encoded) + len(state)
-        if size + added > part_bytes and counts[-1]:
-            bodies.append([])
-            counts.append(0)
-            size = 0
-        bodies[-1] += (_NAME.pack(len(encoded), len(state)), encoded, state)
-        counts[-1] += 1
-        size += added
+    ends = list(accumulate(map(len, states)))
+    cuts = [0]
+    while cuts[-1] < len(states):
+        begin = cuts[-1]
+        before = ends[begin - 1] if begin else 0
+        cuts.append(max(bisect_right(ends, before + part_bytes, lo=begin), begin + 1))
+    parts = list(pairwise(cuts)) or [(0, 0)]
     return [
-        b"".join((head, _PART.pack(number, len(bodies), counts[number], len(token)), token, *body))
-        for number, body in enumerate(bodies)
+        b"".join((head, _PART.pack(number, len(parts), end - begin, len(token)), token, *states[begin:end]))
+        for number, (begin, end) in enumerate(parts)
     ]
 
 
@@ -251,7 +260,7 @@ def _part(fields: _PartFields) -> SnapshotPart:
     fields.end()
     if number >= parts or len(states) != count:
         raise ValueError(f"part {number} of {parts} names {len(states)} producers and has {count}")
-    return SnapshotPart(number, parts, token, states)
+    return SnapshotPart(number, parts, token, states, newest_ms=max(map(seen_ms, states.values()), default=None))
 
 
 def _remembered(fields: _PartFields) -> SnapshotPart:
@@ -263,10 +272,11 @@ def _remembered(fields: _PartFields) -> SnapshotPart:
 
 def _states(fields: _PartFields, count: int) -> Iterator[tuple[str, bytes]]:
     for _ in range(count):
-        name_length, length = fields.fixed(_NAME)
-        name = fields.taken(name_length).decode()
-        state = fields.taken(length)
+        head = fields.taken(_NAME.size)
+        name_length, length = _NAME.unpack(head)
+        encoded = fields.taken(name_length)
+        name, state = encoded.decode(), fields.taken(length)
         kept, rest = divmod(length - _STATE.size, _KEPT.size)
         if not name or rest or not 0 <= kept <= KEPT:
             raise ValueError(f"the state of producer {name!r} has {length} bytes")
-        yield name, state
+        yield name, b"".join((head, encoded, state))

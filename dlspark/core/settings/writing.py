@@ -213,7 +213,7 @@ class WriterKeys:
     )
     max_producers: int = setting(
         WHOLE,
-        131_072,
+        65_536,
         "maxProducers",
         "Producers that a log remembers at a time; another one is refused then, until a silent one is forgotten. 0 or "
         "less: any number. Each takes 100 to 400 bytes of the owner's memory, and as much of every segment",

@@ -19,6 +19,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
+from dlspark.core.writing.queued_writes import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.opened_here import OpenedHere
 
@@ -101,7 +102,9 @@ class LogWriter(OpenedHere):
             _raise_if_failed(future)
         return [PendingWrite(self, future) for future in futures]
 
-    def write_encoded_set(self, txid: int | None, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+    def write_encoded_set(
+        self, txid: int | None, encoded: bytes | bytearray | memoryview | CheckedSet
+    ) -> PendingWrite[DLSN]:
         """Append a record set that was encoded elsewhere: see `AsyncLogWriter.write_encoded_set`. Raises a refusal at
         once."""
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
@@ -57,6 +58,8 @@ from dlspark.errors import (
 )
 
 SNAPSHOT_PART_BYTES: Final = 256 * 1024
+FORGOTTEN_AT_ONCE: Final = 8_192
+"""Silent producers that a snapshot leaves out; a millisecond is a thousand."""
 FIRST_EPOCHS: Final = 2**62
 """So many epochs there are before a loss: enough for any clock's time as an epoch."""
 MORE_EPOCHS: Final = 2**48
@@ -91,6 +94,8 @@ class Producers:
         self.token = b""
         """The log's fencing token, empty for none."""
         self._states: dict[str, bytes] = {}
+        """As a snapshot has them; the one that was heard of last comes last, as far as this owner has heard of it."""
+        self._newest_ms: int | None = None
         self._looked_at: tuple[bytes, ProducerState | None] = (b"", None)
         """The state that was looked at last, as it is kept and decoded: a request is judged, and then noted."""
         self._under_way: set[ProducerRequest] = set()
@@ -211,6 +216,7 @@ class Producers:
     def restore(self, parts: list[SnapshotPart]) -> None:
         """Take in a whole snapshot, in the place of everything known."""
         self._states = {}
+        self._newest_ms = max((part.newest_ms for part in parts if part.newest_ms is not None), default=None)
         for part in parts:
             self._states.update(part.states)
             self.token = part.token
@@ -224,16 +230,21 @@ class Producers:
         self.token = b"lost-%d" % self.losses
 
     def newest_ms(self) -> int | None:
-        """When one of them was heard of last, in milliseconds since the epoch; None where none is known."""
-        return max(map(seen_ms, self._states.values()), default=None)
+        """Returns when one of them was heard of last, in milliseconds since the epoch; None where none is known."""
+        return self._newest_ms
 
     def snapshot(self, now_ms: int, expiry_ms: int) -> list[bytes]:
-        """The payloads of a snapshot's control records. Producers that were silent for longer than `expiry_ms` are not
-        in it, and are forgotten here too: the snapshot says up to which epoch."""
-        oldest = now_ms - expiry_ms
-        for name in [name for name, state in self._states.items() if seen_ms(state) < oldest]:
+        """Returns the payloads of a snapshot's control records.
+
+        Producers that were silent for longer than `expiry_ms` are not in it, and are forgotten here too: the snapshot
+        says up to which epoch. No more than FORGOTTEN_AT_ONCE are, and none behind one that is not silent: the others
+        are remembered for longer.
+        """
+        oldest = islice(self._states.values(), FORGOTTEN_AT_ONCE)
+        silent = list(takewhile(lambda state: seen_ms(state) < now_ms - expiry_ms, oldest))
+        for name in list(islice(self._states, len(silent))):
             self.forgotten = max(self.forgotten, epoch_of(self._states.pop(name)))
-        return encode_snapshot(self._states.items(), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
+        return encode_snapshot(list(self._states.values()), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
 
     def names(self) -> Iterator[str]:
         """All producers that are known."""
@@ -248,7 +259,9 @@ class Producers:
             kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
         last = max(known.last, request.sequence)
         noted = ProducerState(known.epoch, last, now_ms, kept)
-        self._states[request.name] = encoded = noted.encode()
+        self._states.pop(request.name, None)
+        self._states[request.name] = encoded = noted.encode(request.name)
+        self._newest_ms = now_ms if self._newest_ms is None else max(self._newest_ms, now_ms)
         self._looked_at = encoded, noted
 
 

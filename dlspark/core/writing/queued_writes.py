@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Protocol
 
@@ -241,15 +242,15 @@ class RecordSetWrite(QueuedWrite):
 
 
 class EncodedSetWrite(RecordSetWrite):
-    """A record set that came encoded, and was opened by `check_encoded_set`."""
+    """A record set that came encoded, and was opened by `CheckedSet.check`."""
 
     __slots__ = ()
 
-    def __init__(self, txid: int, encoded: bytes, first: asyncio.Future[DLSN], count: int) -> None:
-        """`first` gets the place of the first of `count` payloads; nobody waits for the others. `txid`: UNNUMBERED for
-        one that `number` gives it."""
-        super().__init__(txid, (), [first, *repeat(NOBODY, count - 1)], "none")
-        self._encoded = encoded
+    def __init__(self, txid: int, checked: CheckedSet, first: asyncio.Future[DLSN]) -> None:
+        """`first` gets the place of the set's first payload; nobody waits for the others. `txid`: UNNUMBERED for one
+        that `number` gives it."""
+        super().__init__(txid, (), [first, *repeat(NOBODY, checked.count - 1)], "none")
+        self._encoded = checked.encoded
 
     def check(self) -> None:
         """Raise unless its transaction id and its length may be written."""
@@ -262,18 +263,28 @@ class EncodedSetWrite(RecordSetWrite):
             self.txid = txid
 
 
-def check_encoded_set(encoded: object) -> int:
-    """How many payloads an encoded record set holds. Raises InvalidRecordError unless readers can open it."""
-    check_payload(encoded)
-    try:
-        count = check_record_set(memoryview(encoded).cast("B"))  # type: ignore[arg-type]
-    except InvalidEntryError as error:
-        raise InvalidRecordError(
-            f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
-        ) from error
-    if not count:
-        raise InvalidRecordError("a record set has no payloads; nothing was written", advice="Give one at least")
-    return count
+@dataclass(frozen=True, slots=True)
+class CheckedSet:
+    """An encoded record set that readers can open: `check` has opened it."""
+
+    encoded: bytes
+    count: int
+    """Payloads that it holds."""
+
+    @classmethod
+    def check(cls, encoded: object) -> CheckedSet:
+        """Opens an encoded record set; any thread may do that. Raises InvalidRecordError where readers could not."""
+        check_payload(encoded)
+        data = bytes(encoded)  # type: ignore[call-overload]
+        try:
+            count = check_record_set(memoryview(data))
+        except InvalidEntryError as error:
+            raise InvalidRecordError(
+                f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
+            ) from error
+        if not count:
+            raise InvalidRecordError("a record set has no payloads; nothing was written", advice="Give one at least")
+        return cls(data, count)
 
 
 class BatchWrite(QueuedWrite):

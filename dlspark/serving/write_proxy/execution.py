@@ -23,8 +23,9 @@ from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.append_requests import Condition
 from dlspark.core.writing.appending import append_epoch, append_run, append_token, write_run
+from dlspark.core.writing.queued_writes import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
+from dlspark.errors import CallerError, InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -176,10 +177,8 @@ class Execution:
         bulk.ended(first, count, outcome)
 
     def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int] | None) -> None:
-        futures = [
-            self.writer.write_encoded_set(ids[number] if ids is not None else None, one)
-            for number, one in enumerate(payloads)
-        ]
+        sets = opened_sets(payloads) if taken.sets is None else taken.sets
+        futures = [self._write_set(ids[number] if ids is not None else None, one) for number, one in enumerate(sets)]
         if len(futures) == 1:
             self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
             return
@@ -191,6 +190,13 @@ class Execution:
 
         for number, future in enumerate(futures):
             future.add_done_callback(partial(ended, number))
+
+    def _write_set(self, txid: int | None, one: CheckedSet | CallerError) -> asyncio.Future[DLSN]:
+        if isinstance(one, CheckedSet):
+            return self.writer.write_encoded_set(txid, one)
+        refused: asyncio.Future[DLSN] = self._loop.create_future()
+        refused.set_exception(one)
+        return refused
 
     def _append(self, taken: TakenRequest, request: WriteRecords, ids: Sequence[int] | None) -> None:
         stamp, position, token = request.stamp, request.expected_position, request.fencing_token
@@ -358,6 +364,17 @@ def bulk_answer(results: Sequence[DLSN | Refusal]) -> BulkReceipt | Refusal:
         return first
     # Said as such, for one refusal stands for all of them: some may be in the log.
     return Refusal(first.code, first.message, first.location, Applied.UNKNOWN, "", first.actual, first.advice)
+
+
+def opened_sets(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+    """Returns the record sets, those that readers could not open as the error that says so. Any thread may call it."""
+    sets: list[CheckedSet | CallerError] = []
+    for payload in payloads:
+        try:
+            sets.append(CheckedSet.check(payload))
+        except CallerError as error:
+            sets.append(error)
+    return sets
 
 
 def _error_of(future: asyncio.Future[T]) -> BaseException | None:

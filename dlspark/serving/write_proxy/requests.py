@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
-from dlspark.errors import OverCapacityError
+from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.errors import CallerError, OverCapacityError, OwnershipAcquireFailedError, WriteCancelledError
 from dlspark.serving.protocol.failures import refusal_of
-from dlspark.serving.protocol.operations import AcceptStreams, Answer, Handshake, ListProxies, Request, WriteRecords
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Answer,
+    Applied,
+    Handshake,
+    ListProxies,
+    Refusal,
+    Request,
+    WriteRecords,
+)
 from dlspark.serving.service import Caller, Reply
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +59,7 @@ OnEnd: TypeAlias = Callable[["TakenRequest"], None]
 class TakenRequest:
     """One request that is not answered yet. Compared by identity."""
 
-    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "size")
+    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "sets", "size")
 
     def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
         """`size`: its payloads' bytes. `began_s`: when it came, by the event loop's clock."""
@@ -57,6 +68,8 @@ class TakenRequest:
         self.size = size
         self.began_s = began_s
         self.answered = False
+        self.sets: list[CheckedSet | CallerError] | None = None
+        """Its record sets, or why one cannot be written; None as long as they were not opened."""
         self.on_end: OnEnd | None = None
         """Called when it is answered, before the answer goes out."""
         self._reply = reply
@@ -90,3 +103,20 @@ def payload_bytes(request: WriteRecords) -> int:
     """How many bytes of payload it carries."""
     payloads = request.payloads
     return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+
+
+def not_begun(refusal: Refusal) -> Refusal:
+    """The same for a request that was not begun, whatever happened to what it would have needed."""
+    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
+
+
+def found_at(location: str, stream: str) -> Refusal:
+    """The refusal that says where a stream is served."""
+    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
+
+
+def too_late_error(stream: str) -> WriteCancelledError:
+    """Returns the error of a request that waited until nobody waits for its answer any more."""
+    return WriteCancelledError(
+        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
+    )

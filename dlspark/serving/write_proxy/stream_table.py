@@ -56,6 +56,7 @@ class StreamTable:
             settings=settings,
             traffic=RequestsUnderWay(),
             opening=asyncio.Semaphore(settings.max_opening),
+            opening_sets=asyncio.Semaphore(1),
             tasks=set(),
             on_owned=self._owned_changed,
             on_removed=self._removed,

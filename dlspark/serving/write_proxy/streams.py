@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from dlspark.core.log import AsyncLog
@@ -46,9 +46,10 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of, is_address
 from dlspark.serving.service import Caller
-from dlspark.serving.write_proxy.execution import Execution
+from dlspark.serving.write_proxy.execution import Execution, opened_sets
 from dlspark.serving.write_proxy.limits import WriteLimiter
 from dlspark.serving.write_proxy.log_operations import (
     check_permitted,
@@ -56,7 +57,7 @@ from dlspark.serving.write_proxy.log_operations import (
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import RequestsUnderWay, TakenRequest
+from dlspark.serving.write_proxy.requests import RequestsUnderWay, TakenRequest, not_begun, too_late_error
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
@@ -99,6 +100,8 @@ class StreamHost:
     settings: WriteProxySettings
     traffic: RequestsUnderWay
     opening: asyncio.Semaphore
+    opening_sets: asyncio.Semaphore
+    """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
     tasks: set[asyncio.Task[None]]
     """What runs for streams, until it has ended."""
     on_owned: Callable[[str, bool], None]
@@ -164,6 +167,8 @@ class ProxyStream:
         self._lock_timeout_s = lock_timeout_s
         self._create_missing = create_missing
         self._waiting: deque[TakenRequest] = deque()
+        self._opening: TakenRequest | None = None
+        """Its record sets are being opened in a thread: what comes behind it waits."""
         self._on_request = ON_REQUEST[self.state]
         self._execution: Execution | None = None
         self._log: AsyncLog | None = None
@@ -201,9 +206,9 @@ class ProxyStream:
         self._host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
         taken.on_end = self._ended
-        if self._on_request is OnRequest.RUN:
+        if self._on_request is OnRequest.RUN and self._opening is None:
             self._begin(taken)
-        elif self._on_request is OnRequest.WAIT:
+        elif self._on_request is not OnRequest.REFUSE:
             self._waiting.append(taken)
             if self.state is StreamState.UNINITIALIZED:
                 self.start()
@@ -268,7 +273,12 @@ class ProxyStream:
         try:
             if self.permissions is not ALLOW_ALL:
                 check_permitted(self.permissions, request, self.name)
-            if execution is not None and (type(request) is WriteRecords or execution.begins(type(request))):
+            if execution is not None and type(request) is WriteRecords:
+                if taken.sets is None and not opens_at_once(request):
+                    self._open_sets(taken, request)
+                else:
+                    execution.begin(taken)
+            elif execution is not None and execution.begins(type(request)):
                 execution.begin(taken)
             elif isinstance(request, ReleaseStream):
                 self._give_up_for(taken, None)
@@ -281,12 +291,32 @@ class ProxyStream:
         except DistributedLogError as error:
             taken.fail(error)
 
+    def _open_sets(self, taken: TakenRequest, request: WriteRecords) -> None:
+        """Open its record sets in a thread, and begin it then: the other streams have their turns meanwhile."""
+        check_record_sets(request)
+        self._opening = taken
+        self._host.run(self._open_sets_of(taken, request))
+
+    async def _open_sets_of(self, taken: TakenRequest, request: WriteRecords) -> None:
+        try:
+            async with self._host.opening_sets:
+                taken.sets = await self._loop.run_in_executor(None, opened_sets, request.payloads)
+        except Exception as error:
+            _LOG.exception("the record sets of a request on %s could not be opened", self.name)
+            taken.fail(error)
+        self._opening = None
+        self._waiting.appendleft(taken)
+        if self._on_request is OnRequest.RUN:
+            self._run_waiting()
+        elif self._on_request is OnRequest.REFUSE:
+            self._refuse_waiting()
+
     def _run_waiting(self) -> None:
         now = self._loop.time()
-        while self._waiting and self._on_request is OnRequest.RUN:
+        while self._waiting and self._on_request is OnRequest.RUN and self._opening is None:
             taken = self._waiting.popleft()
             if taken.is_too_late(now):
-                taken.fail(_too_late(self.name))
+                taken.fail(too_late_error(self.name))
             elif not taken.answered:
                 self._begin(taken)
 
@@ -563,19 +593,3 @@ _IN_DOUBT: Final = Refusal(
     applied=Applied.UNKNOWN,
     advice="Ask for it again: the answer comes once it is done",
 )
-
-
-def not_begun(refusal: Refusal) -> Refusal:
-    """The same for a request that was not begun, whatever happened to what it would have needed."""
-    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
-
-
-def found_at(location: str, stream: str) -> Refusal:
-    """The refusal that says where a stream is served."""
-    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
-
-
-def _too_late(stream: str) -> WriteCancelledError:
-    return WriteCancelledError(
-        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
-    )

@@ -43,7 +43,7 @@ def test_the_bytes_are_those_of_the_reference() -> None:
     assert ProducerRequest("sensor-7", 2, 41, 100).encode() == told["producers request"]
     assert FencingToken(b"mine").encode() == told["producers token"]
     state = ProducerState(1, 0, 7, (Kept(0, DLSN(1, 2, 3), 4),))
-    assert encode_snapshot([("p", state.encode())], b"t", 1000) == [told["producers snapshot"]]
+    assert encode_snapshot([state.encode("p")], b"t", 1000) == [told["producers snapshot"]]
     assert encode_snapshot([], b"", 1000, 9) == [told["producers remembered"]]
 
 
@@ -51,7 +51,7 @@ def test_the_bytes_are_those_of_the_reference() -> None:
 def test_a_snapshot_is_read_back_whatever_its_parts(
     states: dict[str, ProducerState], token: bytes, part_bytes: int, forgotten: int
 ) -> None:
-    encoded = [(name, state.encode()) for name, state in states.items()]
+    encoded = [state.encode(name) for name, state in states.items()]
     payloads = encode_snapshot(encoded, token, part_bytes, forgotten)
     read: dict[str, ProducerState] = {}
     for number, payload in enumerate(payloads):
@@ -62,7 +62,11 @@ def test_a_snapshot_is_read_back_whatever_its_parts(
         assert len(part.states) == 1 or len(payload) < part_bytes + 100 + len(token)
         read |= {name: ProducerState.decode(state) for name, state in part.states.items()}
     assert read == states
-    assert all(seen_ms(state.encode()) == state.seen_ms for state in states.values())
+    assert all(seen_ms(state.encode(name)) == state.seen_ms for name, state in states.items())
+    newest = [decode_control(payload).newest_ms for payload in payloads]  # type: ignore[union-attr]
+    assert max((one for one in newest if one is not None), default=None) == max(
+        (state.seen_ms for state in states.values()), default=None
+    )
 
 
 def test_the_token_is_read_back_and_has_a_limit() -> None:
@@ -102,7 +106,7 @@ def test_a_request_that_is_not_whole_is_refused_with_its_place(sequence: int) ->
 
 
 def test_a_snapshot_that_is_cut_off_or_too_long_is_refused() -> None:
-    whole = encode_snapshot([("p", ProducerState(1, 0, 0, (Kept(0, DLSN(1, 2, 3), 4),)).encode())], b"t", 1000)[0]
+    whole = encode_snapshot([ProducerState(1, 0, 0, (Kept(0, DLSN(1, 2, 3), 4),)).encode("p")], b"t", 1000)[0]
     for end in range(len(b"dlp1:"), len(whole)):
         with pytest.raises(InvalidEntryError, match=r"damaged|not known"):
             decode_control(whole[:end])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 from helpers.virtual_time import virtual_time
+from helpers.waiting import until
 from proxy_world import Proxy, answers, proxies
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import Compression, encode_record_set
+from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
+from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.errors import CallerError
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -35,6 +40,8 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.write_proxy.execution import opened_sets
+from storage_node.protocol.frames import Buffer
 
 SETS = RequestContext(is_record_set=True)
 LONG_NAME = "a/" * 16_000 + "a"
@@ -110,6 +117,70 @@ async def test_sets_of_empty_records_take_few_bytes_while_they_wait_and_fill_no_
         receipts = await answers(asked)
         entries = [one.dlsn.entry_id for one in receipts if isinstance(one, WriteReceipt) and one.dlsn is not None]
         assert (len(entries), len(set(entries))) == (20, 2), "one entry holds no more than readers can"
+
+
+async def test_a_large_set_is_opened_in_a_thread_and_only_what_is_behind_it_on_its_stream_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+        assert threading.current_thread() is not threading.main_thread()
+        opened.set()
+        assert may_go_on.wait(60)
+        return opened_sets(payloads)
+
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        await proxy.written("sets", b"before")
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        damaged = SET_HEADER.pack(SET_VERSION | Compression.LZ4, 1, 20 * MIB, 4) + b"lz4?"
+        asked = [
+            proxy.asked(WriteRecords("sets", (large,), SETS)),
+            proxy.asked(WriteRecords("sets", (b"behind",))),
+            proxy.asked(WriteRecords("sets", (damaged, large), SETS)),
+            proxy.asked(WriteRecords("sets", (b"last",))),
+        ]
+        await until(opened.is_set)
+        await still_serves(proxy)
+        assert not any(one.done() for one in asked)
+        may_go_on.set()
+        first, behind, bulk, last = await answers(asked)
+        assert isinstance(first, WriteReceipt)
+        assert first.records == 20
+        assert isinstance(bulk, BulkReceipt)
+        assert [isinstance(one, DLSN) for one in bulk.results] == [False, True]
+        assert isinstance(behind, WriteReceipt)
+        assert isinstance(last, WriteReceipt)
+        zeros = [bytes(500_000)] * 20
+        assert await world.payloads("sets") == [b"before", *zeros, b"behind", *zeros, b"last"]
+
+
+async def test_a_stream_that_ends_while_a_large_set_is_opened_refuses_it_and_what_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go_on = threading.Event()
+
+    def slowly(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+        assert may_go_on.wait(60)
+        return opened_sets(payloads)
+
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.written("sets", b"before")
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        asked = [proxy.asked(WriteRecords("sets", (large,), SETS)), proxy.asked(WriteRecords("sets", (b"behind",)))]
+        released = proxy.service._table.get("sets")
+        released.give_up(Refusal(StatusCode.FOUND, "elsewhere", "host:1", Applied.NO))
+        await released.ended
+        may_go_on.set()
+        for refused in await answers(asked):
+            assert isinstance(refused, Refusal)
+            assert (refused.code, refused.applied) == (StatusCode.FOUND, Applied.NO)
+        assert await world.payloads("sets") == [b"before"]
 
 
 # ---------------------------------------------------------------------- names and numbers
