@@ -21,7 +21,8 @@ from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteL
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost
+from dlspark.serving.write_proxy.stream_host import NamedStream, StreamHost
+from dlspark.serving.write_proxy.streams import ProxyStream
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ REFRESH_AT_ONCE: Final = 32
 """Streams whose access control is looked at at the same time."""
 RATE_LIMIT_DISABLED: Final = "service_rate_limit_disabled"
 """The feature that switches all limits off."""
+FORMER_SESSIONS: Final = 2
+"""Timeouts of a session within which the process that was at this location before has lost its own, beyond doubt."""
 STOP_ACCEPT: Final = "region_stop_accept_new_stream"
 """The feature that has no other stream taken."""
 
@@ -61,6 +64,7 @@ class StreamTable:
             on_owned=self._owned_changed,
             on_removed=self._removed,
             on_fatal=on_fatal,
+            former_until_s=loop.time() + FORMER_SESSIONS * namespace.settings.zk_session_timeout_s,
         )
         self._loop = loop
         self._stream_settings = stream_settings
@@ -138,7 +142,7 @@ class StreamTable:
         else:
             self._acquired.discard(name)
 
-    def _removed(self, stream: ProxyStream) -> None:
+    def _removed(self, stream: NamedStream) -> None:
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
             self._cached.discard(stream.name)

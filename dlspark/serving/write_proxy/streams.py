@@ -19,12 +19,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Final
 
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
-from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     DistributedLogError,
@@ -47,7 +45,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
-from dlspark.serving.routing.hosts import address_of, is_address
+from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution, opened_sets
 from dlspark.serving.write_proxy.limits import WriteLimiter
@@ -57,13 +55,11 @@ from dlspark.serving.write_proxy.log_operations import (
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import RequestsUnderWay, TakenRequest, not_begun, too_late_error
-from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.requests import TakenRequest, not_begun, too_late_error
+from dlspark.serving.write_proxy.stream_host import StreamHost
 from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
-    FOUND_KEPT_SHARE,
     ON_REQUEST,
-    OTHERS_KEPT_S,
     OnRequest,
     StreamEffect,
     StreamEvent,
@@ -74,7 +70,6 @@ from dlspark.serving.write_proxy.stream_model import (
 )
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
-from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
 
 _LOG: Final = logging.getLogger(__name__)
@@ -86,59 +81,6 @@ MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
 STAY_S: Final = 1
 """How long the lock's queue is waited in, again and again, for an owner that gives way."""
-FOUND_LOG_S: Final = 1.0
-"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
-the others for all of its streams, several times a second, until its session has ended."""
-
-
-@dataclass(eq=False, slots=True)
-class StreamHost:
-    """What all streams of a proxy share, and whom they tell."""
-
-    namespace: AsyncNamespace
-    location: str
-    settings: WriteProxySettings
-    traffic: RequestsUnderWay
-    opening: asyncio.Semaphore
-    opening_sets: asyncio.Semaphore
-    """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
-    tasks: set[asyncio.Task[None]]
-    """What runs for streams, until it has ended."""
-    on_owned: Callable[[str, bool], None]
-    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
-    on_removed: Callable[[ProxyStream], None]
-    """Called once, when a stream is not this proxy's any more."""
-    on_fatal: Callable[[str], None]
-    """Called with the reason when the process has to end."""
-    announced: Callable[[str], bool] = lambda _: True
-    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
-    found: int = 0
-    """How many streams were found to be owned elsewhere since that was logged last."""
-    found_logged_s: float = -FOUND_LOG_S
-
-    def log_found(self, stream: str, owner: str, now_s: float) -> None:
-        """Log that another proxy owns a stream, unless that was logged for one just now."""
-        self.found += 1
-        if now_s - self.found_logged_s >= FOUND_LOG_S:
-            more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
-            _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
-            self.found, self.found_logged_s = 0, now_s
-
-    @property
-    def found_kept_s(self) -> float:
-        """How long it is remembered that another proxy has a log."""
-        return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
-
-    def kept_s(self, owner: str) -> float:
-        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
-        is_proxy = is_address(owner) and self.announced(owner)
-        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
-
-    def run(self, work: Awaitable[None]) -> None:
-        """Run something in a task that is waited for at the end."""
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
 
 class ProxyStream:
@@ -355,11 +297,16 @@ class ProxyStream:
         """Refuse with `error` from now on, and for as long as that is worth knowing."""
         self._keep_s = 0.0
         if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
-            self._refusal = not_begun(refusal_of(error))
-            self._keep_s = self._host.found_kept_s
-            if error.owner == self._host.location:
-                self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
-            return
+            if not self._host.is_former(error.owner, self._loop.time()):
+                self._refusal = not_begun(refusal_of(error))
+                self._keep_s = self._host.found_kept_s
+                if error.owner == self._host.location:
+                    self._host.on_fatal(f"{self.name} is owned by an earlier session of this very proxy")
+                return
+            # Sent to the owner, a client would come back here.
+            error = StreamUnavailableError(
+                "the process that was here before has the log until its session ends", log=self.name, advice="Ask again"
+            )
         if isinstance(error, RequestDeniedError):
             self._keep_s = DENIED_KEPT_S
         if self.state is StreamState.INITIALIZED:
@@ -420,7 +367,8 @@ class ProxyStream:
         self._happened(StreamEvent.OPENED)
 
     async def _open_in_turn(self) -> None:
-        """Open the log unless another owner has it; one that gives way to who waits in the lock's queue is waited for.
+        """Open the log unless another owner has it; one that gives way to who waits in the lock's queue is waited for,
+        and so is the session of this proxy's former process.
 
         In short stays: of two proxies that wait, the second learns then that the first one has it.
         """
@@ -435,7 +383,8 @@ class ProxyStream:
             try:
                 return await self._open_log(STAY_S)
             except OwnershipAcquireFailedError as error:
-                if self._loop.time() >= deadline or not self._waits_for(error.owner):
+                late = self._loop.time() >= deadline and not self._host.is_former(error.owner, self._loop.time())
+                if late or not self._waits_for(error.owner):
                     raise
 
     def _waits_for(self, owner: str) -> bool:
@@ -443,7 +392,7 @@ class ProxyStream:
         wanted = self.state is StreamState.INITIALIZING and any(
             not isinstance(taken.request, DeleteStream) for taken in self._waiting
         )
-        return wanted and gives_way(owner)
+        return wanted and (gives_way(owner) or self._host.is_former(owner, self._loop.time()))
 
     async def _open_log(self, lock_timeout_s: int) -> None:
         host = self._host

@@ -29,7 +29,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.streams import FOUND_LOG_S
+from dlspark.serving.write_proxy.stream_host import FOUND_LOG_S
+from dlspark.serving.write_proxy.stream_table import FORMER_SESSIONS
 from storage_node.protocol.schema import Status
 
 KEPT_S = SESSION_S * 2 / 3
@@ -115,12 +116,42 @@ async def test_that_others_own_what_is_asked_for_is_no_warning_and_said_once_a_s
 
 
 @virtual_time
-async def test_a_log_that_an_earlier_session_of_this_very_proxy_owns_ends_the_process() -> None:
+async def test_a_proxy_that_was_killed_and_is_back_at_once_waits_for_its_former_session_and_serves_again() -> None:
+    async with proxies() as world:
+        former, other = await world.proxy(1), await world.proxy(2)
+        await former.write("events", b"a")
+        again = await world.proxy(1)
+        waiting = again.asked(WriteRecords("events", (b"b",)))
+        await asyncio.sleep(SESSION_S - 1)
+        assert not waiting.done()
+        assert (await other.refused("events", b"x")).location == again.location, "which waits for the lock"
+        await former.crash()
+        (answer,) = await answers([waiting])
+        assert isinstance(answer, WriteReceipt)
+        assert again.fatal == []
+        assert await world.payloads("events") == [b"a", b"b"]
+
+
+@virtual_time
+async def test_the_deletion_of_a_log_does_not_wait_for_the_former_session_and_sends_nobody_in_circles() -> None:
+    async with proxies() as world:
+        await (await world.proxy(1)).write("events", b"a")
+        again = await world.proxy(1)
+        refused = await again.ask(DeleteStream("events"))
+        assert isinstance(refused, Refusal)
+        assert (refused.code, refused.location) == (StatusCode.STREAM_UNAVAILABLE, None)
+        assert refused.applied is Applied.NO
+        assert again.fatal == []
+
+
+@virtual_time
+async def test_a_log_that_another_process_with_this_very_location_owns_ends_the_process() -> None:
     async with proxies() as world:
         first = await world.proxy(1)
         await first.write("events", b"a")
         again = await world.proxy(1)
         refused = await again.refused("events", b"x")
+        assert asyncio.get_running_loop().time() >= FORMER_SESSIONS * SESSION_S
         assert (refused.code, refused.location) == (StatusCode.FOUND, first.location)
         assert len(again.fatal) == 1
         assert "earlier session" in again.fatal[0]

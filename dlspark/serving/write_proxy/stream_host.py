@@ -1,0 +1,88 @@
+"""`StreamHost`: what the streams of a write proxy share, and whom they tell what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.routing.hosts import is_address
+from dlspark.serving.write_proxy.requests import RequestsUnderWay
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.stream_model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
+from metadata.foundation.plurals import counted
+
+_LOG: Final = logging.getLogger(__name__)
+
+FOUND_LOG_S: Final = 1.0
+"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
+the others for all of its streams, several times a second, until its session has ended."""
+
+
+class NamedStream(Protocol):
+    """A stream, as far as its host is concerned."""
+
+    @property
+    def name(self) -> str:
+        """Its log's name."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class StreamHost:
+    """What all streams of a proxy share, and whom they tell."""
+
+    namespace: AsyncNamespace
+    location: str
+    settings: WriteProxySettings
+    traffic: RequestsUnderWay
+    opening: asyncio.Semaphore
+    opening_sets: asyncio.Semaphore
+    """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
+    tasks: set[asyncio.Task[None]]
+    """What runs for streams, until it has ended."""
+    on_owned: Callable[[str, bool], None]
+    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
+    on_removed: Callable[[NamedStream], None]
+    """Called once, when a stream is not this proxy's any more."""
+    on_fatal: Callable[[str], None]
+    """Called with the reason when the process has to end."""
+    former_until_s: float = 0.0
+    """Until then a log that this very location owns is that of a process which was here before: its session ends."""
+    announced: Callable[[str], bool] = lambda _: True
+    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
+    found: int = 0
+    """How many streams were found to be owned elsewhere since that was logged last."""
+    found_logged_s: float = -FOUND_LOG_S
+
+    def log_found(self, stream: str, owner: str, now_s: float) -> None:
+        """Log that another proxy owns a stream, unless that was logged for one just now."""
+        self.found += 1
+        if now_s - self.found_logged_s >= FOUND_LOG_S:
+            more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
+            _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
+            self.found, self.found_logged_s = 0, now_s
+
+    @property
+    def found_kept_s(self) -> float:
+        """How long it is remembered that another proxy has a log."""
+        return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
+
+    def kept_s(self, owner: str) -> float:
+        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
+        is_proxy = is_address(owner) and self.announced(owner)
+        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
+
+    def is_former(self, owner: str, now_s: float) -> bool:
+        """Whether the owner of a log is the process that was at this location before, as far as anyone can tell."""
+        return owner == self.location and now_s < self.former_until_s
+
+    def run(self, work: Awaitable[None]) -> None:
+        """Run something in a task that is waited for at the end."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
