@@ -24,9 +24,9 @@ from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
 from metadata.foundation.pacing import for_each
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.auditor import Auditor, AuditReport
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.client.client import LedgerClient

@@ -14,7 +14,7 @@ from dlspark.core.runtime import new_event_loop
 from dlspark.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.settings.client import ClientSettings
 

@@ -41,7 +41,7 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
-from metadata.zookeeper.client.embedded import TICK_MS, EmbeddedZooKeeper
+from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3
@@ -359,7 +359,7 @@ async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) 
     from metadata.bookkeeper.ledgers import LedgerStore
     from metadata.distributedlog.bindings import Binding
     from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(servers)
     try:

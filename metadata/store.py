@@ -1,7 +1,7 @@
 """`MetadataStore`: the small protocol that all metadata goes through, with ZooKeeper's semantics.
 
-Two implementations pass one conformance suite: `metadata.zookeeper.client.client.ZooKeeperStore` (kazoo) and
-`metadata.zookeeper.client.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
+Two implementations pass one conformance suite: `metadata.zookeeper.client.ZooKeeperStore` (kazoo) and
+`metadata.zookeeper.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
 
 Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once;
 the same callable left twice on one path is one watch. An event is heard before any answer that shows its cause.

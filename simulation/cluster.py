@@ -21,7 +21,7 @@ from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 from metadata.store import Op, OpResult, SessionState
-from metadata.zookeeper.client.memory import MemoryTree, _Session
+from metadata.zookeeper.memory import MemoryTree, _Session
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers

@@ -15,7 +15,7 @@ from dlspark.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"

@@ -168,7 +168,7 @@ def in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]])
 
 
 async def _connected(servers: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(servers)
     try:

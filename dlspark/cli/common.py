@@ -232,7 +232,7 @@ def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Ca
         import asyncio
 
         # Here, because a loop that runs takes Ctrl-C for itself: it would wait for the end of the imports.
-        import metadata.zookeeper.client.client  # noqa: F401
+        import metadata.zookeeper.client  # noqa: F401
 
         uri, conf, values, output = (given.pop(name) for name in ("uri", "conf", "values", "output"))
         at = At(namespace_uri(uri), settings_of(conf, values), output)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from dlspark.default_namespace import ADVICE, SandboxState, default_uri
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
-from metadata.zookeeper.client.embedded import MINIMUM_JAVA, find_java
+from metadata.zookeeper.embedded import MINIMUM_JAVA, find_java
 
 DESCRIPTORS_NEEDED = 512
 DESCRIPTORS_WANTED = 4096

@@ -204,7 +204,7 @@ def _ledgers_apart(settings: Settings) -> bool:
 async def connect_logs(servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> MetadataStore:
     """A session for logs on `servers` ("host:port,host:port"). Raises MetadataUnavailableError."""
     # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,
@@ -220,7 +220,7 @@ async def connect_ledgers(
     servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 ) -> MetadataStore:
     """A session for ledgers on `servers`. Raises MetadataUnavailableError."""
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,

@@ -33,7 +33,7 @@ from metadata.foundation.errors import (
 from metadata.foundation.tasks import end_tasks
 from metadata.retry import REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import MetadataStore, SessionState, WatchEvent, join
-from metadata.zookeeper.client.session import call_safely
+from metadata.zookeeper.session import call_safely
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.foundation.opened_here import OpenedHere
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Network
 from storage_node.settings.bookie import BookieSettings

@@ -38,7 +38,7 @@ from metadata.foundation.errors import (
 from metadata.foundation.tasks import end_tasks
 from metadata.retry import reconnected, repeat
 from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent, check_path, join
-from metadata.zookeeper.client.session import call_safely
+from metadata.zookeeper.session import call_safely
 
 _LOG: Final = logging.getLogger(__name__)
 _ENDPOINT_ID: Final = "bookie"

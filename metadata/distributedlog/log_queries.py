@@ -38,7 +38,7 @@ from metadata.distributedlog.segments import INVALID_TXID, SegmentMetadata
 from metadata.foundation.errors import BadVersionError, CorruptDataError, NoNodeError
 from metadata.retry import repeat
 from metadata.store import MetadataStore, Stat, Watcher, check_path, join
-from metadata.zookeeper.client.session import SharedWatches
+from metadata.zookeeper.session import SharedWatches
 
 T = TypeVar("T")
 # The class has a method `list`, which would hide the built-in type inside of it.

@@ -1,5 +1,5 @@
 """`ZooKeeperStore`: the metadata store on a real ZooKeeper, through kazoo. No kazoo type leaves this module and
-`metadata.zookeeper.client.edge`, which has what it does to kazoo itself: threads, sockets, limits of time.
+`metadata.zookeeper.edge`, which has what it does to kazoo itself: threads, sockets, limits of time.
 
 kazoo runs one thread, its connection. That thread never runs our code beyond `loop.call_soon_threadsafe`: answers,
 watch events and changes of state reach the event loop as one queue, in the order in which the server sent them. The
@@ -8,7 +8,7 @@ loop never waits for the thread; what might wait (starting and stopping kazoo) r
 What a lost connection means to a request: made while the session is not CONNECTED it is refused unsent
 (MetadataUnavailableError). Otherwise kazoo may have written it to the socket, and it is not known whether the server
 applied it: ConnectionLossError or SessionExpiredError, both outcome unknown. Requests are never sent a second time.
-kazoo does not set watches again after a reconnection, so every watch is void then (`metadata.zookeeper.client.session`).
+kazoo does not set watches again after a reconnection, so every watch is void then (`metadata.zookeeper.session`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from metadata.store import (
     check_path,
     check_request,
 )
-from metadata.zookeeper.client.edge import BoundedConnection, LoopHandler
-from metadata.zookeeper.client.session import RequestObservers, SessionHub, call_safely
+from metadata.zookeeper.edge import BoundedConnection, LoopHandler
+from metadata.zookeeper.session import RequestObservers, SessionHub, call_safely
 
 _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")

@@ -1,4 +1,4 @@
-"""kazoo's edge to threads, sockets and time, for `metadata.zookeeper.client.client` alone: no other module imports this one.
+"""kazoo's edge to threads, sockets and time, for `metadata.zookeeper.client` alone: no other module imports this one.
 
 Fault model of the network here: a server may accept a connection and never answer on it (it is paused, a half-open
 link leads to it, or it is ZooKeeper 3.9, which forgets a connection that reaches it while it still reads its database),

@@ -60,7 +60,7 @@ from metadata.store import (
     name_of,
     parent_of,
 )
-from metadata.zookeeper.client.session import RequestObservers, SessionHub, call_safely
+from metadata.zookeeper.session import RequestObservers, SessionHub, call_safely
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""The metadata store in simulation: `metadata.zookeeper.client.memory`'s tree behind a network that delays, loses and stalls.
+"""The metadata store in simulation: `metadata.zookeeper.memory`'s tree behind a network that delays, loses and stalls.
 
 `MetadataService` is the server and what is wrong with it; `SimulatedStore` is one process's session. Requests and
 answers of a session travel in order, so that an event is heard before any answer that shows its cause; different
@@ -28,8 +28,8 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.store import SessionState
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
-from metadata.zookeeper.client.memory import _Session as Session
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import _Session as Session
 from simulation.environment.loop import Process, SimulatedLoop
 
 T = TypeVar("T")

@@ -90,7 +90,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     settings: BookieSettings, network: Network | None, disk: Disk | None, recovery: AutoRecoverySettings | None
 ) -> int:
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def _recovering(
     if recovery is None:
         yield
         return
-    from metadata.zookeeper.client.client import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
     from storage_node.autorecovery.daemon import AutoRecovery
 
     store: ZooKeeperStore | None = None

@@ -28,7 +28,7 @@ from dlspark.sandbox import Sandbox
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
 from metadata.store import ANY_VERSION
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
 PAGE = DOCS / "cli.md"

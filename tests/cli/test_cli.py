@@ -20,7 +20,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
 

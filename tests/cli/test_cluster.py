@@ -16,7 +16,7 @@ from dlspark.cli.main import app
 from dlspark.sandbox import Sandbox
 from dlspark.version import __version__
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
 T = TypeVar("T")

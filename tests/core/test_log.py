@@ -22,7 +22,7 @@ from dlspark.errors import (
 )
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 
 
 async def _filled(namespace, name, segments, entries, *, step=10):

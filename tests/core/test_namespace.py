@@ -21,7 +21,7 @@ from dlspark.errors import (
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions
-from metadata.zookeeper.client.memory import Fault, MemoryStore
+from metadata.zookeeper.memory import Fault, MemoryStore
 
 BINDING = Binding.for_cluster("memory:2181")
 

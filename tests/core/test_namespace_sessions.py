@@ -15,8 +15,8 @@ from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceUri
 from metadata.store import RetryPolicy
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

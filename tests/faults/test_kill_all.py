@@ -31,7 +31,7 @@ from dlspark.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError, LedgerFencedError

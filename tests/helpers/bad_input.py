@@ -21,7 +21,7 @@ from helpers.wire_bytes import send
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import encode_bookie_info_request, encode_read_request

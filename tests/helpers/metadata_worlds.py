@@ -13,9 +13,9 @@ from typing import Protocol
 from kazoo.client import KazooClient
 
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 _NUMBERS = itertools.count(1)
 

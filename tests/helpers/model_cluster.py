@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import FrameHandler, Link, Listener

@@ -13,7 +13,7 @@ from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.replication import ReplicationStore
-from metadata.zookeeper.client.memory import Fault, Injector, MemoryStore
+from metadata.zookeeper.memory import Fault, Injector, MemoryStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.digests import EntryDigest

@@ -32,7 +32,7 @@ from helpers.faults.fault_client import outcome
 from helpers.faults.hosts import Route, RoutedNetwork
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.settings import Value
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 EXPIRE = "expire"
 GO = "go"

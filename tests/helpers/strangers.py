@@ -11,7 +11,7 @@ from typing import Final
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.client.client import LedgerClient
 
 PASSWORD: Final = b"a stranger's"

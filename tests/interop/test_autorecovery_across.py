@@ -19,7 +19,7 @@ from helpers.waiting import until
 
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.replication import ReplicationStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 OURS = "127.0.0.1:1"
 ROUNDS = 3

@@ -13,7 +13,7 @@ from helpers.interop.clusters import OurBookie, both_versions
 from helpers.interop.java_tool import JavaError, JavaTool, free_port
 
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 _roots = count(1)
 

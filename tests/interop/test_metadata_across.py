@@ -21,7 +21,7 @@ from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 _roots = count(1)
 

@@ -18,7 +18,7 @@ from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Permissions
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 JAVA_LOG_EXISTS = 522
 LOGS_A_SUB_NAMESPACE = 2

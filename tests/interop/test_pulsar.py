@@ -12,7 +12,7 @@ from helpers.waiting import wait_until
 
 from dlspark.testing.java_process import OutOfReachError
 from metadata.foundation.errors import NoNodeError
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.client.client import LedgerClient
 
 pulsar = pytest.importorskip("pulsar", reason="Apache Pulsar's Python client is not installed")

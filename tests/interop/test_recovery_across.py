@@ -22,7 +22,7 @@ from helpers.interop.clusters import NEWEST, JavaProcesses
 from helpers.interop.java_tool import JavaTool
 
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 
 @pytest.fixture(scope="module")

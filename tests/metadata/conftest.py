@@ -9,7 +9,7 @@ import pytest
 from helpers.metadata_worlds import MemoryWorld, World, ZooKeeperWorld
 
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ from dlspark.serving.membership import (
 from dlspark.serving.routing.hosts import NO_SHARD
 from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
 from metadata.store import MetadataStore, join
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 FIRST = write_proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, grpc=ProxyEndpoint("10.0.0.1", 8001))
 SECOND = write_proxy_member(ProxyEndpoint("10.0.0.2", 8000), 1, stats=ProxyEndpoint("10.0.0.2", 9000))

@@ -24,7 +24,7 @@ from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.segments import TruncationStatus
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import MIB, BookieSettings
 from storage_node.settings.client import ClientSettings

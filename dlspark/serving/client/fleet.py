@@ -119,7 +119,7 @@ class AnnouncedFleet:
     async def _connect(self) -> MetadataStore:
         if self._open_store is not None:
             return self._open_store(self._uri.servers)
-        from metadata.zookeeper.client.client import ZooKeeperStore
+        from metadata.zookeeper.client import ZooKeeperStore
 
         return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, directories_status
 from storage_node.bookie.tools.repair import LimboVerdict, format_directories, judge_limbo, mark_missing

@@ -12,7 +12,7 @@ from dlspark.testing.cluster import InProcessCluster
 from dlspark.version import __version__
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.replication import ReplicationStore
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.edge import SystemClock
 
 LONG_NAME = "storage-node-0123456789.rack-7.row-3.data-center-frankfurt.example.org:3181"

@@ -14,7 +14,7 @@ from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, Segmen
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus, order
 from metadata.store import ANY_VERSION
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"]]
 

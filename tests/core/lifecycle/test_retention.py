@@ -24,7 +24,7 @@ from dlspark.errors import (
 )
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

@@ -23,7 +23,7 @@ from dlspark.errors import (
     OwnershipAcquireFailedError,
 )
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

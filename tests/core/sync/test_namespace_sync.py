@@ -13,7 +13,7 @@ from dlspark.errors import CallerError, LogNotFoundError, NamespaceInUseError, N
 from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Action
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from dlspark.errors import (
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentListError
 from metadata.foundation.errors import NoNodeError
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.schema import Status
 

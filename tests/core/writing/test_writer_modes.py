@@ -32,7 +32,7 @@ from dlspark.errors import (
 )
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import SessionState
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.protocol.schema import Status
 
 

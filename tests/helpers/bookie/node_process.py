@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers.paths import ROOT
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 
 def spawn(conf: Path) -> subprocess.Popen[str]:

@@ -31,7 +31,7 @@ from helpers.faults.hosts import Route, RoutedNetwork, WallClock
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.client.writer import LedgerWriter

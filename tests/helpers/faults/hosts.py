@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from dlspark import sandbox
 from metadata.foundation.errors import DistributedLogError
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import DiskFile, FrameHandler, Link
 from storage_node.protocol.frames import Buffer

@@ -23,7 +23,7 @@ from helpers.interop.java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReac
 from helpers.paths import ROOT
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.settings.client import ClientSettings
 

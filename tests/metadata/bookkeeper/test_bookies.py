@@ -16,7 +16,7 @@ from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError
 from metadata.retry import reconnected
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 FIRST = BookieAddress("10.0.0.1:3181", "10.0.0.1", 3181)

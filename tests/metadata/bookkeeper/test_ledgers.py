@@ -22,7 +22,7 @@ from metadata.foundation.errors import (
     NoNodeError,
 )
 from metadata.store import Create, EventKind, MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 METADATA = LedgerMetadata(3, 3, 2, (Ensemble(0, ("a:1", "b:1", "c:1")),))

@@ -15,7 +15,7 @@ from metadata.bookkeeper.ledgers import MAX_LEDGER_ID, LedgerStore
 from metadata.bookkeeper.replication import LedgerLock, RepairQueue, ReplicationStore, UnderReplicatedLedger, mark_name
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 LEDGER = 12345

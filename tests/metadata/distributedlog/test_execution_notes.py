@@ -10,7 +10,7 @@ import pytest
 
 from metadata.distributedlog import execution_notes
 from metadata.distributedlog.execution_notes import ExecutionStore, ForgottenExecutionError, Note
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 NS = "/dl/ns"
 PLACE = f"{NS}/.executions/driver"

@@ -18,7 +18,7 @@ from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 FEDERATED = replace(Binding.for_cluster("h:1"), federated=True)
 

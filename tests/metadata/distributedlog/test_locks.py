@@ -23,7 +23,7 @@ from metadata.distributedlog.locks import (
 from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.retry import reconnected
 from metadata.store import Check, MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 SESSION = 72057594037927937

@@ -18,7 +18,7 @@ from metadata.distributedlog.permissions import Permissions, PermissionStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.store import Create, MetadataStore, Stat, Watcher
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 BINDING = Binding.for_cluster("h:1")
 

@@ -15,7 +15,7 @@ from metadata.distributedlog.log_watch import LogChange, watch_logs
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.store import MetadataStore, Watcher
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 
 @pytest.fixture(params=["plain", "federated"])

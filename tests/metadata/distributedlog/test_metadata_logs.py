@@ -25,7 +25,7 @@ from metadata.foundation.errors import (
     NoNodeError,
 )
 from metadata.store import ANY_VERSION, Check, Create, Delete, EventKind, MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 ONE = Binding.for_cluster("127.0.0.1:7000", "/ledgers")

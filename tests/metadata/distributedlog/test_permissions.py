@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.foundation.errors import CorruptDataError
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 DENY_WRITE = Permissions(deny_write=True)

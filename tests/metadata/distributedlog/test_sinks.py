@@ -21,7 +21,7 @@ from metadata.distributedlog.sinks import (
 )
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.store import Create, Op
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 VECTORS = vectors("znodes.md")
 NS = "/dl/ns"

@@ -17,8 +17,8 @@ import pytest
 from helpers.waiting import wait_until
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper, find_java, four_letters
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper, find_java, four_letters
 
 pytestmark = pytest.mark.processes
 
@@ -206,7 +206,7 @@ def test_java_home_comes_before_the_path_unless_it_is_too_old(tmp_path: Path, mo
 _PARENT = """\
 import sys, threading, time
 from pathlib import Path
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 server = EmbeddedZooKeeper(Path(sys.argv[1]))
 starter = threading.Thread(target=server.start)
 starter.start()

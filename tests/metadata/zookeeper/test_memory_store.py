@@ -18,7 +18,7 @@ from metadata.foundation.errors import (
 )
 from metadata.retry import MAX_REPEATS, reconnected, repeat
 from metadata.store import EventKind, SessionState, WatchEvent
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from metadata.store import (
     Stat,
     WatchEvent,
 )
-from metadata.zookeeper.client.session import SessionHub
+from metadata.zookeeper.session import SessionHub
 
 # ---- nodes and versions ----------------------------------------------------------------------------------------------
 

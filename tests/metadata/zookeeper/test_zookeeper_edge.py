@@ -14,8 +14,8 @@ from helpers.metadata_worlds import Heard
 from metadata.foundation.errors import DistributedLogError
 from metadata.retry import reconnected
 from metadata.store import SessionState
-from metadata.zookeeper.client.client import MAX_IN_FLIGHT, ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

@@ -14,8 +14,8 @@ from helpers.waiting import wait_until
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
 from metadata.store import SessionState
-from metadata.zookeeper.client.client import MAX_IN_FLIGHT, ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,7 @@ from dlspark.serving.client.fleet import AnnouncedFleet, NoProxiesError, StaticF
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol.operations import ReadBatch, Refusal, StatusCode
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 URI = "distributedlog://zk:2181/ns"
 

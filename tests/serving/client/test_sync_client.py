@@ -27,7 +27,7 @@ _SEEDS = count(1)
 FORBIDDEN = (
     "kazoo",
     "grpc",
-    "metadata.zookeeper.client.client",
+    "metadata.zookeeper.client",
     "dlspark.core.namespace",
     "storage_node.client",
     "pyspark",

@@ -21,7 +21,7 @@ from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.protocol import v2
 
 URI = "distributedlog://memory:2181/dl"

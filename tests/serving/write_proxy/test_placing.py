@@ -20,7 +20,7 @@ from dlspark.serving.write_proxy.placement import (
     RingPlacement,
 )
 from dlspark.serving.write_proxy.placing import MeasuredLoads, PlacementKeeper, stream_loads_in
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.edge import SystemClock
 
 A, B = (

@@ -23,7 +23,7 @@ from dlspark.serving.write_proxy.placement import (
 )
 from metadata.foundation.errors import CorruptDataError
 from metadata.store import MAX_REQUEST_BYTES
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 A, B, C = (write_proxy_member(ProxyEndpoint("127.0.0.1", port), shard) for shard, port in enumerate((1, 2, 3)))
 UPSTREAM = (

@@ -30,7 +30,7 @@ from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import TruncationStatus
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-metadata.md"
 

@@ -34,7 +34,7 @@ from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation.errors import OutcomeUnknownError
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 URI = "distributedlog://memory:2181/dl"
 LOG = "flights"

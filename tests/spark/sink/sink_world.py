@@ -19,7 +19,7 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore
 from metadata.store import MetadataStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 T = TypeVar("T")
 NS = "/dl/ns"

@@ -20,7 +20,7 @@ from dlspark.spark.sink.session import owner_name
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.sinks import application_sink
 from metadata.foundation.errors import DistributedLogError
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.protocol.schema import Status
 
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED

@@ -17,7 +17,7 @@ from dlspark.spark.sink.messages import Publication
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
 from metadata.distributedlog.sinks import SinkStore
 from metadata.store import Create, Delete, Op
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

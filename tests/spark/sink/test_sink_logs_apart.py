@@ -19,7 +19,7 @@ from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sinks import SinkStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 
 async def unused(*_: object) -> None:

@@ -26,7 +26,7 @@ from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 PUBLISHED = CommitOutcome.PUBLISHED
 

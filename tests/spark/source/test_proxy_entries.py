@@ -42,7 +42,7 @@ from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import READ_BYTES, ProxyEntries, TaskProxies
 from dlspark.spark.source.span_entries import ReplicaEntries, SpanEntries
 from metadata.distributedlog.segments import TruncationStatus
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.client.reader import ReplicaReader
 
 A, B = "proxy-a:8100", "proxy-b:8100"

@@ -218,7 +218,7 @@ def test_a_task_reaches_read_proxies_and_nothing_else(
     (tmp_path / "task").write_bytes(pickle.dumps((reader, blind)))
     program = textwrap.dedent("""
         import json, pickle, socket, sys
-        for name in ("kazoo", "metadata.zookeeper.client.client", "grpc"):
+        for name in ("kazoo", "metadata.zookeeper.client", "grpc"):
             sys.modules[name] = None
         asked = []
         def hook(event, arguments):

@@ -15,7 +15,7 @@ from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.zookeeper.client.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.autorecovery.auditor import METADATA_READS, AuditNeed, Auditor, LossTracker
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.client.client import LedgerClient

@@ -15,7 +15,7 @@ from metadata.bookkeeper.auditors import PeriodicCheck
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery import auditor
 from storage_node.autorecovery.auditor import PlacementCheck, PlacementReport
 from storage_node.client.client import LedgerClient

@@ -11,7 +11,7 @@ from helpers.recovery_world import QUICK, World, payload
 from helpers.virtual_time import virtual_time
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
-from metadata.zookeeper.client.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.errors import LedgerFencedError
 
 

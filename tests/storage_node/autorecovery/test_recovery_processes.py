@@ -26,7 +26,7 @@ from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.zookeeper.client.client import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.striping import write_set
 

@@ -8,7 +8,7 @@ from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.status import MarkedLedger, OpenLock, RecoveryStatus, recovery_status, switch
 
 ROOT = "/ledgers"

@@ -11,7 +11,7 @@ import pytest
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.client.client import LedgerClient

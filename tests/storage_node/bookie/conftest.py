@@ -9,7 +9,7 @@ import pytest
 from helpers.bookie.harness import Cluster
 
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from helpers.bookie.harness import KEY as HARNESS_KEY
 from helpers.bookie.harness import Cluster, entry
 
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.errors import ProtocolError
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_request, decode_response

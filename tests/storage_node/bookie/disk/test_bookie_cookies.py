@@ -10,7 +10,7 @@ import pytest
 from helpers.bookie.harness import Cluster, entry
 
 from metadata.bookkeeper.bookies import BookieRegistry, Cookie
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.node.identity import name_bookie
 from storage_node.errors import BookieConfigurationError, CookieMismatchError

@@ -16,7 +16,7 @@ from helpers.bookie.harness import DIGEST, KEY, entry
 
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError

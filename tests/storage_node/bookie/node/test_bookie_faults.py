@@ -12,7 +12,7 @@ from helpers.bookie.harness import KEY, Cluster, entry
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.encoding import encode_force_ledger_request

@@ -10,7 +10,7 @@ import pytest
 from helpers.bookie.harness import Cluster, entry
 from prometheus_client.parser import text_string_to_metric_families
 
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk.resources import HTTP_CONNECTIONS
 from storage_node.bookie.node import http_server
 from storage_node.bookie.node.bookie import Bookie

@@ -11,9 +11,9 @@ from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError
 

@@ -15,8 +15,8 @@ from helpers.bookie.node_process import first_line, initialise, spawn
 
 from dlspark.testing.java_process import free_port
 from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 

@@ -15,7 +15,7 @@ from helpers.paths import DOCS
 from helpers.reference_vectors import vectors
 
 from metadata.bookkeeper.bookies import BookieRegistry, Cookie
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk import records as r
 from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.journal.files import (

@@ -10,7 +10,7 @@ from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
 from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import collection, contents
 from storage_node.bookie.store.storage import MAX_LAC_BYTES

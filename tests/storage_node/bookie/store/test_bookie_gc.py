@@ -16,9 +16,9 @@ from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.store import Stat, Watcher
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.store.collection import FENCE_MEMORY_MS
 from storage_node.errors import BookieFailedError, CookieMismatchError
 from storage_node.protocol.schema import Status

@@ -11,7 +11,7 @@ from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, Ledger
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.repair import judge_limbo, mark_missing
 from storage_node.protocol.schema import Status

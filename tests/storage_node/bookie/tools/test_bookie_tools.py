@@ -19,9 +19,9 @@ from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import settings_of
-from metadata.zookeeper.client.client import ZooKeeperStore
-from metadata.zookeeper.client.embedded import EmbeddedZooKeeper
-from metadata.zookeeper.client.memory import MemoryStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
 from storage_node.bookie.tools.__main__ import main
 from storage_node.bookie.tools.cluster import Cluster as Metadata
