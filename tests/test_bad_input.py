@@ -31,7 +31,7 @@ from dlspark.errors import (
     SettingsError,
     TransactionIdOutOfOrderError,
 )
-from dlspark.sandbox_processes import SandboxError
+from dlspark.sandbox.processes import SandboxError
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope

@@ -11,7 +11,7 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.bookkeeper.ledgers import LedgerStore

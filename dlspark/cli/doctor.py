@@ -33,7 +33,7 @@ def doctor(
         check_spark_home,
         check_workers,
     )
-    from dlspark.default_namespace import default_directory
+    from dlspark.sandbox.state import default_directory
     from metadata.foundation.plurals import counted
 
     place = directory or default_directory()

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from dlspark.default_namespace import ADVICE, SandboxState, default_uri
+from dlspark.default_namespace import ADVICE, default_uri
+from dlspark.sandbox.state import SandboxState
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted

@@ -18,7 +18,7 @@ from dlspark.cli.common import namespace_uri
 from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.zookeeper.client import ZooKeeperStore
 

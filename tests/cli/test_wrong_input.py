@@ -12,7 +12,7 @@ import pytest
 
 from dlspark.cli.common import MAX_COMPARED, name_near_ones
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.distributedlog.log_names import LogNotFoundError
 
 pytestmark = pytest.mark.processes

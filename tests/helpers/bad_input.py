@@ -15,7 +15,7 @@ from typing import TypeVar
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.writer import LogWriter
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from helpers.waiting import wait_until
 from helpers.wire_bytes import send
 from metadata.bookkeeper.bookies import BookieRegistry

@@ -14,7 +14,7 @@ from memory_world import URI, World, answer_request
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.metadata_tables.reader import table_reader
 from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.options.query_options import Options

@@ -46,7 +46,7 @@ Counting takes place once an entry or an operation, not once a record: a record'
 its entry, which is the longest.
 
 Storage nodes have no such address: their log and `python -m storage_node.bookie.tools` show what a node has done.
-A program that runs on `dlspark.sandbox` shows its own side by `serve_metrics` like any other.
+A program that runs on `dlspark.sandbox.sandbox` shows its own side by `serve_metrics` like any other.
 
 ## Metrics of Apache DistributedLog that are not there
 

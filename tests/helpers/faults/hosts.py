@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dlspark import sandbox
+from dlspark.sandbox import sandbox
 from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.bookie.disk.system_disk import SystemDisk

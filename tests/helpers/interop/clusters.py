@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from helpers.interop.java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReachError, free_port
 from helpers.paths import ROOT
 from metadata.bookkeeper.bookies import BookieRegistry

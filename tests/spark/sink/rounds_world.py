@@ -23,7 +23,7 @@ from helpers.jvm_flags import spark_flags
 from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers

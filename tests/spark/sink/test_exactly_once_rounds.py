@@ -22,7 +22,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import LogEmptyError
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope

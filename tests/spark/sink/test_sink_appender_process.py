@@ -35,7 +35,7 @@ from dlspark.spark.sink.staging import run_task
 from dlspark.spark.sink.user_folders import RUNTIME_VARIABLE
 
 if TYPE_CHECKING:
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.processes
 

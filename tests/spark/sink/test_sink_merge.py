@@ -20,7 +20,7 @@ from dlspark.spark.sink.session import open_session
 from dlspark.spark.sink.staging import run_task
 
 if TYPE_CHECKING:
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.processes
 

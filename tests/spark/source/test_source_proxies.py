@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

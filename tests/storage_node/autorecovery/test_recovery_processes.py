@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from helpers.waiting import until
 
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_processes import SandboxError
+from dlspark.sandbox.processes import SandboxError
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType

@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from dlspark.default_namespace import SandboxState
-from dlspark.sandbox_processes import (
+from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
     child_environment,
@@ -23,6 +22,7 @@ from dlspark.sandbox_processes import (
     first_line,
     log_tail,
 )
+from dlspark.sandbox.state import SandboxState
 from metadata.foundation.private_files import make_private_directory
 from metadata.foundation.processes import ending_with_parent
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from dlspark.default_namespace import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
-from dlspark.sandbox_processes import (
+from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
     child_environment,
@@ -35,7 +34,8 @@ from dlspark.sandbox_processes import (
     first_line,
     log_tail,
 )
-from dlspark.sandbox_proxies import SandboxProxies
+from dlspark.sandbox.proxies import SandboxProxies
+from dlspark.sandbox.state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OpenedHere
