@@ -22,12 +22,12 @@ from zlib import crc32
 from dlspark.core.metrics.registries import NO_STATISTICS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import Answer, Request
-from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.proxy import WriteProxy
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.tier import ServiceDoor
+from dlspark.serving.write_proxy.tier.forwarding import ServiceDoor
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers

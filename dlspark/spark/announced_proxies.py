@@ -12,7 +12,7 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.client.fleet import NoProxiesError
-from dlspark.serving.membership import READ_PROXIES, WRITE_PROXIES, read_members
+from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, read_members
 from dlspark.spark.options.proxies import DISCOVER, MAX_ADDRESSES, PROXY
 from metadata.store import join
 

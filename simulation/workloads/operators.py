@@ -11,16 +11,16 @@ from math import ceil
 from random import Random
 
 from dlspark.serving.client.client import AsyncClient
-from dlspark.serving.membership import ProxyMember
-from dlspark.serving.peers import ProxyPeers
-from dlspark.serving.write_proxy.administration import (
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.write_proxy.tier.administration import (
     BalanceResult,
     accept_streams,
     distribution_of,
     run_balance,
     survey,
 )
-from dlspark.serving.write_proxy.balancing import ClusterBalance
+from dlspark.serving.write_proxy.tier.balancing import ClusterBalance
 from metadata.foundation.errors import DistributedLogError
 from simulation.environment.network import SimulatedNetwork
 from simulation.tier import LOOK_S

@@ -20,7 +20,7 @@ from dlspark.sandbox.processes import child_environment
 from dlspark.sandbox.proxies import READER
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
 from metadata.foundation.errors import CallerError
 from storage_node.transport.tcp import TcpNetwork

@@ -10,7 +10,7 @@ import pytest
 from helpers.metadata_worlds import Heard, MemoryWorld, World, ZooKeeperWorld
 from helpers.waiting import until
 
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     MAX_MEMBER_BYTES,
     WRITE_PROXIES,
     Announcement,

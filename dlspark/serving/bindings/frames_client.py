@@ -28,6 +28,7 @@ from dlspark.errors import (
     ProxyUnreachableError,
 )
 from dlspark.serving.bindings.bounds import FramesClientLimits
+from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (
@@ -41,7 +42,6 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.service import Reply
 from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError

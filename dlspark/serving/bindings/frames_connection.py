@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits, write_bytes
+from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
 from dlspark.serving.protocol.frames import decode_request, encode_answer
@@ -41,7 +42,6 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
 from storage_node.bookie.requests.limits import Budget
 from storage_node.edge import Link

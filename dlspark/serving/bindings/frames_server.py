@@ -18,7 +18,7 @@ import logging
 from dlspark.errors import NotAppliedError
 from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_connection import FramesConnection
-from dlspark.serving.service import ProxyService
+from dlspark.serving.bindings.service import ProxyService
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import MessageLimit
 from storage_node.bookie.requests.limits import Admission, Budget

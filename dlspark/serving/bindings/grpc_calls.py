@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
+from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -49,7 +50,6 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
 from storage_node.errors import ProtocolError

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyUnreachableError
+from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Reason, Refusal, Request
-from dlspark.serving.service import Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 

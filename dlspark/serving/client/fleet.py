@@ -23,7 +23,7 @@ from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.foundation.tasks import each
 
 if TYPE_CHECKING:
-    from dlspark.serving.membership import MemberWatch, ProxyMember
+    from dlspark.serving.process.membership import MemberWatch, ProxyMember
     from metadata.store import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class AnnouncedFleet:
     async def open(self, heard: Heard) -> None:
         """Connect, and wait for the first proxy. Raises MetadataUnavailableError, or NoProxiesError where none is
         announced within `FIRST_LIST_S`."""
-        from dlspark.serving.membership import READ_PROXIES, WRITE_PROXIES, watch_members
+        from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, watch_members
         from metadata.store import join
 
         self._heard = heard

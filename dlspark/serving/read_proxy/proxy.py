@@ -28,8 +28,8 @@ from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import (
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
     Announcement,
@@ -38,7 +38,7 @@ from dlspark.serving.membership import (
     watch_members,
     write_proxy_member,
 )
-from dlspark.serving.page import ProxyPage
+from dlspark.serving.process.page import ProxyPage
 from dlspark.serving.protocol.operations import ProxyKind
 from dlspark.serving.read_proxy.figures import figures_shown_in
 from dlspark.serving.read_proxy.service import ReadProxyService

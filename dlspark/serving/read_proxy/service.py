@@ -37,7 +37,8 @@ from dlspark.errors import (
     StreamNotReadyError,
     TooManyStreamsError,
 )
-from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -60,7 +61,6 @@ from dlspark.serving.read_proxy.ring import RingBudget
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
 from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from dlspark.serving.service import Caller, Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 

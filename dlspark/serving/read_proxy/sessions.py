@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import OverCapacityError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadFrom
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog
-from dlspark.serving.service import Caller, Reply
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -23,7 +24,6 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, ProxyService, Reply
 from dlspark.serving.write_proxy.metrics import ProxyMeasures, ProxyScopes, StreamMeasures
 
 _DENIED: Final = (StatusCode.REQUEST_DENIED, StatusCode.CHECKSUM_FAILED)

@@ -1,4 +1,4 @@
-"""What the page of a write proxy shows (`dlspark.serving.page`): what it is, and what each of its streams takes."""
+"""What the page of a write proxy shows (`process.page`): what it is, and what each of its streams takes."""
 
 from __future__ import annotations
 

@@ -32,8 +32,9 @@ from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import (
+from dlspark.serving.bindings.service import ProxyService
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
     Announcement,
@@ -43,26 +44,25 @@ from dlspark.serving.membership import (
     watch_members,
     write_proxy_member,
 )
-from dlspark.serving.page import ProxyPage
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.page import ProxyPage
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import ProxyKind, ProxyStatus
-from dlspark.serving.service import ProxyService
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
 from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
 from dlspark.serving.write_proxy.page import WriteProxyView
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.write_proxy.service import WriteProxyService
+from dlspark.serving.write_proxy.streams.files import StreamFiles
+from dlspark.serving.write_proxy.streams.table import STOP_ACCEPT
+from dlspark.serving.write_proxy.tier.forwarding import ServiceDoor, TierForwarder
+from dlspark.serving.write_proxy.tier.placement import (
     LEADING_SHARD,
     EqualLoads,
     LeastLoadPlacement,
     LoadTable,
     RingPlacement,
 )
-from dlspark.serving.write_proxy.placing import MeasuredLoads, PlacementKeeper
-from dlspark.serving.write_proxy.service import WriteProxyService
-from dlspark.serving.write_proxy.stream_files import StreamFiles
-from dlspark.serving.write_proxy.stream_table import STOP_ACCEPT
-from dlspark.serving.write_proxy.tier import ServiceDoor, TierForwarder
+from dlspark.serving.write_proxy.tier.placement_keeper import MeasuredLoads, PlacementKeeper
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from metadata.store import join

@@ -19,7 +19,7 @@ from dlspark.errors import (
     ServiceUnavailableError,
     StreamUnavailableError,
 )
-from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -36,13 +36,18 @@ from dlspark.serving.protocol.operations import (
     TakeStream,
 )
 from dlspark.serving.protocol.stream_names import check_stream_length
-from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
-from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of, read_ahead
 from dlspark.serving.write_proxy.ownership_filter import matching
-from dlspark.serving.write_proxy.placement import StreamPlacement
-from dlspark.serving.write_proxy.requests import TakenRequest
-from dlspark.serving.write_proxy.stream_model import StreamState
-from dlspark.serving.write_proxy.stream_table import StreamTable
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, same_proxy
+from dlspark.serving.write_proxy.streams.log_operations import (
+    check_permitted,
+    create_stream,
+    permissions_of,
+    read_ahead,
+)
+from dlspark.serving.write_proxy.streams.model import StreamState
+from dlspark.serving.write_proxy.streams.requests import TakenRequest
+from dlspark.serving.write_proxy.streams.table import StreamTable
+from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
-from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -40,16 +41,15 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, Reply
-from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, in_turns, same_proxy
-from dlspark.serving.write_proxy.limits import LimitValues, WriteLimiter
-from dlspark.serving.write_proxy.placement import StreamPlacement
 from dlspark.serving.write_proxy.rare_requests import RareRequests
-from dlspark.serving.write_proxy.requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.stream_model import StreamState
-from dlspark.serving.write_proxy.stream_table import RATE_LIMIT_DISABLED, StreamTable
-from dlspark.serving.write_proxy.streams import ProxyStream
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, in_turns, same_proxy
+from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
+from dlspark.serving.write_proxy.streams.model import StreamState
+from dlspark.serving.write_proxy.streams.requests import TakenRequest, payload_bytes
+from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
+from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _ON_STREAMS: Final = (BeginEpoch, SetFencingToken, Heartbeat, TruncateStream, De
 
 
 class WriteProxyService:
-    """The service of one write proxy (`dlspark.serving.service.ProxyService`). All calls come from one event loop."""
+    """The service of one write proxy (a `ProxyService`). All calls come from one event loop."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ class SinkSession:
         await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, members)
 
     async def _check_proxies(self, chosen: ProxyChoice) -> None:
-        from dlspark.serving.membership import WRITE_PROXIES
+        from dlspark.serving.process.membership import WRITE_PROXIES
         from dlspark.spark.announced_proxies import announced_proxies
 
         if chosen.discover:

@@ -23,7 +23,7 @@ from metadata.store import join
 
 if TYPE_CHECKING:
     from dlspark.serving.client.answer_rules import StreamRequest
-    from dlspark.serving.membership import ProxyEndpoint, ProxyMember
+    from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember
     from dlspark.serving.protocol.operations import Answer
 
 ASK_AGAIN_S: Final = 0.5
@@ -86,7 +86,7 @@ class WriteProxies:
 
     async def _members(self, services: Services) -> list[ProxyMember]:
         """Those that run."""
-        from dlspark.serving.membership import WRITE_PROXIES, read_members
+        from dlspark.serving.process.membership import WRITE_PROXIES, read_members
 
         members = await read_members(services.store, join(self._namespace_path, WRITE_PROXIES))
         return [member for member in members if member.frames is not None]

@@ -21,7 +21,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.membership import READ_PROXIES
+from dlspark.serving.process.membership import READ_PROXIES
 from dlspark.spark.announced_proxies import announced_proxies
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError

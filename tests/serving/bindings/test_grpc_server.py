@@ -20,8 +20,8 @@ from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_options import client_options, server_options
 from dlspark.serving.bindings.grpc_server import GrpcServer
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.operations import (
     Answer,

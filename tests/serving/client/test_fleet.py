@@ -13,7 +13,7 @@ from dlspark.errors import CallerError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import AnnouncedFleet, NoProxiesError, StaticFleet, fleet_of, fleets_of
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol.operations import ReadBatch, Refusal, StatusCode
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 

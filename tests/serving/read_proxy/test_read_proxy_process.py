@@ -13,7 +13,7 @@ from read_world import Puller, ReadWorld
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.frames_client import FramesClient
-from dlspark.serving.membership import READ_PROXIES, read_members
+from dlspark.serving.process.membership import READ_PROXIES, read_members
 from dlspark.serving.protocol.operations import (
     Delivery,
     FindOwner,

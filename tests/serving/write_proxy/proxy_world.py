@@ -14,9 +14,9 @@ from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ServiceUnavailableError
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal, Request, WriteReceipt, WriteRecords
-from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from metadata.bookkeeper.bookies import BookieRegistry

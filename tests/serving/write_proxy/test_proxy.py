@@ -20,7 +20,7 @@ from proxy_world import ProxyWorld, proxies
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.frames_server import FramesServer
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
     Announcement,
@@ -29,7 +29,7 @@ from dlspark.serving.membership import (
     read_members,
     write_proxy_member,
 )
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -55,7 +55,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
-from dlspark.serving.write_proxy.stream_model import OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join
 

@@ -13,8 +13,8 @@ from helpers.virtual_time import virtual_time
 
 from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.serving.bindings.frames_server import FramesServer
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -28,7 +28,7 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.write_proxy.administration import (
+from dlspark.serving.write_proxy.tier.administration import (
     accept_streams,
     distribution_of,
     member_named,
@@ -37,7 +37,7 @@ from dlspark.serving.write_proxy.administration import (
     run_balance,
     survey,
 )
-from dlspark.serving.write_proxy.balancing import ClusterBalance, StreamMove
+from dlspark.serving.write_proxy.tier.balancing import ClusterBalance, StreamMove
 from metadata.foundation.errors import CallerError, NotAppliedError, OutcomeUnknownError
 
 

@@ -9,7 +9,7 @@ import pytest
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.operations import StatusCode
-from dlspark.serving.write_proxy.stream_model import (
+from dlspark.serving.write_proxy.streams.model import (
     ON_REQUEST,
     ONLY_THE_REQUEST,
     TRANSITIONS,

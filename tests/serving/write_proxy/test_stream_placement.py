@@ -7,10 +7,10 @@ from helpers.metadata_worlds import Heard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, write_proxy_member
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.write_proxy.tier.placement import (
     MAX_LOAD_BYTES,
     MAX_PLACED,
     EqualLoads,

@@ -9,12 +9,12 @@ from helpers.memory_proxies import MemoryLink
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ProxyUnreachableError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.membership import WRITE_PROXIES, ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.membership import WRITE_PROXIES, ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Request, WriteRecords
-from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 

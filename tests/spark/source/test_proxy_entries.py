@@ -23,7 +23,7 @@ from dlspark.errors import (
     ReadError,
 )
 from dlspark.serving.client.fleet import NoProxiesError
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     FRAMES,
     READ_PROXIES,
     Announcement,

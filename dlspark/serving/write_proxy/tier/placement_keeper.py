@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from dlspark.core.metrics.cells import Timing
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember
-from dlspark.serving.page import STREAMS_PATH
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember
+from dlspark.serving.process.page import STREAMS_PATH
+from dlspark.serving.write_proxy.tier.placement import (
     MAX_STREAM_LOAD,
     REFRESH_S,
     LeastLoadPlacement,

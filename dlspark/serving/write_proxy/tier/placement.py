@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dlspark.serving.membership import ProxyMember
+from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CorruptDataError, NodeExistsError, NoNodeError

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.routing.hosts import is_address
-from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.stream_model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
 from metadata.foundation.plurals import counted
 
 _LOG: Final = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dlspark.serving.membership import ProxyMember
+from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.protocol.operations import ListedProxy, ProxyKind, ProxyList
 from dlspark.serving.routing.hosts import address_of
 

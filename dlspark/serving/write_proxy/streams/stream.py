@@ -33,6 +33,7 @@ from dlspark.errors import (
     StreamUnavailableError,
     WriteCancelledError,
 )
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Applied,
@@ -46,18 +47,15 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.service import Caller
-from dlspark.serving.write_proxy.execution import Execution, opened_sets
-from dlspark.serving.write_proxy.limits import WriteLimiter
-from dlspark.serving.write_proxy.log_operations import (
+from dlspark.serving.write_proxy.streams.execution import Execution, opened_sets
+from dlspark.serving.write_proxy.streams.limits import WriteLimiter
+from dlspark.serving.write_proxy.streams.log_operations import (
     check_permitted,
     delete_stream,
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import TakenRequest, not_begun, too_late_error
-from dlspark.serving.write_proxy.stream_host import StreamHost
-from dlspark.serving.write_proxy.stream_model import (
+from dlspark.serving.write_proxy.streams.model import (
     DENIED_KEPT_S,
     ON_REQUEST,
     OnRequest,
@@ -68,6 +66,8 @@ from dlspark.serving.write_proxy.stream_model import (
     step,
     verdict_of,
 )
+from dlspark.serving.write_proxy.streams.requests import TakenRequest, not_begun, too_late_error
+from dlspark.serving.write_proxy.streams.stream_host import StreamHost
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
 from metadata.foundation.settings import Value

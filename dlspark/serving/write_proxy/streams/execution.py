@@ -43,8 +43,8 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import check_record_sets
-from dlspark.serving.write_proxy.limits import ClientProducers
-from dlspark.serving.write_proxy.requests import TakenRequest
+from dlspark.serving.write_proxy.streams.limits import ClientProducers
+from dlspark.serving.write_proxy.streams.requests import TakenRequest
 from storage_node.protocol.frames import Buffer
 
 T = TypeVar("T")

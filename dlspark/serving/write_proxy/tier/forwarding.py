@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlspark.errors import ServiceUnavailableError
-from dlspark.serving.membership import ProxyMember
-from dlspark.serving.peers import CALL_TIMEOUT_MS, ProxyPeers
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import CALL_TIMEOUT_MS, ProxyPeers
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Request
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.service import Caller, ProxyService, Reply
 from metadata.foundation.errors import CallerError
 
 

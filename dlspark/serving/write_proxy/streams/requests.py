@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from dlspark.core.writing.queued_writes import CheckedSet
 from dlspark.errors import CallerError, OverCapacityError, OwnershipAcquireFailedError, WriteCancelledError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -23,7 +24,6 @@ from dlspark.serving.protocol.operations import (
     Request,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, Reply
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dlspark.serving.membership import ProxyMember
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -27,7 +27,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
 )
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.write_proxy.balancing import Balance, StreamMove
+from dlspark.serving.write_proxy.tier.balancing import Balance, StreamMove
 from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
 from metadata.foundation.pacing import TokenBucket
 

@@ -17,12 +17,11 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.protocol.stream_names import check_stream_length
-from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteLimiter
-from dlspark.serving.write_proxy.partitions import PartitionCounts
-from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.stream_host import NamedStream, StreamHost
-from dlspark.serving.write_proxy.streams import ProxyStream
+from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
+from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
+from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.stream_host import NamedStream, StreamHost
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
