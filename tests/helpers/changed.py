@@ -1,8 +1,9 @@
 """The tests of what has changed, for `make quick`: `python -m helpers.changed` prints their files, one a line.
 
-Changed is what differs from the branch's beginning (`origin/main`, else `main`), committed or not. A test file is among them
-if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module; files of the
-first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is said on standard error.
+Changed is what differs from the branch's beginning (`origin/main`, else `main`), committed or not. A test file is among
+them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module; files of
+the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is said on standard
+error.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ ALWAYS: Final = ("test_house.py", "test_citations.py")
 
 def changed_files() -> set[Path]:
     """Returns the files that differ from where this branch began, and those that are new; below the root."""
-    begin = next((found for name in ("origin/main", "main") if (found := _git("merge-base", "HEAD", name))), ["HEAD"])[
-        0
-    ]
+    begins = [found[0] for name in ("origin/main", "main") if (found := _git("merge-base", "HEAD", name))]
+    begin = begins[0] if begins else "HEAD"
     return {Path(line) for line in (*_git("diff", "--name-only", begin), *_git("ls-files", "-o", "--exclude-standard"))}
 
 
@@ -55,7 +55,7 @@ def imported_by(path: Path) -> Iterator[str]:
 
 
 def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
-    """Returns the test files that have to do with what has changed; `tests` are all there are, below the tests' folder."""
+    """Returns those of the test files, which are below the tests' folder, that have to do with what has changed."""
     changed = set(changed)
     python = [path for path in changed if path.suffix == ".py"]
     modules = {module_of(path) for path in python if path.parts[0] != "tests"}
