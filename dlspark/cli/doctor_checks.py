@@ -44,7 +44,7 @@ _EARLIEST_S = 1_704_067_200  # 1 January 2024: no machine that runs this can be 
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
-class CheckVerdict(str, Enum):
+class CheckOutcome(str, Enum):
     """`fail`: something will not work; `warn`: it will, but not as it should; `ok`."""
 
     OK = "ok"
@@ -57,24 +57,24 @@ class CheckFinding:
     """One line: what was checked, what was found, and what to do (for all but `ok`)."""
 
     check: str
-    verdict: CheckVerdict
+    verdict: CheckOutcome
     found: str
     todo: str = ""
 
 
 def ok(check: str, found: str) -> CheckFinding:
     """A check that found nothing to do."""
-    return CheckFinding(check, CheckVerdict.OK, found)
+    return CheckFinding(check, CheckOutcome.OK, found)
 
 
 def warn(check: str, found: str, todo: str) -> CheckFinding:
     """A finding that stops nothing yet; `todo` is the advice. The command still exits with 0."""
-    return CheckFinding(check, CheckVerdict.WARN, found, todo)
+    return CheckFinding(check, CheckOutcome.WARN, found, todo)
 
 
 def fail(check: str, found: str, todo: str) -> CheckFinding:
     """A finding that keeps something from working; `todo` is the advice. The command exits with 3."""
-    return CheckFinding(check, CheckVerdict.FAIL, found, todo)
+    return CheckFinding(check, CheckOutcome.FAIL, found, todo)
 
 
 # ---------------------------------------------------------------------- the machine

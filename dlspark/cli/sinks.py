@@ -47,11 +47,11 @@ async def list_sinks(
 
 
 def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, ...]]:
-    from dlspark.spark.sink.leftovers import StagedVerdict
+    from dlspark.spark.sink.leftovers import StagedLedgerState
     from metadata.distributedlog.sink_marks import NO_BATCH
 
     for one in found:
-        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if one.of(verdict)]
+        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedLedgerState if one.of(verdict)]
         batch = None if one.state.batch == NO_BATCH else one.state.batch
         yield one.sink_id, one.kind, batch, short_time(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
@@ -75,7 +75,7 @@ async def sweep_sinks(
     those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
     would do, and asks.
     """
-    from dlspark.spark.sink.leftovers import LedgerSweeper, StagedVerdict, sweep_leftovers
+    from dlspark.spark.sink.leftovers import LedgerSweeper, StagedLedgerState, sweep_leftovers
 
     async with at.open() as namespace:
         store, found = await _found(namespace, sinks, min_age)
@@ -96,7 +96,7 @@ async def sweep_sinks(
             lines.append(
                 _plan(one) if dry_run else f"{one.sink_id}: {counted(swept, 'ledger')} deleted{_gone(removed)}"
             )
-    live = sum(len(one.of(StagedVerdict.LIVE)) for one in found)
+    live = sum(len(one.of(StagedLedgerState.LIVE)) for one in found)
     lines.append(
         f"{counted(live, 'ledger is', 'ledgers are')} left, which queries may still publish"
         if live
@@ -106,10 +106,12 @@ async def sweep_sinks(
 
 
 def _plan(one: SinkLeftovers) -> str:
-    from dlspark.spark.sink.leftovers import StagedVerdict
+    from dlspark.spark.sink.leftovers import StagedLedgerState
 
     counts = [
-        f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if verdict is not StagedVerdict.LIVE
+        f"{len(one.of(verdict))} {verdict.value}"
+        for verdict in StagedLedgerState
+        if verdict is not StagedLedgerState.LIVE
     ]
     return f"{one.sink_id}: to delete: ledgers {', '.join(counts)}{_gone(one.removable)}"
 
@@ -132,7 +134,7 @@ async def _found(
 
 
 def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
-    from dlspark.spark.sink.leftovers import StagedVerdict
+    from dlspark.spark.sink.leftovers import StagedLedgerState
     from metadata.distributedlog.sink_marks import NO_BATCH
 
     result: dict[str, Json] = {
@@ -142,7 +144,7 @@ def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
         "attempt": one.state.attempt or None,
         "rows": one.state.rows,
         "moved": time_text(one.moved_ms),
-        "staged": {verdict.value: len(one.of(verdict)) for verdict in StagedVerdict},
+        "staged": {verdict.value: len(one.of(verdict)) for verdict in StagedLedgerState},
     }
     if ledgers:
         result["ledgers"] = [

@@ -174,11 +174,11 @@ class AsyncAppendReader(OpenedHere):
             if not self._begun and record.txid <= self.position:
                 continue  # It ends where reading begins.
             if first > self.position or first < 0 or (self._begun and first != self.position):
-                raise self._no_stream(record, first)
+                raise self._no_stream_error(record, first)
             self._begun = True
             return memoryview(record.payload)[self.position - first :]
 
-    def _no_stream(self, record: LogRecord, first: int) -> DistributedLogError:
+    def _no_stream_error(self, record: LogRecord, first: int) -> DistributedLogError:
         if not self._begun and first >= 0:
             return AlreadyTruncatedError(
                 f"bytes {self.position} to {first - 1} of the stream were truncated",

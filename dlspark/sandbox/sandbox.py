@@ -251,14 +251,14 @@ class Sandbox(OpenedHere):
         except BlockingIOError as error:
             lock.close()
             kept = SandboxState.load(self.directory)
-            raise _already_running(self.directory, kept) from error
+            raise _already_running_error(self.directory, kept) from error
         self._lock = lock  # held until `stop`; the kernel drops it if this process dies
 
     def _claim(self) -> SandboxState:
         """The state to run with: the directory's own, or a new one with free ports."""
         kept = SandboxState.load(self.directory)
         if kept is not None and kept.running():
-            raise _already_running(self.directory, kept)
+            raise _already_running_error(self.directory, kept)
         if kept is not None and self._port_wanted not in (0, kept.zookeeper_port):
             raise CallerError(
                 f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
@@ -345,7 +345,7 @@ class Sandbox(OpenedHere):
         return self.node_directory(index) / "bookie.log"
 
 
-def _already_running(directory: Path, kept: SandboxState | None) -> CallerError:
+def _already_running_error(directory: Path, kept: SandboxState | None) -> CallerError:
     who = f" (process {kept.pid}, {kept.uri})" if kept is not None and kept.running() else ""
     return CallerError(
         f"a sandbox is already running in {directory}{who}",

@@ -33,11 +33,11 @@ async def announced_proxies(namespace: AsyncNamespace, folder: str, wait_ms: int
         if addresses:
             return addresses[:MAX_ADDRESSES]
         if loop.time() >= deadline:
-            raise _none(namespace, folder, len(members), wait_ms)
+            raise _no_proxies_error(namespace, folder, len(members), wait_ms)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-def _none(namespace: AsyncNamespace, folder: str, others: int, wait_ms: int) -> NoProxiesError:
+def _no_proxies_error(namespace: AsyncNamespace, folder: str, others: int, wait_ms: int) -> NoProxiesError:
     kind = _WORDS[folder]
     spoken = f" that takes frames ({others:,} are announced that do not)" if others else ""
     waited = f" (waited {wait_ms / 1000:g} s for one)" if wait_ms else ""

@@ -473,7 +473,7 @@ class LedgerStore:
             except (BadVersionError, NoNodeError) as error:
                 # After a lost answer it may be our own write that has moved the version: look before saying so (I2).
                 if lost is None:
-                    raise _at(error, ledger_id) from error
+                    raise _version_error_at(error, ledger_id) from error
             found, found_version = await self._reread(path, lost)
             if found_version == version + 1 and found == data:
                 return Versioned(metadata, found_version)
@@ -592,6 +592,6 @@ class _Refused(Exception):
         self.error = error
 
 
-def _at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:
+def _version_error_at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:
     """The same error, which names the ledger."""
     return type(error)(error.message, ledger_id=ledger_id, path=error.path)

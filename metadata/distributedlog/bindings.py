@@ -202,12 +202,12 @@ class StructFields:
         try:
             parsed: object = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise self._corrupt(f"its body is not JSON: {error}") from error
+            raise self._corrupt_error(f"its body is not JSON: {error}") from error
         if not isinstance(parsed, dict):
-            raise self._corrupt("its body is not a struct")
+            raise self._corrupt_error("its body is not a struct")
         self._fields: dict[str, object] = parsed
 
-    def _corrupt(self, why: str) -> CorruptDataError:
+    def _corrupt_error(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"not {self._what}: {why}", path=self._path)
 
     def _value(self, number: int, tag: str) -> object:
@@ -215,21 +215,21 @@ class StructFields:
         if field is None:
             return None
         if not isinstance(field, dict) or tag not in field:
-            raise self._corrupt(f"field {number} is not of type {tag}: {field!r}")
+            raise self._corrupt_error(f"field {number} is not of type {tag}: {field!r}")
         return field[tag]
 
     def text(self, number: int) -> str | None:
         """A string field; None where it is absent."""
         value = self._value(number, "str")
         if value is not None and not isinstance(value, str):
-            raise self._corrupt(f"field {number} is not a string: {value!r}")
+            raise self._corrupt_error(f"field {number} is not a string: {value!r}")
         return value
 
     def required(self, number: int, name: str) -> str:
         """A string field that must be there and not be empty; `name` is what an error calls it."""
         value = self.text(number)
         if not value:
-            raise self._corrupt(f"{name} is missing")
+            raise self._corrupt_error(f"{name} is missing")
         return value
 
     def flag(self, number: int) -> bool | None:
@@ -238,12 +238,12 @@ class StructFields:
         if value is None:
             return None
         if isinstance(value, bool) or value not in (0, 1):
-            raise self._corrupt(f"field {number} is neither 0 nor 1: {value!r}")
+            raise self._corrupt_error(f"field {number} is neither 0 nor 1: {value!r}")
         return bool(value)
 
     def number(self, number: int) -> int | None:
         """An integer field; None where it is absent."""
         value = self._value(number, "i64")
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise self._corrupt(f"field {number} is not a number: {value!r}")
+            raise self._corrupt_error(f"field {number} is not a number: {value!r}")
         return value

@@ -205,7 +205,7 @@ class DistributedLock:
         """Our member's znode: a transaction that checks it is applied only while we own the lock (I7). Raises
         LockingError."""
         if self._state is not _State.HELD or self._member is None:
-            raise self._not_held()
+            raise self._not_held_error()
         return self._member.path
 
     def release_op(self) -> Delete:
@@ -433,11 +433,11 @@ class DistributedLock:
         names, stat = queue
         # The same path with another creation is another log's lock: being first in its queue protects nothing here.
         if self._creation not in (-1, stat.czxid):
-            raise self._replaced()
+            raise self._replaced_error()
         self._creation = stat.czxid
         return sorted(names, key=sequence_of)
 
-    def _replaced(self) -> LockReplacedError:
+    def _replaced_error(self) -> LockReplacedError:
         return LockReplacedError(
             "what the lock protected was deleted or renamed; the lock that is there now protects something else",
             path=self._path,
@@ -504,7 +504,7 @@ class DistributedLock:
         """
         if self._state in (_State.HELD, _State.LOST):
             return
-        raise self._failure or self._not_held()
+        raise self._failure or self._not_held_error()
 
     async def confirmed(self) -> bool:
         """Whether the store itself says, after this call, that we own the lock."""
@@ -520,7 +520,7 @@ class DistributedLock:
 
         return await repeat(self._store, look) and self._member is member
 
-    def _not_held(self) -> LockingError:
+    def _not_held_error(self) -> LockingError:
         kind = LockClosedError if self._state is _State.CLOSED else LockingError
         return kind(f"the lock is not held ({self._state.value})", path=self._path)
 
@@ -551,7 +551,7 @@ class DistributedLock:
                 self._failure = error
                 self._state = _State.FAILED
             except NoNodeError:
-                self._failure = self._replaced()
+                self._failure = self._replaced_error()
                 self._state = _State.FAILED
             except DistributedLogError as error:
                 _LOG.info("lock %s is not acquired again yet: %s", self._path, error)

@@ -20,7 +20,7 @@ from metadata.distributedlog.log_names import (
     LogExistsError,
     LogNotFoundError,
     LogPaths,
-    log_not_found,
+    log_not_found_error,
     validate_folder,
     validate_new_name,
 )
@@ -136,9 +136,9 @@ class LogAdmin:
         except NoNodeError as error:
             if error.path not in (source.root, source.partition):
                 raise BadVersionError("a znode of the log has just gone", log=old, path=error.path) from error
-            raise log_not_found(old, error.path) from error
+            raise log_not_found_error(old, error.path) from error
         if source.ledgers not in {node.path for node in nodes}:
-            raise log_not_found(old, source.ledgers)
+            raise log_not_found_error(old, source.ledgers)
         _refuse_locked(old, source, nodes)
         ops = [
             *await self._target_ops(chosen, target, root.data),
@@ -185,9 +185,9 @@ class LogAdmin:
             try:
                 data, stat = await self._store.get(paths.root)
             except NoNodeError as error:
-                raise log_not_found(name, error.path) from error
+                raise log_not_found_error(name, error.path) from error
             if await self._store.exists(paths.ledgers) is None:
-                raise log_not_found(name, paths.ledgers)  # a folder of nested logs
+                raise log_not_found_error(name, paths.ledgers)  # a folder of nested logs
             return Versioned(data, stat.version)
 
         return await repeat(self._store, read)
@@ -206,7 +206,7 @@ class LogAdmin:
                     [Check(paths.ledgers, ANY_VERSION), SetData(paths.root, data, version)]
                 )
             except NoNodeError as error:
-                raise log_not_found(name, error.path) from error
+                raise log_not_found_error(name, error.path) from error
             stat = results[1]
             if not isinstance(stat, Stat):
                 raise InvariantViolation(f"a set answered {stat!r}")

@@ -126,19 +126,19 @@ def validate_name(name: str) -> str:
     """
     if name.startswith("/"):
         plain = name.lstrip("/")
-        raise _bad_name(
+        raise _bad_name_error(
             name, "it begins with a slash", f"A name is not a path: write {plain!r}" if plain else "Give a name"
         )
     if name.startswith(RESERVED):
-        raise _bad_name(name, "names beginning with '.' or '<' are reserved")
+        raise _bad_name_error(name, "names beginning with '.' or '<' are reserved")
     if not name:
-        raise _bad_name(name, "it is empty")
+        raise _bad_name_error(name, "it is empty")
     if any(character in name for character in "<> "):
-        raise _bad_name(name, "'<', '>' and spaces are not allowed")
+        raise _bad_name_error(name, "'<', '>' and spaces are not allowed")
     try:
         check_path(f"/{name}")
     except CallerError as error:
-        raise _bad_name(name, error.message.partition(": ")[2] or error.message) from error
+        raise _bad_name_error(name, error.message.partition(": ")[2] or error.message) from error
     return name
 
 
@@ -156,17 +156,17 @@ def validate_new_name(name: str, partition: str) -> str:
     plain = validate_name(name)
     for part in plain.split("/"):
         if part.startswith(RESERVED):
-            raise _bad_name(name, "a component that begins with '.' or '<' is reserved")
+            raise _bad_name_error(name, "a component that begins with '.' or '<' is reserved")
         if part == partition:
-            raise _bad_name(name, f"{part!r} is what a log's own znode is called (unpartitionedStreamName)")
+            raise _bad_name_error(name, f"{part!r} is what a log's own znode is called (unpartitionedStreamName)")
     return plain
 
 
-def _bad_name(name: str, why: str, advice: str = "Choose another name") -> InvalidLogNameError:
+def _bad_name_error(name: str, why: str, advice: str = "Choose another name") -> InvalidLogNameError:
     return InvalidLogNameError(f"invalid log name {name!r}: {why}", advice=advice)
 
 
-def log_not_found(name: str, path: str | None) -> LogNotFoundError:
+def log_not_found_error(name: str, path: str | None) -> LogNotFoundError:
     """The error for a log that is not there; `path` is the znode that was missed."""
     return LogNotFoundError(
         "no such log in this namespace", log=name, path=path, advice="Check the name, or create the log first"

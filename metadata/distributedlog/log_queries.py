@@ -22,7 +22,7 @@ from metadata.distributedlog.log_names import (
     LogNotFoundError,
     LogPaths,
     LogState,
-    log_not_found,
+    log_not_found_error,
     validate_folder,
     validate_name,
 )
@@ -125,7 +125,7 @@ class LogQueries:
         plain = self.validate_name(name)
         folder = self._log_folders.known(plain)
         if folder is None:
-            raise log_not_found(name, self._log_folders.root)
+            raise log_not_found_error(name, self._log_folders.root)
         return self.paths_in(folder, plain)
 
     def paths_in(self, folder: str, name: str) -> LogPaths:
@@ -138,7 +138,7 @@ class LogQueries:
         plain = self.validate_name(name)
         folder = await self._log_folders.find(plain)
         if folder is None:
-            raise log_not_found(name, self._log_folders.root)
+            raise log_not_found_error(name, self._log_folders.root)
         return self.paths_in(folder, plain)
 
     # ---- logs -------------------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ class LogQueries:
         try:
             stat, version = await asyncio.gather(self._look(paths.ledgers), self._get(paths.version))
         except NoNodeError as error:
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
         if stat is None:
-            raise log_not_found(name, paths.ledgers)
+            raise log_not_found_error(name, paths.ledgers)
         _check_layout(name, paths, version.value)
 
     async def open(self, name: str) -> LogState:
@@ -219,7 +219,7 @@ class LogQueries:
                 self.end(name), self._get(paths.allocation), self._get(paths.lock), self._get(paths.read_lock)
             )
         except NoNodeError as error:
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
         return LogState(end.max_lssn, end.max_txid, allocation)
 
     async def end(self, name: str) -> LogEnd:
@@ -231,7 +231,7 @@ class LogQueries:
                 *(self._get(path) for path in (paths.ledgers, paths.max_txid, paths.version))
             )
         except NoNodeError as error:
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
         _check_layout(name, paths, version.value)
         if not _NUMBER.fullmatch(ledgers.value):
             raise CorruptDataError(
@@ -299,7 +299,7 @@ class LogQueries:
         try:
             return await self._lister.segments(name, (await self.located(name)).ledgers, watch)
         except NoNodeError as error:
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
         """The segments by their names, to read single ones. `watch` is heard once when one comes or goes, unless
@@ -311,7 +311,7 @@ class LogQueries:
         try:
             return await self._lister.listing(name, (await self.located(name)).ledgers, shared)
         except NoNodeError as error:
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
 
     def unwatch(self, name: str, watch: Watcher) -> None:
         """Take a watch of `listing` back: it does not hear of the log's segments any more."""

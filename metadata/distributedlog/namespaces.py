@@ -54,22 +54,22 @@ class NamespaceUri:
         """Read a URI. Raises CallerError saying what is wrong with it."""
         match = _URI.fullmatch(uri.strip())
         if match is None:
-            raise _bad_uri(uri, "it is not a URI")
+            raise _bad_uri_error(uri, "it is not a URI")
         scheme, authority, path, rest = match.groups()
         name, _, backend = scheme.lower().partition("-")
         if name != _SCHEME:
-            raise _bad_uri(uri, f"its scheme is {scheme!r}")
+            raise _bad_uri_error(uri, f"its scheme is {scheme!r}")
         if (backend or _BACKEND) != _BACKEND:
-            raise _bad_uri(uri, f"the only backend is {_BACKEND!r}, not {backend!r}")
+            raise _bad_uri_error(uri, f"the only backend is {_BACKEND!r}, not {backend!r}")
         if rest:
-            raise _bad_uri(uri, f"{rest!r} has no meaning in it")
+            raise _bad_uri_error(uri, f"{rest!r} has no meaning in it")
         path = (path or "/").rstrip("/")
         if not path:
-            raise _bad_uri(uri, "the path of the namespace is missing")
+            raise _bad_uri_error(uri, "the path of the namespace is missing")
         try:
             check_path(path)
         except CallerError as error:
-            raise _bad_uri(uri, error.message) from error
+            raise _bad_uri_error(uri, error.message) from error
         return cls(",".join(_server(uri, part) for part in authority.replace(",", ";").split(";")), path)
 
     def __str__(self) -> str:
@@ -80,11 +80,11 @@ def _server(uri: str, part: str) -> str:
     match = _HOST.fullmatch(part)
     port = int(match[2] or DEFAULT_ZOOKEEPER_PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise _bad_uri(uri, f"{part!r} is not a ZooKeeper server")
+        raise _bad_uri_error(uri, f"{part!r} is not a ZooKeeper server")
     return f"{match[1]}:{port}"
 
 
-def _bad_uri(uri: str, why: str) -> CallerError:
+def _bad_uri_error(uri: str, why: str) -> CallerError:
     return CallerError(
         f"{uri!r} does not name a namespace: {why}",
         advice="Use distributedlog://host:port/path, with further ZooKeeper servers after ';'",
@@ -120,7 +120,7 @@ class NamespaceStore:
                 found, stat = await self._store.get(self._path)
             except NoNodeError:
                 if not create:
-                    raise self._not_bound("the namespace's path does not exist") from None
+                    raise self._not_bound_error("the namespace's path does not exist") from None
                 try:
                     await self._store.create(self._path, self._encoded(binding), make_parents=True)
                 except NodeExistsError:
@@ -175,7 +175,7 @@ class NamespaceStore:
                 except NoNodeError:
                     found = b""
                 if not found:
-                    raise self._not_bound("no namespace is bound at the path itself")
+                    raise self._not_bound_error("no namespace is bound at the path itself")
                 current = Binding.decode(found, self._path)
                 changed = change(current)
                 if await self._replace(changed, current, stat.version):
@@ -196,7 +196,7 @@ class NamespaceStore:
             if data:
                 return Binding.decode(data, path), path
             path = parent_of(path)
-        raise self._not_bound("no namespace is bound here")
+        raise self._not_bound_error("no namespace is bound here")
 
     async def _data(self, path: str) -> bytes:
         try:
@@ -222,7 +222,7 @@ class NamespaceStore:
                     )
                 await self._store.put(self._path, b"", ANY_VERSION)
             except NoNodeError:
-                raise self._not_bound("the namespace's path does not exist") from None
+                raise self._not_bound_error("the namespace's path does not exist") from None
 
         await repeat(self._store, clear)
 
@@ -235,7 +235,7 @@ class NamespaceStore:
                 names += (await self._store.children(join(index, folder)))[0]
         return sorted(name for name in names if not name.startswith(_RESERVED))
 
-    def _not_bound(self, what: str) -> NotBoundError:
+    def _not_bound_error(self, what: str) -> NotBoundError:
         return NotBoundError(
             what,
             path=self._path,

@@ -58,21 +58,21 @@ class ProducerSegments:
         try:
             found = json.loads(data)
         except ValueError as error:
-            raise _bad(path, "it is no JSON") from error
+            raise _corrupt_error(path, "it is no JSON") from error
         version = found.get("v") if isinstance(found, dict) else None
         if version not in (VERSION, LOSSES_VERSION):
-            raise _bad(path, f"it is not of version {VERSION} or {LOSSES_VERSION}")
+            raise _corrupt_error(path, f"it is not of version {VERSION} or {LOSSES_VERSION}")
         numbers = found.get("newest"), found.get("whole")
         newest, whole = numbers
         if type(newest) is not int or type(whole) is not int or not 0 <= whole <= newest:
-            raise _bad(path, f"newest and whole are {numbers}")
+            raise _corrupt_error(path, f"newest and whole are {numbers}")
         losses = found.get("losses") if version == LOSSES_VERSION else 0
         if type(losses) is not int or losses < (version == LOSSES_VERSION):
-            raise _bad(path, f"losses are {losses!r}")
+            raise _corrupt_error(path, f"losses are {losses!r}")
         return cls(newest, whole, losses)
 
 
-def _bad(path: str, what: str) -> CorruptDataError:
+def _corrupt_error(path: str, what: str) -> CorruptDataError:
     return CorruptDataError(
         f"what says where a log's producers are cannot be used: {what}",
         path=path,

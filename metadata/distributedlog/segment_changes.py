@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from metadata.distributedlog.locks import LockingError
-from metadata.distributedlog.log_names import LogPaths, LogState, log_not_found
+from metadata.distributedlog.log_names import LogPaths, LogState, log_not_found_error
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
@@ -79,7 +79,7 @@ class SegmentChanges:
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
         except NoNodeError as error:
-            raise log_not_found(self._name, path) from error
+            raise log_not_found_error(self._name, path) from error
         return SetData(path, data, stat.version)
 
     async def mark(self, changes: Sequence[Change], guard: Guard, turn: Turn) -> None:

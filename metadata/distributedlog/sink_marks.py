@@ -248,11 +248,11 @@ class _MarkFields:
         try:
             found = json.loads(data)
         except ValueError:
-            raise _bad_mark(path, f"{data[:60]!r} is not JSON") from None
+            raise _bad_mark_error(path, f"{data[:60]!r} is not JSON") from None
         version = found.get("v") if isinstance(found, dict) else None
         if version not in versions:
             known = " or ".join(map(str, versions))
-            raise _bad_mark(path, f"{data[:60]!r} is not a mark of version {known}")
+            raise _bad_mark_error(path, f"{data[:60]!r} is not a mark of version {known}")
         return cls(found, path, version)
 
     def batch(self) -> int:
@@ -261,19 +261,19 @@ class _MarkFields:
     def number(self, name: str, default: int | None, least: int = 0) -> int:
         value = self.found.get(name, default)
         if type(value) is not int or value < least:
-            raise _bad_mark(self.path, f"{name} is {value!r}")
+            raise _bad_mark_error(self.path, f"{name} is {value!r}")
         return value
 
     def text(self, name: str) -> str:
         value = self.found.get(name)
         if not isinstance(value, str):
-            raise _bad_mark(self.path, f"{name} is {value!r}")
+            raise _bad_mark_error(self.path, f"{name} is {value!r}")
         return value
 
     def inner(self, name: str) -> _MarkFields:
         value = self.found.get(name)
         if not isinstance(value, dict):
-            raise _bad_mark(self.path, f"{name} is {value!r}")
+            raise _bad_mark_error(self.path, f"{name} is {value!r}")
         return _MarkFields(value, self.path, self.version)
 
     def sent(self) -> NamedBatch:
@@ -281,27 +281,27 @@ class _MarkFields:
         match self.found.get("sent"):
             case [int(number), int(batch)] if min(number, batch) >= 0:
                 return NamedBatch(number, batch)
-        raise _bad_mark(self.path, f"sent is {self.found.get('sent')!r}")
+        raise _bad_mark_error(self.path, f"sent is {self.found.get('sent')!r}")
 
     def rows(self) -> tuple[tuple[int, int], ...]:
         """Batches with their numbers of rows."""
         value = self.found.get("rows", [])
         if not isinstance(value, list):
-            raise _bad_mark(self.path, f"rows is {value!r}")
+            raise _bad_mark_error(self.path, f"rows is {value!r}")
         return tuple(map(self._counted, value))
 
     def _counted(self, pair: object) -> tuple[int, int]:
         match pair:
             case [int(batch), int(rows)]:
                 return batch, rows
-        raise _bad_mark(self.path, f"{pair!r} is not a number of rows of a batch")
+        raise _bad_mark_error(self.path, f"{pair!r} is not a number of rows of a batch")
 
 
 def _encoded(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _bad_mark(path: str, what: str) -> CorruptDataError:
+def _bad_mark_error(path: str, what: str) -> CorruptDataError:
     return CorruptDataError(
         f"The sink's mark cannot be read: {what}",
         advice="Nothing is published through this sink until the znode is repaired: it says which batches are in",

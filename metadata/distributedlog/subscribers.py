@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.log_names import log_not_found
+from metadata.distributedlog.log_names import log_not_found_error
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import CallerError, NodeExistsError, NoNodeError
 from metadata.retry import repeat
@@ -99,4 +99,4 @@ class SubscriberStore:
             if await repeat(self.store, lambda: self.store.exists(path)) is None:
                 await repeat(self.store, make)
         except NoNodeError as error:
-            raise log_not_found(log, error.path) from error
+            raise log_not_found_error(log, error.path) from error

@@ -290,7 +290,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         for index, result in enumerate(results):
             # Operations before the failing one say "rolled back", those after it "runtime inconsistency".
             if isinstance(result, Exception) and not isinstance(result, kz.RolledBackError | kz.RuntimeInconsistency):
-                error = _translate(result, "multi", ops[index].path)
+                error = _translated_error(result, "multi", ops[index].path)
                 error.op_index = index
                 raise error
         if len(results) != len(ops) or any(isinstance(result, Exception) for result in results):
@@ -337,7 +337,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
                 submit().rawlink(partial(_settle, future))
                 return await future
             except kz.KazooException as error:
-                raise _translate(error, name, path) from error
+                raise _translated_error(error, name, path) from error
             finally:
                 self._pending.discard(future)
 
@@ -419,7 +419,7 @@ def _settle(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result.value)
 
 
-def _translate(error: Exception, name: str, path: str) -> DistributedLogError:
+def _translated_error(error: Exception, name: str, path: str) -> DistributedLogError:
     for theirs, ours, message in _ERRORS:
         if isinstance(error, theirs):
             return ours(f"{name}: {message}", path=path)

@@ -208,18 +208,18 @@ class Connection(Channel):
                 break
             del self._adds[expected]
             began = min(began, deadline - self._pool.settings.add_entry_timeout_ms / 1000)
-            owner.on_refused(seat, entry_id, self._late(self._pool.settings.add_entry_timeout_ms, entry_id))
+            owner.on_refused(seat, entry_id, self._late_error(self._pool.settings.add_entry_timeout_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
                 began = min(began, deadline - limit_ms / 1000)
-                answer(self._late(limit_ms, None))
+                answer(self._late_error(limit_ms, None))
         # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
             self._link.close()
         return bool(self._adds or self._requests)
 
-    def _late(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
+    def _late_error(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
         error = RequestTimeoutError(f"no answer within {limit_ms} ms", node=self.bookie, entry_id=entry_id)
         self._pool.health.failed(self.bookie)
         self._pool.quarantine.failed(self.bookie, error)

@@ -101,7 +101,7 @@ def check_payload(piece: object) -> None:
         raise CallerError("a payload must be bytes or a contiguous view of bytes", advice='Use memoryview.cast("B")')
 
 
-def _no_other(wanted: PickReplacements) -> NotEnoughBookiesError:
+def _no_other_error(wanted: PickReplacements) -> NotEnoughBookiesError:
     """What is waited for where other bookies could be asked for, and there are too few."""
     failed = ", ".join(wanted.bookies[index] for index in wanted.indices)
     return NotEnoughBookiesError(f"no storage node is left that could take the place of {failed}")
@@ -393,7 +393,7 @@ class AddPipeline:
     async def _pick(self, wanted: PickReplacements) -> None:
         picked, failure = await self._replacements(wanted)
         if not self._recovering:  # one is repeated as a whole
-            while not self.machine.suffices(picked) and await self._outage.wait(failure or _no_other(wanted)):
+            while not self.machine.suffices(picked) and await self._outage.wait(failure or _no_other_error(wanted)):
                 # No other bookie is left: also pick from those that have failed this change, which may be back by now.
                 gone = {wanted.bookies[index] for index in wanted.indices}
                 excluded = (frozenset(wanted.bookies) - gone) | wanted.strangers

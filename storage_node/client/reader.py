@@ -192,7 +192,7 @@ class LedgerReader:
                 self._raise_lac(max(machine.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
                 return machine.last_stored
             if self.metadata is metadata and not self._ended and self._gone is None:
-                raise self._unsettled(machine)
+                raise self._unsettled_error(machine)
 
     async def _ask_all_for_lac(self, metadata: LedgerMetadata, known: int | None = None) -> LacQuestion:
         """Ask the last ensemble until it is decided, or the metadata changes."""
@@ -228,7 +228,7 @@ class LedgerReader:
             error.__cause__ = attempt.error
             raise error
 
-    def _unsettled(self, machine: LacRead) -> DistributedLogError:
+    def _unsettled_error(self, machine: LacRead) -> DistributedLogError:
         cause = machine.error or ProtocolError("no reason")
         error = type(cause)(
             f"too few storage nodes of the last ensemble gave their LAC: {cause.message}",

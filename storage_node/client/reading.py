@@ -125,7 +125,7 @@ class EntryFetcher:
         following = fetch.machine.failed(entry)
         self._ask(fetch, following)
         if fetch.machine.exhausted:
-            fetch.future.set_exception(self._unreadable(fetch))
+            fetch.future.set_exception(self._unreadable_error(fetch))
 
     def _verified(self, entry_id: int, bookie: str, answer: Answer) -> Entry | DistributedLogError:
         """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
@@ -145,7 +145,7 @@ class EntryFetcher:
             self._on_lac(answer.max_lac)
         return entry
 
-    def _unreadable(self, fetch: _Fetch) -> DistributedLogError:
+    def _unreadable_error(self, fetch: _Fetch) -> DistributedLogError:
         first = fetch.machine.error
         check(first is not None, "a read ended without a reason")
         cause = first or ProtocolError("no reason")
@@ -175,7 +175,7 @@ class EntryFetcher:
             if fetch.future.done():
                 continue
             if now - fetch.began >= limit_s:
-                fetch.future.set_exception(self._overdue(fetch))
+                fetch.future.set_exception(self._overdue_error(fetch))
             elif fetch.patience_s and now - fetch.since >= fetch.patience_s:
                 self._speculate(fetch, now)
         return bool(self._open)
@@ -196,7 +196,7 @@ class EntryFetcher:
         )
         self._ask(fetch, index)
 
-    def _overdue(self, fetch: _Fetch) -> RequestTimeoutError:
+    def _overdue_error(self, fetch: _Fetch) -> RequestTimeoutError:
         error = RequestTimeoutError(
             f"none of {len(fetch.asked)} replicas gave the entry within {self._settings.read_operation_timeout_ms} ms",
             advice="See that the ledger's storage nodes are up",

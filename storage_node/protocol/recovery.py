@@ -344,7 +344,9 @@ class RecoveryMachine:
     def _fence_lost(self) -> Effects:
         if len(self._fence_answers) < self.metadata.ensemble_size:
             return ()
-        return self._fail(self._aborted("too few bookies of the last ensemble could be fenced", self._fence_error))
+        return self._fail(
+            self._aborted_error("too few bookies of the last ensemble could be fenced", self._fence_error)
+        )
 
     # ------------------------------------------------------------------------------------ read forward
 
@@ -406,7 +408,7 @@ class RecoveryMachine:
             elif verdict.missing >= self._needed:  # (W - A) + 1 explicit negatives: never acknowledged (D3)
                 return (*effects, *self._end_found())
             elif len(verdict.answered) == self.metadata.write_quorum:  # all answered, and it is still open (D3)
-                return (*effects, *self._fail(self._ambiguous(self._next_verdict, verdict)))
+                return (*effects, *self._fail(self._ambiguous_error(self._next_verdict, verdict)))
             else:
                 break
         return tuple(effects)
@@ -430,7 +432,7 @@ class RecoveryMachine:
         if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could
             self._next_verdict, self._length = self._added + 1, None
             return self._end_found()
-        return self._fail(self._aborted("an entry of the tail could not be replicated", error))
+        return self._fail(self._aborted_error("an entry of the tail could not be replicated", error))
 
     # ------------------------------------------------------------------------------------ end
 
@@ -461,7 +463,7 @@ class RecoveryMachine:
         """Entry LAC0 is committed but no replica can give it: closing with a wrong length would be for ever."""
         if not self._acts(RecoveryEvent.MEASURE_FAILED):
             return ()
-        return self._fail(self._aborted(f"entry {self._added}, which is committed, could not be read", error))
+        return self._fail(self._aborted_error(f"entry {self._added}, which is committed, could not be read", error))
 
     def _write_close(self, base: LedgerMetadata, version: int) -> Effects:
         """The one write that publishes what recovery found and changed (I18)."""
@@ -492,8 +494,8 @@ class RecoveryMachine:
         self._verdicts.clear()
         return (RecoveryFailed(error),)
 
-    def _ambiguous(self, entry_id: int, verdict: _Verdict) -> DistributedLogError:
-        error = self._aborted(
+    def _ambiguous_error(self, entry_id: int, verdict: _Verdict) -> DistributedLogError:
+        error = self._aborted_error(
             f"entry {entry_id} cannot be judged: {verdict.missing} bookies lack it, {self._needed} would have to, "
             "and the others do not answer",
             verdict.error,
@@ -501,7 +503,7 @@ class RecoveryMachine:
         error.entry_id = entry_id
         return error
 
-    def _aborted(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+    def _aborted_error(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
         reason = "" if cause is None else f" ({cause.message})"
         error = LedgerRecoveryError(
             f"{what}{reason}; the ledger was not closed and nothing was cut off",

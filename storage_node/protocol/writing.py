@@ -132,7 +132,7 @@ class WriterMachine(WriterProgress):
             self.state is not WriterState.WRITING
             and REACTIONS[self.state][WriterEvent.ADD] is Reaction.REFUSE  # the usual first
         ):
-            raise errors.refusal(self)
+            raise errors.refusal_error(self)
         if entry_id is None:
             entry_id = self.last_add_pushed + 1
             self.last_add_pushed = entry_id
@@ -194,7 +194,9 @@ class WriterMachine(WriterProgress):
             # No change: the old ensemble's bookies may hold acknowledged entries that they have not synced (I1).
             if self._strangers and self._is_untouched():
                 return self._give_up()
-            return self._fail(errors.stuck(self, "a ledger whose syncs are deferred cannot change its ensemble", error))
+            return self._fail(
+                errors.stuck_error(self, "a ledger whose syncs are deferred cannot change its ensemble", error)
+            )
         if seat.index in self.vacant or seat.index in self._round:
             return ()  # known, and being dealt with (D12)
         failed = {seat.index}
@@ -294,9 +296,9 @@ class WriterMachine(WriterProgress):
                 self._failing.update(self._round)
                 return self._begin_change()
             return self._fail(
-                errors.stuck(self, self._too_few(left), None)
+                errors.stuck_error(self, self._too_few(left), None)
                 if error is None
-                else errors.stuck(self, "no replacement was found", error)
+                else errors.stuck_error(self, "no replacement was found", error)
             )
         self._replacements = dict(replacements)
         bookies = tuple(replacements.get(seat.index, seat.bookie) for seat in self._seats)
@@ -304,7 +306,7 @@ class WriterMachine(WriterProgress):
             return self._adopt(self.metadata, self._version)  # nothing to write: vacancies, or bookies come back
         if not self._changes_left and not self._recovering:
             return self._fail(
-                errors.stuck(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
+                errors.stuck_error(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
             )
         self._changes_left -= 1  # here and not in `_propose`: a write that has to be repeated counts once
         return self._propose(self.metadata, bookies)
@@ -371,7 +373,7 @@ class WriterMachine(WriterProgress):
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
         if not self.replacements_left:
-            return self._fail(errors.taken(self, self._whose_answer()))
+            return self._fail(errors.taken_error(self, self._changed_error()))
         self._retire()  # before the closing write: nothing of this ledger may be acknowledged from here on (I3)
         self._round = ()
         self._targets = ((),) * self._size  # what is added now waits for the next ledger
@@ -383,7 +385,7 @@ class WriterMachine(WriterProgress):
         self.replacements_left -= 1
         self._replacements_made += 1
         self.state = WriterState.REPLACING
-        return (ReplaceLedger(self._replacements_made, errors.taken(self, self._whose_answer())),)
+        return (ReplaceLedger(self._replacements_made, errors.taken_error(self, self._changed_error())),)
 
     def _judge_given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
         if metadata.state is LedgerState.OPEN:
@@ -391,7 +393,7 @@ class WriterMachine(WriterProgress):
             return self._give_up()  # our write was not applied: again, upon what is there now
         if metadata.state is LedgerState.CLOSED and metadata.last_entry == -1:
             return self._given_up(metadata, version)  # ours, or a recoverer's that found nothing either
-        return self._fail(errors.taken_over(self, metadata))
+        return self._fail(errors.taken_over_error(self, metadata))
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
         """Another ledger was made, empty and open: all that is pending goes there."""
@@ -413,7 +415,7 @@ class WriterMachine(WriterProgress):
         if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
-            errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error)
+            errors.stuck_error(self, "the ledger's id was taken by others, and no other ledger was made", error)
         )
 
     # ------------------------------------------------------------------------------------ metadata
@@ -444,10 +446,10 @@ class WriterMachine(WriterProgress):
         if self.state is WriterState.GIVE_UP_CHECKING:
             return self._judge_given_up(metadata, version)
         if metadata.state is not LedgerState.OPEN:
-            return self._fail(errors.taken_over(self, metadata))
+            return self._fail(errors.taken_over_error(self, metadata))
         if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
             # Our own changes begin at LAC + 1 and the LAC is frozen: only another writer can have begun one beyond it.
-            return self._fail(errors.foreign_fragment(self, metadata))
+            return self._fail(errors.foreign_fragment_error(self, metadata))
         self.metadata, self._version = metadata, version
         found = metadata.last_ensemble.bookies
         still = {i: b for i, b in self._replacements.items() if found[i] == self._seats[i].bookie != b}
@@ -466,10 +468,10 @@ class WriterMachine(WriterProgress):
         if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
             return self._fail(error)  # as it is: it says itself whether the write may have been applied
         if self.state is WriterState.CLOSE_CHECKING:
-            return self._fail(errors.unknown_close(self, error))
+            return self._fail(errors.unknown_close_error(self, error))
         if self.state in (WriterState.GIVING_UP, WriterState.GIVE_UP_CHECKING):
-            return self._fail(errors.stuck(self, "its id was taken by others, and it could not be closed", error))
-        return self._fail(errors.stuck(self, "the ensemble change could not be written to the metadata", error))
+            return self._fail(errors.stuck_error(self, "its id was taken by others, and it could not be closed", error))
+        return self._fail(errors.stuck_error(self, "the ensemble change could not be written to the metadata", error))
 
     # ------------------------------------------------------------------------------------ close
 
@@ -521,7 +523,7 @@ class WriterMachine(WriterProgress):
             return self._write_close(metadata)  # upon what is there now: auto-recovery may have changed an ensemble
         if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == self._end():
             return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
-        return self._fail(errors.taken_over(self, metadata))
+        return self._fail(errors.taken_over_error(self, metadata))
 
     def _closed(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version

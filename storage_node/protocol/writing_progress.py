@@ -158,7 +158,7 @@ class WriterProgress:
         """Nothing is acknowledged in the ledger, and it is this writer's to give up."""
         return self.last_acknowledged < 0 and not self._recovering
 
-    def _whose_answer(self) -> DistributedLogError:
+    def _changed_error(self) -> DistributedLogError:
         return next(iter(self._strangers.values()))
 
     def _asked(self, event: WriterEvent) -> bool:

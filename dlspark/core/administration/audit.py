@@ -35,7 +35,7 @@ MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 _AT_ONCE: Final = 32
 
 
-class AuditVerdict(str, Enum):
+class UnnamedLedgerState(str, Enum):
     """What an audit says of a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
 
     ORPHAN = "orphan"
@@ -51,7 +51,7 @@ class UnnamedLedger:
     """A ledger that nothing names."""
 
     ledger_id: int
-    verdict: AuditVerdict
+    verdict: UnnamedLedgerState
     created_ms: int
     """By ZooKeeper's clock, milliseconds since the epoch."""
     length: int | None
@@ -84,7 +84,7 @@ class LedgerAudit:
     @property
     def orphans(self) -> list[int]:
         """Ids of the ledgers that may be deleted."""
-        return [one.ledger_id for one in self.unnamed if one.verdict is AuditVerdict.ORPHAN]
+        return [one.ledger_id for one in self.unnamed if one.verdict is UnnamedLedgerState.ORPHAN]
 
     @property
     def clean(self) -> bool:
@@ -116,7 +116,7 @@ async def audit_ledgers(namespaces: Sequence[Services], *, min_age_ms: int = MIN
     return LedgerAudit(
         ledgers=len(ids),
         uses={use.value: sum(any(one.use is use for one in named[i]) for i in ids & named.keys()) for use in Use},
-        unnamed=tuple(one for one in judged if one.verdict is not AuditVerdict.GONE),
+        unnamed=tuple(one for one in judged if one.verdict is not UnnamedLedgerState.GONE),
         missing=tuple(await _missing(namespaces, named, ids)),
         shared=tuple(_shared(named)),
         unreadable=tuple(unreadable.values()),
@@ -207,18 +207,18 @@ class _Judge:
             except CorruptDataError:
                 pass  # Undecided: its metadata do not show what it belongs to.
         if stat is None:
-            return UnnamedLedger(ledger_id, AuditVerdict.GONE, 0, None)
+            return UnnamedLedger(ledger_id, UnnamedLedgerState.GONE, 0, None)
         length = metadata.length if metadata is not None and metadata.is_closed else None
         return UnnamedLedger(ledger_id, self._verdict(metadata, stat.ctime_ms), stat.ctime_ms, length)
 
-    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> AuditVerdict:
+    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> UnnamedLedgerState:
         if metadata is None or not self._complete:
-            return AuditVerdict.UNDECIDED
+            return UnnamedLedgerState.UNDECIDED
         if metadata.custom:
-            return AuditVerdict.FOREIGN
+            return UnnamedLedgerState.FOREIGN
         if self._services.clock.now_ms() - created_ms < self._min_age_ms:
-            return AuditVerdict.YOUNG
-        return AuditVerdict.ORPHAN
+            return UnnamedLedgerState.YOUNG
+        return UnnamedLedgerState.ORPHAN
 
 
 # ---------------------------------------------------------------------- deleting
@@ -229,7 +229,7 @@ class LedgerDeletion:
     """What was done with one ledger that was to be deleted."""
 
     ledger_id: int
-    verdict: AuditVerdict
+    verdict: UnnamedLedgerState
     deleted: bool
 
 
@@ -253,8 +253,10 @@ async def delete_ledgers(
     judge = _Judge(namespaces[0], min_age_ms, complete=not unreadable)
     done = []
     for ledger_id in wanted:
-        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else AuditVerdict.IN_USE
-        doomed = verdict is AuditVerdict.ORPHAN or (force and verdict in (AuditVerdict.YOUNG, AuditVerdict.FOREIGN))
+        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else UnnamedLedgerState.IN_USE
+        doomed = verdict is UnnamedLedgerState.ORPHAN or (
+            force and verdict in (UnnamedLedgerState.YOUNG, UnnamedLedgerState.FOREIGN)
+        )
         if doomed and not dry_run:
             await cluster.delete(ledger_id)
         done.append(LedgerDeletion(ledger_id, verdict, doomed))

@@ -64,7 +64,7 @@ class LagPicture(Printed):
     def _rows(self) -> list[tuple[str, ...]]:
         last = self.samples[-1]
         ranked = sorted(last.lags, key=lambda log: (-(last.value(log, self.measure) or 0), log))
-        return [(log, *(_said(value) for value in last.lags[log])) for log in ranked[:MAX_ROWS]]
+        return [(log, *(_number_text(value) for value in last.lags[log])) for log in ranked[:MAX_ROWS]]
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.note}"]
@@ -86,7 +86,7 @@ class LagPicture(Printed):
         return "".join(parts)
 
 
-def _said(value: int | None) -> str:
+def _number_text(value: int | None) -> str:
     return "not known" if value is None else f"{value:,}"
 
 

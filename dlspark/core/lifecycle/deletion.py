@@ -49,7 +49,7 @@ from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
-from metadata.distributedlog.log_names import log_not_found
+from metadata.distributedlog.log_names import log_not_found_error
 from metadata.distributedlog.segment_changes import check_guard
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
@@ -101,7 +101,7 @@ async def creation_of(services: Services, name: str) -> int:
     path = (await services.logs.located(name)).ledgers
     stat = await repeat(services.store, lambda: services.store.exists(path))
     if stat is None:
-        raise log_not_found(name, path)
+        raise log_not_found_error(name, path)
     return stat.czxid
 
 

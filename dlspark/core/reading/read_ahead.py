@@ -176,7 +176,7 @@ class LogReadAhead:
                 self._check_truncation(found, max(position.entry_id, 0))
                 return found
             if listing.find(lssn) is None and len(listing) and listing[-1].lssn > lssn:
-                raise self._removed(DLSN(lssn, 0, 0))
+                raise self._removed_error(DLSN(lssn, 0, 0))
             await self._wait_for_change()
 
     def _check_numbered(self, listing: SegmentListing, lssn: int) -> None:
@@ -207,7 +207,7 @@ class LogReadAhead:
                 advice="Start again at the log's first record; what was between is not kept",
             )
 
-    def _removed(self, position: DLSN) -> AlreadyTruncatedError:
+    def _removed_error(self, position: DLSN) -> AlreadyTruncatedError:
         return AlreadyTruncatedError(
             f"segment {position.lssn} was removed before it was read",
             log=self._name,
@@ -242,7 +242,7 @@ class LogReadAhead:
         # Recovery removes only segments without records; one that had an entry was truncated or deleted (I8).
         if segment.in_progress and next_entry == 0:
             return False
-        raise self._removed(DLSN(segment.lssn, next_entry, 0))
+        raise self._removed_error(DLSN(segment.lssn, next_entry, 0))
 
     async def completed(self, segment: SegmentMetadata) -> bool:
         """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one.

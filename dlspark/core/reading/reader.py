@@ -183,7 +183,7 @@ class AsyncLogReader(OnOneLoop):
             if not self._has(count) and not self._records and self._final is None:
                 self._check_idleness()
             if not self._records and self._final is not None:
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             return self._deliver_up_to(count)
 
     async def skip_to(self, start: Start) -> DLSN:
@@ -197,7 +197,7 @@ class AsyncLogReader(OnOneLoop):
         async with self._own_turn():
             self._end_loan()
             if self._final is not None and not isinstance(self._final, EndOfStreamError):
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             if position == self.position:
                 return position
             within = self.position < position and self._ahead.has_queued(position)
@@ -317,7 +317,7 @@ class AsyncLogReader(OnOneLoop):
         with self._measures.async_reader_delay.measured():
             while not self._has(1):
                 if self._final is not None:
-                    raise self._told(self._final)
+                    raise self._final_error(self._final)
                 await self._activity(deadline)
 
     def _has(self, count: int) -> bool:
@@ -376,7 +376,7 @@ class AsyncLogReader(OnOneLoop):
             if record.is_control or (may_be_below and _is_below(record, start)):
                 continue
             if record.is_end_of_stream:
-                self._final = self._end_of_stream(record.dlsn)
+                self._final = self._end_of_stream_error(record.dlsn)
                 return
             # Before it is delivered: a reader that passes a gap would take the log for whole (I4).
             if self._numbers.missing_before(record.position) and self._settings.gap_detection:
@@ -398,7 +398,7 @@ class AsyncLogReader(OnOneLoop):
             advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
         )
 
-    def _end_of_stream(self, dlsn: DLSN) -> EndOfStreamError:
+    def _end_of_stream_error(self, dlsn: DLSN) -> EndOfStreamError:
         return EndOfStreamError("the log is sealed and all of it was read", log=self.name, dlsn=dlsn)
 
     def _fail(self, error: DistributedLogError) -> None:
@@ -406,7 +406,7 @@ class AsyncLogReader(OnOneLoop):
             error.log = self.name
         self._final = error
 
-    def _told(self, error: DistributedLogError) -> DistributedLogError:
+    def _final_error(self, error: DistributedLogError) -> DistributedLogError:
         """The final error as a read raises it: with the position at which another reader goes on."""
         if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
             return error
@@ -450,7 +450,7 @@ class AsyncLogReader(OnOneLoop):
         """At least one entry, and those of the same segment that were fetched already."""
         while True:
             if self._final is not None:
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             fetched = self._take()
             if fetched is not None:
                 break
@@ -486,12 +486,12 @@ class AsyncLogReader(OnOneLoop):
         except DistributedLogError as error:
             if len(fetched) == 1:
                 self._fail(error)
-                raise self._told(error) from None
+                raise self._final_error(error) from None
             return self._decode_before_error(fetched)
         self._ahead.put_back(fetched[taken:])
         self._numbers.enter(segment.lssn)
         if batch.end_of_stream is not None:
-            self._final = self._end_of_stream(batch.end_of_stream)
+            self._final = self._end_of_stream_error(batch.end_of_stream)
         batch = self._due(batch)
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
@@ -518,7 +518,7 @@ class AsyncLogReader(OnOneLoop):
             except DistributedLogError as error:
                 if not number:
                     self._fail(error)
-                    raise self._told(error) from None
+                    raise self._final_error(error) from None
                 self._ahead.put_back(fetched[number:])
                 return self._decode_columns(fetched[:number])
         raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)

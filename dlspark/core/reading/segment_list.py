@@ -88,7 +88,7 @@ class SegmentList:
             try:
                 before, listing = self._listing, await self._services.logs.listing(self._name, self._on_event)
                 if self.creation not in (-1, listing.creation):
-                    raise self._replaced()
+                    raise self._replaced_error()
                 self._listing, self.creation = listing, listing.creation
                 self._services.counters["segments-listed"] += 1
                 if self._settings.trace_metadata_changes:
@@ -98,7 +98,7 @@ class SegmentList:
                 raise
         return self._listing
 
-    def _replaced(self) -> LogNotFoundError:
+    def _replaced_error(self) -> LogNotFoundError:
         return LogNotFoundError(
             "the log was deleted or renamed; another one has its name now, of which nothing was read",
             log=self._name,

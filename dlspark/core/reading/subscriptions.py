@@ -97,12 +97,12 @@ class Subscriptions:
                 continue
             except NoNodeError as error:
                 if error.path == member:
-                    raise self._not_held(member) from error
+                    raise self._not_held_error(member) from error
                 continue
             return dlsn
         raise doubt or NotAppliedError("the position keeps being moved by others", log=self.name, dlsn=dlsn)
 
-    def _not_held(self, member: str | None) -> LockingError:
+    def _not_held_error(self, member: str | None) -> LockingError:
         return LockingError(
             "the reader's lock is not held any more; the position was not stored",
             log=self.name,

@@ -297,7 +297,7 @@ class LateAcknowledgements:
         added.add_done_callback(came)
 
     async def _look(self) -> None:
-        refusal: DistributedLogError | None = self._given_up()
+        refusal: DistributedLogError | None = self._given_up_error()
         try:
             refusal = await self._fresh_look()
         except DistributedLogError as error:
@@ -327,7 +327,7 @@ class LateAcknowledgements:
             ledger_id=self.ledger_id,
         )
 
-    def _given_up(self) -> DistributedLogError:
+    def _given_up_error(self) -> DistributedLogError:
         return WriterDeposedError(
             "the writer was given up before it was known that it still had the log", ledger_id=self.ledger_id
         )
@@ -344,7 +344,7 @@ class LateAcknowledgements:
         """Let go: what is held back ends as unknown. Idempotent."""
         if self._looking is not None:
             await end_tasks([self._looking], drop_errors=True)
-        self._tell(self._given_up())  # Where the look had not even begun.
+        self._tell(self._given_up_error())  # Where the look had not even begun.
 
 
 def _is_acknowledged(done: Answer) -> bool:

@@ -22,7 +22,7 @@ from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
 from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import QueuedWrite, below_highest
+from dlspark.core.writing.queued_writes import QueuedWrite, below_highest_error
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
@@ -136,7 +136,7 @@ class AppendWrite(QueuedWrite):
         """
         run = self.request.run
         if self.in_order and run and run.txids[0] < highest:
-            raise below_highest(run.txids[0], highest, None)
+            raise below_highest_error(run.txids[0], highest, None)
 
     def is_answered(self) -> bool:
         """Whether it was written before, or is refused for what its producer has written."""

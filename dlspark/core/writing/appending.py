@@ -32,7 +32,7 @@ from dlspark.core.writing.queued_writes import (
     RecordWrite,
 )
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, RecordRun, run_of
-from dlspark.core.writing.run_writes import RunWrite, not_tried
+from dlspark.core.writing.run_writes import RunWrite, not_tried_error
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
@@ -93,7 +93,7 @@ class Appending:
         refused = False
         for write in writes:
             if refused and cancel_behind:
-                write.fail(not_tried())
+                write.fail(not_tried_error())
             else:
                 refused = not self._accept(write) or refused
         if refused:

@@ -1,6 +1,7 @@
 """How a writer handles failures: its own, those of records that the caller does not wait for, and the loss of its lock.
 
-`explain_failure` and `refusal` make the errors: what happened to the log or the lock, and what that means for a record.
+`explain_failure` and `writer_failed_error` make the errors: what happened to the log or the lock, and what that means
+for a record.
 
 `UnawaitedFailures` keeps the failures of records that are answered before they are stored (`isDurableWriteEnabled`
 off). No future reports such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
@@ -51,7 +52,7 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
     return error
 
 
-def refusal(log: str, failure: BaseException | None) -> WriteError:
+def writer_failed_error(log: str, failure: BaseException | None) -> WriteError:
     """The error of a record that is written to, or still queued in, a writer that has failed: it was not written."""
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)

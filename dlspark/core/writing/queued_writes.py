@@ -74,7 +74,7 @@ class QueuedWrite(Protocol):
         """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below the log's highest (I4)."""
         self.check_order()
         if 0 <= self.first_txid < highest:
-            raise below_highest(self.first_txid, highest, log)
+            raise below_highest_error(self.first_txid, highest, log)
 
     def number(self, txid: int) -> None:
         """Give its records a transaction id, where they came without."""
@@ -106,7 +106,7 @@ def _check_given(txid: object) -> None:
         check_txid(txid)
 
 
-def below_highest(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
+def below_highest_error(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
     """The error of a record that would take the log's transaction ids back."""
     return TransactionIdOutOfOrderError(
         f"transaction id {txid} is below the log's highest, {highest}; the record was not written",

@@ -17,7 +17,7 @@ from dlspark.errors import WriteCancelledError
 from metadata.foundation.errors import DistributedLogError
 
 
-def not_tried() -> WriteCancelledError:
+def not_tried_error() -> WriteCancelledError:
     """The error of a bulk's record behind one that was refused."""
     return WriteCancelledError("A record before it was refused; this one was not written")
 
@@ -75,4 +75,4 @@ class RunWrite(QueuedWrite):
         wrong = count if self.accepted or not self.bulk else 1
         OutcomeCallback(partial(self.ended, 0, wrong)).set_exception(error)
         if wrong < count:
-            OutcomeCallback(partial(self.ended, wrong, count - wrong)).set_exception(not_tried())
+            OutcomeCallback(partial(self.ended, wrong, count - wrong)).set_exception(not_tried_error())

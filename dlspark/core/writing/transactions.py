@@ -109,16 +109,16 @@ class OwnersTransactions:
                 failure = doubt = error
             except (LockingError, OwnershipAcquireFailedError) as error:
                 if doubt is None:
-                    raise self.deposed() from error
+                    raise self.deposed_error() from error
                 failure, refusal = doubt, error
             except MetadataUnavailableError as error:
                 failure = doubt or error
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 if any(error.path == check.path for check in owned):
                     # The lock is lost. The next try finds that out, or goes on if it was taken again.
-                    failure = doubt or self.deposed()
+                    failure = doubt or self.deposed_error()
                 elif doubt is None:
-                    raise self._refused(error, shared) from error
+                    raise self._refused_error(error, shared) from error
                 else:
                     # After a lost answer it may be our own first try that was in the way.
                     failure, refusal = doubt, error
@@ -143,7 +143,7 @@ class OwnersTransactions:
                     ) from failure
                 self._services.counters["lost-answer-not-applied"] += 1
                 if refusal is not None:
-                    raise self._refused(refusal, shared) from refusal
+                    raise self._refused_error(refusal, shared) from refusal
             await self._pause(pauses, failure)
 
     async def owned(self, *, releases: bool = False) -> list[Op]:
@@ -206,13 +206,13 @@ class OwnersTransactions:
             raise failure
         await asyncio.sleep(pauses.pop())
 
-    def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
+    def _refused_error(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
         """The error for a transaction that a version stopped."""
         if shared is not None and error.path == shared:
             return AllocatorLostError("the allocator is used by another process; nothing was started", path=shared)
-        return self.deposed()
+        return self.deposed_error()
 
-    def deposed(self) -> WriterDeposedError:
+    def deposed_error(self) -> WriterDeposedError:
         """The error of an owner that finds the log changed by another one: nothing was applied."""
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",

@@ -150,14 +150,14 @@ class SegmentTransitions:
         try:
             found = await self._services.logs.snapshot(self.name, producers=self._reads_producers)
         except BadVersionError as error:
-            raise self._transactions.deposed() from error
+            raise self._transactions.deposed_error() from error
         state, noted = found.state, found.producers
         if self._state is not None and versions(state) != versions(self._state):
             # To go on from the newer versions would be to take the log from the owner who moved them (I7).
-            raise self._transactions.deposed()
+            raise self._transactions.deposed_error()
         if noted is not None and noted.newest > state.max_lssn.value:
             # It was read last: another owner has gone on, and it is not of the segments that are known here (I19).
-            raise self._transactions.deposed()
+            raise self._transactions.deposed_error()
         self._state, self.segments, self.producer_segments = state, found.segments, noted
         self._version_found = state.max_lssn.version
         phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
@@ -209,7 +209,7 @@ class SegmentTransitions:
         try:
             self.state = await self._transactions.retried(attempt)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
-            raise self._transactions.deposed() from error
+            raise self._transactions.deposed_error() from error
         if allocation:
             self._allocator = None  # It knows an older version.
 
@@ -244,7 +244,7 @@ class SegmentTransitions:
             try:
                 await allocator.allocate(self._kind())
             except AllocatorLostError as error:
-                raise self._transactions.deposed() from error
+                raise self._transactions.deposed_error() from error
             return await self._start_with(allocator, lssn, first_txid, shared=False)
         for _ in range(MAX_CONTESTED_STARTS - 1):
             try:

@@ -18,7 +18,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.distributedlog.log_names import log_not_found
+from metadata.distributedlog.log_names import log_not_found_error
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.store import ANY_VERSION, Check, Op
 
@@ -119,7 +119,7 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
         # Also when cancelled: a member left in the queue would become owner with no writer behind it.
         await release(lock)
         if isinstance(error, NoNodeError):
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
         raise
     return lock
 

@@ -34,7 +34,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.append_requests import RequestLog
 from dlspark.core.writing.appending import Appending
-from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
+from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, writer_failed_error
 from dlspark.core.writing.producer_recovery import read_producers
 from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue
 from dlspark.core.writing.record_runs import RecordRun
@@ -304,7 +304,7 @@ class AsyncLogWriter(OnOneLoop, Appending):
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
-            raise refusal(self.name, self._error)
+            raise writer_failed_error(self.name, self._error)
         self._unawaited.raise_failure("; this record was not written")
         if self._sealed:
             raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
@@ -513,14 +513,14 @@ class AsyncLogWriter(OnOneLoop, Appending):
             )
             if isinstance(cause, InvariantViolation):
                 self._measures.alerts.inc()
-        self._queue.refuse(refusal(self.name, self._error))
+        self._queue.refuse(writer_failed_error(self.name, self._error))
         if self._sequence.current is not None:
             self._sequence.current.cancel(cause)
         self._limits.count(self.unacknowledged)
 
     def _raise_failure(self) -> None:
         if self._error is not None:
-            raise refusal(self.name, self._error)
+            raise writer_failed_error(self.name, self._error)
 
     # ------------------------------------------------------------------ closing
 

@@ -81,7 +81,7 @@ class Sending:
 
     __slots__ = ("_channel", "_heard", "_lane", "_number", "_request")
 
-    def __init__(self, lane: _Lane, request: Request, heard: Heard) -> None:
+    def __init__(self, lane: _Channel, request: Request, heard: Heard) -> None:
         self._lane = lane
         self._request: Request | None = request
         self._heard: Heard | None = heard
@@ -134,7 +134,7 @@ class Sending:
         heard(answer)
 
 
-class _Lane:
+class _Channel:
     """One connection to one address, and what waits for it."""
 
     __slots__ = (
@@ -300,7 +300,7 @@ class Channels:
         self._on_connected = on_connected
         self._on_closed = on_closed
         self._max_channels = max_channels
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], _Channel] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -316,7 +316,7 @@ class Channels:
         key = (address, lane)
         found = self._lanes.get(key)
         if found is None:
-            found = _Lane(self, address, lane)
+            found = _Channel(self, address, lane)
             if self._closed:
                 sending = Sending(found, request, heard)
                 sending.fail_soon(AlreadyClosedError("the client is closed"))
@@ -356,12 +356,12 @@ class Channels:
 
     # ------------------------------------------------------------------ for lanes
 
-    def connected(self, lane: _Lane) -> None:
+    def connected(self, lane: _Channel) -> None:
         """A connection was made."""
         if self._on_connected is not None and not lane.number:
             self._on_connected(lane.address)
 
-    def disconnected(self, lane: _Lane) -> None:
+    def disconnected(self, lane: _Channel) -> None:
         """A connection has ended."""
         if self._on_closed is not None and not lane.number and not self._closed:
             self._on_closed(lane.address)
@@ -377,7 +377,7 @@ class Channels:
         self._end_lane(self._lanes.pop(min(idle)[1]))
         return True
 
-    def _end_lane(self, lane: _Lane) -> None:
+    def _end_lane(self, lane: _Channel) -> None:
         self._later(lane.close(ProxyUnreachableError("the connection was closed as idle", node=lane.address)))
 
     def _later(self, ending: Awaitable[None]) -> None:

@@ -31,7 +31,7 @@ from dlspark.errors import AlreadyClosedError, OverCapacityError
 from dlspark.serving.client.answer_rules import StreamRequest
 from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.channels import ChannelFailure, Channels, Connect, ProxyChannel
-from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, Journey
+from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, InFlightRequest
 from dlspark.serving.client.fleet import Fleet, fleets_of
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
@@ -278,7 +278,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         self._check_loop()
         dispatcher = self._working()
 
-        def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Journey:
+        def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> InFlightRequest:
             return dispatcher.begin(request, _unwrapped(settle), timeout_ms=timeout_ms)
 
         writer = AsyncMultiStreamWriter(send, streams, limits)
@@ -298,7 +298,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         self._check_loop()
         dispatcher = self._working()
 
-        def send(request: Heartbeat, settle: Callable[[Answer], None]) -> Journey:
+        def send(request: Heartbeat, settle: Callable[[Answer], None]) -> InFlightRequest:
             return dispatcher.begin(request, _unwrapped(settle))
 
         monitor = AsyncStreamMonitor(
@@ -362,11 +362,11 @@ class AsyncClient(OnOneLoop, StreamOperations):
         def settle(finished: Finished) -> None:
             _end(answered, finished.for_caller, request.stream)
 
-        journey = self._working().begin(request, settle)
+        in_flight = self._working().begin(request, settle)
         try:
             return await answered
         finally:
-            journey.cancel()
+            in_flight.cancel()
 
     async def _ask_at(self, proxy: str, request: Request) -> Answer:
         self._check_loop()

@@ -31,6 +31,7 @@ from dlspark.errors import (
     RecordTooLongError,
     SettingsError,
 )
+from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -59,18 +60,10 @@ class StreamPosition(NamedTuple):
     dlsn: DLSN
 
 
-class SetAttempt(Protocol):
-    """An attempt to write a set to one stream."""
-
-    def cancel(self) -> None:
-        """Report nothing any more."""
-        ...
-
-
 class SetSender(Protocol):
     """Sends a request; `AsyncClient` does."""
 
-    def __call__(self, request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> SetAttempt:
+    def __call__(self, request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Cancellable:
         """`settle` is called once, perhaps before this returns; a refusal that it gets is final."""
         ...
 
@@ -114,7 +107,7 @@ class _Set:
         self._writer = writer
         self._streams = [*writer.streams[first:], *writer.streams[:first]]
         self._next = 0
-        self._attempts: dict[int, SetAttempt | None] = {}
+        self._attempts: dict[int, Cancellable | None] = {}
         self._doubtful = False
         self._last: Refusal | None = None
         self._wait_s = writer.limits.first_speculative_ms / 1000

@@ -48,7 +48,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
 from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import LOST, BackOff, Finished
+from dlspark.serving.client.requests import BackOff, Finished, lost_refusal
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -250,7 +250,7 @@ class ProducerSession:
         if pending is None:
             return []
         if pending.under_way or pending.doubtful:
-            return self._settle(pending, _lost(f"request of producer {self.name!r} was not answered in time"))
+            return self._settle(pending, lost_refusal(f"request of producer {self.name!r} was not answered in time"))
         message = f"request of producer {self.name!r} was not sent in time"
         effects = self._settle(pending, Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error="ProxyUnreachableError"))
         if pending in self._window:
@@ -285,7 +285,7 @@ class ProducerSession:
         effects: list[SessionEffect] = []
         for pending in [*self._window, *self._queue]:
             in_doubt = pending.under_way or pending.doubtful
-            effects += self._settle(pending, _lost(reason.message) if in_doubt else reason)
+            effects += self._settle(pending, lost_refusal(reason.message) if in_doubt else reason)
         self._window.clear()
         self._queue.clear()
         self._tickets.clear()
@@ -472,7 +472,7 @@ class ProducerSession:
         for pending in self._window:
             if pending.doubtful:
                 behind = max(behind, pending.sequence + 1)
-                effects += self._settle(pending, _lost("whether it was written can no longer be found out"))
+                effects += self._settle(pending, lost_refusal("whether it was written can no longer be found out"))
         for pending in self._window:
             if not pending.doubtful and pending.sequence < behind:
                 message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
@@ -529,7 +529,3 @@ class ProducerSession:
 
     def _acts(self, event: SessionEvent) -> bool:
         return self._reacts(event) is Reaction.ACT
-
-
-def _lost(message: str) -> Refusal:
-    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from dlspark.serving.client.dispatch import Dispatcher, Journey
+from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
 from dlspark.serving.client.reading import POLL_MS, READ_BYTES, AsyncProxyReader, ProxyStart
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
@@ -100,14 +100,14 @@ class ReadRoutes:
         for reader in list(self._readers):
             await reader.close()
 
-    def _asker(self, wait_ms: int) -> Callable[[ReadBatch, Callable[[Answer], None], int], Journey]:
+    def _asker(self, wait_ms: int) -> Callable[[ReadBatch, Callable[[Answer], None], int], InFlightRequest]:
         settings = self._settings
         # A poll is not late while the proxy may keep it.
         attempt_ms = wait_ms + settings.attempt_timeout_ms if settings.attempt_timeout_ms > 0 else 0
         timeout_ms = settings.request_timeout_ms + wait_ms if settings.request_timeout_ms >= 0 else -1
         limits = replace(settings.limits(), attempt_timeout_ms=attempt_ms, request_timeout_ms=timeout_ms)
 
-        def ask(request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> Journey:
+        def ask(request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> InFlightRequest:
             def settled(finished: Finished) -> None:
                 settle(finished.for_caller)
 

@@ -20,11 +20,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.errors import EndOfStreamError, ReadCancelledError, ReadError
+from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, place_behind, records_of
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
@@ -47,15 +48,7 @@ ProxyStart: TypeAlias = "DLSN | int | str"
 """Where to begin: a DLSN or its text, a transaction id, "earliest" or "latest"."""
 
 
-class Asking(Protocol):
-    """A request on its way through proxies."""
-
-    def cancel(self) -> None:
-        """Ask no further; its outcome is not reported any more."""
-        ...
-
-
-Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Asking]"
+Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Cancellable]"
 """Takes a poll through proxies, on this lane. Its second argument is called once, perhaps before it returns; a refusal
 that it gets is final."""
 
@@ -102,7 +95,7 @@ class AsyncProxyReader(OnOneLoop):
         )
         self._lane = lane
         self._ended = ended
-        self._asking: Asking | None = None
+        self._asking: Cancellable | None = None
         self._ahead: asyncio.Future[Delivery] | None = None
         self._records: deque[LogRecord] = deque()
         self._place: ProxyStart = start

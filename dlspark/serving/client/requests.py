@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from dlspark.serving.client.answer_rules import CHANGES_NOTHING, AnswerRule, StreamRequest, is_repeatable, rule_of
 from dlspark.serving.client.ownership import Ownerships
@@ -55,6 +55,14 @@ MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
 UNREACHABLE: Final = "ProxyUnreachableError"
 LOST: Final = "ProxyLostError"
+
+
+class Cancellable(Protocol):
+    """A request that is under way for a caller."""
+
+    def cancel(self) -> None:
+        """Ask no further; its outcome is not reported any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +225,7 @@ class RequestWay:
         if attempt in self._doubtful and not self._repeatable:
             self._ownerships.forget(self._request.stream, address)
             return self._finish(answer)
-        return self._obey(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
+        return self._apply_rule(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
 
     def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
         """The connection of an attempt could not be made, or broke before the answer.
@@ -233,7 +241,7 @@ class RequestWay:
         if sent:
             self._doubt(attempt)
         if attempt in self._doubtful:
-            self._last = _lost(f"the connection to {address} was lost before the request was answered{why}")
+            self._last = lost_refusal(f"the connection to {address} was lost before the request was answered{why}")
             return self._next(now) if self._repeatable else self._finish(self._last)
         self._last = _unreachable(f"{address} could not be reached{why}")
         return self._next(now)
@@ -246,7 +254,7 @@ class RequestWay:
         self._doubt(attempt)
         # It may be slow with this stream alone: its other streams stay with it.
         self._ownerships.forget(self._request.stream, address)
-        self._last = _lost(f"{address} did not answer in {self._limits.attempt_timeout_ms} ms")
+        self._last = lost_refusal(f"{address} did not answer in {self._limits.attempt_timeout_ms} ms")
         return self._next(now)
 
     def resumed(self, now: float) -> Effect | None:
@@ -275,7 +283,7 @@ class RequestWay:
 
     def _time_up(self) -> Finished:
         said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
-        return self._finish(_lost(said) if self._doubtful else _unreachable(said))
+        return self._finish(lost_refusal(said) if self._doubtful else _unreachable(said))
 
     # ------------------------------------------------------------------ what follows
 
@@ -291,7 +299,7 @@ class RequestWay:
         if not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)
 
-    def _obey(self, rule: AnswerRule, address: str, refusal: Refusal, now: float) -> Effect:
+    def _apply_rule(self, rule: AnswerRule, address: str, refusal: Refusal, now: float) -> Effect:
         stream = self._request.stream
         if rule is AnswerRule.FOLLOW:
             owner = _owner_in(refusal)
@@ -393,5 +401,6 @@ def _unreachable(message: str) -> Refusal:
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error=UNREACHABLE)
 
 
-def _lost(message: str) -> Refusal:
+def lost_refusal(message: str) -> Refusal:
+    """Return the answer to a request of which nobody knows whether it was done: the connection to its proxy ended."""
     return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

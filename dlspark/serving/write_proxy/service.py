@@ -229,7 +229,7 @@ class WriteProxyService:
         until its turn to be handed over comes."""
         if stream is not None and (stream.refusal is not None or (self._leaving and stream.state in _SERVED)):
             return
-        raise self._down(name)
+        raise self._down_error(name)
 
     def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
         """The stream of a request: the one that is here, unless it must be begun anew."""
@@ -287,7 +287,7 @@ class WriteProxyService:
                 return
             except DistributedLogError as error:
                 _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
-        stream.give_up(refusal_of(self._down(stream.name)), self._table.host.found_kept_s)
+        stream.give_up(refusal_of(self._down_error(stream.name)), self._table.host.found_kept_s)
         await asyncio.wait([stream.ended])
 
     async def close(self) -> None:
@@ -298,7 +298,7 @@ class WriteProxyService:
         self._table.status = ProxyStatus.DOWN
         await self._rare.close()
         for stream in self._table:
-            stream.give_up(refusal_of(self._down(stream.name)))
+            stream.give_up(refusal_of(self._down_error(stream.name)))
         await self._table.close()
 
     def _fatal(self, reason: str) -> None:
@@ -309,5 +309,5 @@ class WriteProxyService:
         if self._on_fatal is not None:
             self._on_fatal(reason)
 
-    def _down(self, stream: str) -> ServiceUnavailableError:
+    def _down_error(self, stream: str) -> ServiceUnavailableError:
         return ServiceUnavailableError("this proxy is going down", log=stream, advice="Ask another proxy")

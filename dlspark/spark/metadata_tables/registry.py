@@ -239,7 +239,7 @@ def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[
     if log is None:
         return table.schema, {METADATA_OPTION: table.name}
     if not table.of_logs:
-        raise _without_logs(table)
+        raise _without_logs_error(table)
     return table.schema, {METADATA_OPTION: table.name, "log": log}
 
 
@@ -262,7 +262,7 @@ def requested(options: Options) -> MetadataTable | None:
             ),
         )
     if not table.of_logs and (options.one_log() is not None or any(map(options.given, _SELECTING))):
-        raise _without_logs(table)
+        raise _without_logs_error(table)
     return table
 
 
@@ -276,7 +276,7 @@ def refuse_stream(options: Options) -> None:
         )
 
 
-def _without_logs(table: MetadataTable) -> OptionError:
+def _without_logs_error(table: MetadataTable) -> OptionError:
     return OptionError(
         f"The metadata table {table.name} is of the whole namespace; a log has none of its own",
         advice=f"Name no log. Tables of logs: {', '.join(one.name for one in TABLES.values() if one.of_logs)}",

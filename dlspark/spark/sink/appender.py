@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from dlspark.errors import EndOfStreamError
 from dlspark.spark.errors import BatchRefusedError, PublishUnknownError
-from dlspark.spark.sink.batch_rules import CommitOutcome, sealed
-from dlspark.spark.sink.log_access import busy
+from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
+from dlspark.spark.sink.log_access import log_busy_error
 from dlspark.spark.sink.messages import InlineRows, JobId
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import DistributedLogError, NotAppliedError, OutcomeUnknownError
@@ -127,16 +127,16 @@ class SinkAppender:
             try:
                 return await self._try(batch)
             except OwnershipAcquireFailedError as error:
-                failure: DistributedLogError = busy(batch.rows.log, error.owner)
-                raise _said(batch, failure, unknown) from error
+                failure: DistributedLogError = log_busy_error(batch.rows.log, error.owner)
+                raise _append_error(batch, failure, unknown) from error
             except EndOfStreamError as error:
-                raise _said(batch, sealed(batch.rows.log), unknown) from error
+                raise _append_error(batch, log_sealed_error(batch.rows.log), unknown) from error
             except NotEnoughBookiesError as error:
-                raise _said(batch, error, unknown) from error  # they were waited for
+                raise _append_error(batch, error, unknown) from error  # they were waited for
             except (NotAppliedError, OutcomeUnknownError) as error:
                 unknown = error if isinstance(error, OutcomeUnknownError) else unknown
                 if not tries_left or now() + pause_s > deadline:
-                    raise _said(batch, error, unknown) from error
+                    raise _append_error(batch, error, unknown) from error
                 _log.info("%s is tried again: %s", batch.job, error)
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -237,7 +237,9 @@ class SinkAppender:
         await asyncio.gather(*(place.folding for place in self._places.values() if place.folding is not None))
 
 
-def _said(batch: BatchToAppend, error: DistributedLogError, unknown: OutcomeUnknownError | None) -> DistributedLogError:
+def _append_error(
+    batch: BatchToAppend, error: DistributedLogError, unknown: OutcomeUnknownError | None
+) -> DistributedLogError:
     """What the caller is to learn: one request without an answer is enough, however the later tries failed."""
     if unknown is None:
         return error

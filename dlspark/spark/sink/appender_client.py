@@ -56,7 +56,7 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
         except OSError as error:
             if not start:
                 return None
-            raise _not_started(str(error)) from error
+            raise _not_started_error(str(error)) from error
         try:
             with _connected(folder, options, start=start) as connection:
                 connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))
@@ -75,7 +75,7 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
                 time.sleep(_PAUSE_S)
                 continue
             if not sent:
-                raise _not_started(str(error)) from error
+                raise _not_started_error(str(error)) from error
             raise PublishUnknownError(
                 f"The process that appends {batch.job} did not answer: it is visible whole or not at all ({error})",
                 log=batch.rows.log,
@@ -105,7 +105,7 @@ def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> sock
                 folder.make()
                 _start(folder, options, left)
     except OSError as error:
-        raise _not_started(str(error)) from error
+        raise _not_started_error(str(error)) from error
     return _connect(folder)
 
 
@@ -137,12 +137,12 @@ def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> Non
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _not_started(str(error)) from error
+        raise _not_started_error(str(error)) from error
     if done.returncode:
-        raise _not_started(done.stderr.decode(errors="replace").strip()[-2000:])
+        raise _not_started_error(done.stderr.decode(errors="replace").strip()[-2000:])
 
 
-def _not_started(why: str) -> AppenderStartError:
+def _not_started_error(why: str) -> AppenderStartError:
     return AppenderStartError(
         f"The process that appends batches to an open segment could not be started: {why}",
         advice="Use commitMode=segments, which needs none; its folder is in XDG_RUNTIME_DIR, or in TMPDIR",

@@ -232,7 +232,7 @@ def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark
     return {"": f"was published with {counted(old, 'row')} by an older dlspark, and now has none"} if old else differing
 
 
-def refusal(publication: Publication, progress: BatchProgress) -> ReplayDiffersError:
+def replay_differs_error(publication: Publication, progress: BatchProgress) -> ReplayDiffersError:
     """The error for a batch with logs that differ.
 
     Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
@@ -271,7 +271,7 @@ def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
 def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:
     """Raise unless the batch's first id may follow the log's highest (equal is fine)."""
     if highest_txid == MAX_TXID:
-        raise sealed(log)
+        raise log_sealed_error(log)
     if first.first_txid < highest_txid:
         raise TransactionOrderError(
             f"The batch begins at transaction id {first.first_txid}, below the log's highest, {highest_txid}; "
@@ -282,7 +282,7 @@ def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:
         )
 
 
-def sealed(log: str) -> BatchRefusedError:
+def log_sealed_error(log: str) -> BatchRefusedError:
     """The error for a log that takes no more records."""
     return BatchRefusedError(
         "The log has been sealed by an end-of-stream record and takes no more records; nothing of the batch is visible",
@@ -291,7 +291,7 @@ def sealed(log: str) -> BatchRefusedError:
     )
 
 
-def swept(job: JobId) -> BatchSweptError:
+def batch_swept_error(job: JobId) -> BatchSweptError:
     """The error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
     return BatchSweptError(
         f"What attempt {job.attempt} had staged for {job} was swept as abandoned; nothing of the batch is visible",

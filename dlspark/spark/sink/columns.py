@@ -205,12 +205,12 @@ def check_order(txids: npt.NDArray[np.int64] | None, log: str, task: str, last: 
         return
     steps = np.flatnonzero(txids[1:] < txids[:-1])
     if len(steps):
-        raise _decreasing(log, task, int(txids[steps[0]]), int(txids[steps[0] + 1]))
+        raise _decreasing_error(log, task, int(txids[steps[0]]), int(txids[steps[0] + 1]))
     if txids[0] < last:
-        raise _decreasing(log, task, last, int(txids[0]))
+        raise _decreasing_error(log, task, last, int(txids[0]))
 
 
-def _decreasing(log: str, task: str, before: int, after: int) -> TransactionOrderError:
+def _decreasing_error(log: str, task: str, before: int, after: int) -> TransactionOrderError:
     return TransactionOrderError(
         f"Transaction ids decrease in {task}: {after} follows {before}; nothing of the batch is visible",
         log=log,

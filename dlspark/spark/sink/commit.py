@@ -47,14 +47,14 @@ from dlspark.spark.errors import (
 from dlspark.spark.sink.batch_rules import (
     BatchProgress,
     CommitOutcome,
+    batch_swept_error,
     check_above,
     judge,
     judge_job,
+    log_sealed_error,
     old_logs,
     order_segments,
-    refusal,
-    sealed,
-    swept,
+    replay_differs_error,
 )
 from dlspark.spark.sink.leftovers import settled_by
 from dlspark.spark.sink.log_access import HeldLog, LockedLogEnd, NamespaceLogs
@@ -198,11 +198,11 @@ class Publisher:
                 # The next try begins with the marks. If the multi was applied they show this attempt, and it succeeds.
                 unknown = unknown or isinstance(error, OutcomeUnknownError)
                 if clock() + pause_s > deadline:
-                    raise self._gave_up(publication, error, unknown) from error
+                    raise self._gave_up_error(publication, error, unknown) from error
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _gave_up(
+    def _gave_up_error(
         self, publication: Publication, error: Exception, unknown: bool
     ) -> PublishUnknownError | MetadataUnavailableError:
         silence = f"ZooKeeper did not answer for {self._deadline_s:.0f} s while {publication.job} was published"
@@ -231,10 +231,10 @@ class Publisher:
         histories = dict(zip(asked, await asyncio.gather(*map(self._logs.history, asked)), strict=True))
         progress = judge(publication, state, marks, histories)
         if progress.differing and not batch.skip_differing:
-            raise refusal(publication, progress)
+            raise replay_differs_error(publication, progress)
         if progress.differing and progress.differing != batch.warned:
             batch.warned = dict(progress.differing)
-            _log.warning("skipped, because failOnDataLoss is false: %s", refusal(publication, progress))
+            _log.warning("skipped, because failOnDataLoss is false: %s", replay_differs_error(publication, progress))
         # The tasks wrote no rows for these logs, because the logs had the batch. If they lack it now, publishing would
         # leave those rows out.
         gone = {log for log, _ in publication.covered} & set(progress.open)
@@ -252,7 +252,7 @@ class Publisher:
         if state is None:
             # Only a sweep of abandoned jobs removes a sink; its ledgers were condemned before. It must not be created
             # again here, or a zombie's publication would start a new life.
-            raise swept(job)
+            raise batch_swept_error(job)
         return state
 
     async def _read_marks(self, job: JobId, logs: Sequence[str]) -> dict[str, Versioned[LogMark]]:
@@ -423,7 +423,7 @@ class Publisher:
             # swept our ledgers, or an abandoned job was swept: the marks know.
             again = await self._progress(batch)
             if again.open == progress.open and not again.unsettled:
-                raise swept(batch.given.job) from error
+                raise batch_swept_error(batch.given.job) from error
             raise
 
     async def _restamp(self, publication: Publication, ends: dict[str, LockedLogEnd]) -> Publication:
@@ -438,7 +438,7 @@ class Publisher:
         }
         for segment in publication.segments:
             if segment.stamped and lowest[segment.log] == MAX_TXID:
-                raise sealed(segment.log)
+                raise log_sealed_error(segment.log)
         segments = list(publication.segments)
 
         async def restamp(index: int) -> None:
@@ -466,7 +466,7 @@ class Publisher:
             return publication
         runs = plan_merges(list(by_log.values()), size - MAX_MULTI_BYTES, lambda one: sizes[one.ledger_id])
         if runs is None:
-            raise too_many(chosen, size)
+            raise too_many_segments_error(chosen, size)
         segments = {segment.ledger_id: segment for segment in publication.segments}
 
         async def merge(run: list[StagedSegment]) -> None:
@@ -544,10 +544,10 @@ def check_size(publication: Publication, ops: Sequence[Op]) -> None:
     """Raise BatchRefusedError if the multi would be too large for ZooKeeper; nothing has been sent then."""
     size = operations_size(ops)
     if size > MAX_MULTI_BYTES:
-        raise too_many(publication, size)
+        raise too_many_segments_error(publication, size)
 
 
-def too_many(publication: Publication, size: int) -> BatchRefusedError:
+def too_many_segments_error(publication: Publication, size: int) -> BatchRefusedError:
     """The error for a batch that no multi can hold."""
     return BatchRefusedError(
         f"The {len(publication.segments)} segments in {len(publication.logs)} logs of {publication.job} are "

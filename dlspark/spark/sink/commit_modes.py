@@ -77,7 +77,9 @@ class CommitWay:
         if not publication.rows:
             return len(publication.known) == 1  # the log's owner knows whether the batch had rows before
         if self.proxied and len(publication.logs) != 1:
-            raise self.refusal(f"{publication.job} has rows for {len(publication.logs)} logs", publication.logs[0])
+            raise self.commit_mode_error(
+                f"{publication.job} has rows for {len(publication.logs)} logs", publication.logs[0]
+            )
         if len(publication.logs) != 1:
             return False  # several logs show a batch in one instant only by a multi (D16)
         size = sum(part.size for part in publication.inline) + sum(one.user_bytes for one in publication.segments)
@@ -85,7 +87,7 @@ class CommitWay:
         if whole and size <= self.max_bytes:
             return True
         if self.proxied:
-            raise self.refusal(f"{publication.job} has {size} bytes", publication.logs[0])
+            raise self.commit_mode_error(f"{publication.job} has {size} bytes", publication.logs[0])
         if self.mode is CommitMode.AUTO or publication.covered:
             return False
         raise BatchRefusedError(
@@ -96,7 +98,7 @@ class CommitWay:
             "example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source",
         )
 
-    def refusal(self, what: str, log: str | None = None) -> BatchRefusedError:
+    def commit_mode_error(self, what: str, log: str | None = None) -> BatchRefusedError:
         """The error for a batch that is not one request to a proxy."""
         return BatchRefusedError(
             f"{what}, and through proxies a batch is one request for one log, of at most {self.max_bytes} bytes; "

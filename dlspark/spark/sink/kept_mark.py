@@ -14,7 +14,7 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import BatchRefusedError
-from dlspark.spark.sink.batch_rules import CommitOutcome, judge, old_logs, refusal
+from dlspark.spark.sink.batch_rules import CommitOutcome, judge, old_logs, replay_differs_error
 from dlspark.spark.sink.leftovers import LedgerSweeper
 from dlspark.spark.sink.log_access import NamespaceLogs
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
@@ -85,17 +85,17 @@ class KeptMark:
         histories = {log: await self._tools.logs.history(log) for log in asked}
         progress = judge(publication, self._state, marks, histories)
         if progress.differing:
-            raise refusal(publication, progress)
+            raise replay_differs_error(publication, progress)
         return progress.outcome if rows.record_count else progress.outcome or CommitOutcome.PUBLISHED
 
     def check_known(self, forgotten_epoch: int) -> None:
         """Raise where the log does not know the sink, and has forgotten what the mark does not say: producers of epochs
         up to `forgotten_epoch`. The mark names each epoch before anything is written in it."""
         if self.mark.appending_ms is not None and forgotten_epoch >= self.mark.epoch:
-            raise self.forgotten()
+            raise self.forgotten_error()
         self.check_remembered()
 
-    def forgotten(self) -> BatchRefusedError:
+    def forgotten_error(self) -> BatchRefusedError:
         """The error for a log that has forgotten the sink's requests, and with them what the mark lacks."""
         return BatchRefusedError(
             f"The process that appended batches of sink {self.sink_id} ended without a word, and the log has forgotten "

@@ -180,7 +180,7 @@ class LedgerSweeper:
         return sum(result is True for result in results)
 
 
-class StagedVerdict(str, Enum):
+class StagedLedgerState(str, Enum):
     """What may be done with a staged ledger."""
 
     SETTLED = "settled"
@@ -197,7 +197,7 @@ class JudgedLedger:
     log: str
     """Empty where it is not known: condemned ones, and what an older dlspark has listed."""
     listed_ms: int
-    verdict: StagedVerdict
+    verdict: StagedLedgerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +218,19 @@ class SinkLeftovers:
             return "application"
         return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
 
-    def of(self, *verdicts: StagedVerdict) -> list[StagedLedger]:
+    def of(self, *verdicts: StagedLedgerState) -> list[StagedLedger]:
         """The ledgers with one of these verdicts."""
         return [one.ledger for one in self.ledgers if one.verdict in verdicts]
 
     @property
     def sweepable(self) -> list[StagedLedger]:
         """What `sweep_leftovers` takes."""
-        return self.of(StagedVerdict.SETTLED, StagedVerdict.CONDEMNED, StagedVerdict.ABANDONED)
+        return self.of(StagedLedgerState.SETTLED, StagedLedgerState.CONDEMNED, StagedLedgerState.ABANDONED)
 
     @property
     def removable(self) -> bool:
         """Whether `sweep_leftovers` takes the sink itself: a batch write that is repeated has a sink of its own."""
-        return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(StagedVerdict.LIVE)))
+        return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(StagedLedgerState.LIVE)))
 
 
 async def find_leftovers(
@@ -316,10 +316,10 @@ def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[J
     )
 
 
-def _verdict(listing: _Listing, highest: int, old: bool) -> StagedVerdict:
+def _verdict(listing: _Listing, highest: int, old: bool) -> StagedLedgerState:
     if listing.condemned:
-        return StagedVerdict.CONDEMNED
+        return StagedLedgerState.CONDEMNED
     # By order: a log that has a later batch takes no rows of this one any more (D15).
     if listing.ledger.batch <= highest:
-        return StagedVerdict.SETTLED
-    return StagedVerdict.ABANDONED if old else StagedVerdict.LIVE
+        return StagedLedgerState.SETTLED
+    return StagedLedgerState.ABANDONED if old else StagedLedgerState.LIVE

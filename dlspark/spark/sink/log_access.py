@@ -128,7 +128,7 @@ class NamespaceLogs:
             return
         if not await self._whole(log):
             if not self._rules.create_missing:
-                raise missing(log)
+                raise log_missing_error(log)
             await self._logs.ensure(log)
         self._known.add(log)
 
@@ -200,7 +200,7 @@ class NamespaceLogs:
                 lambda: looking.append(asyncio.get_running_loop().create_task(self._look(log))),
             )
         except OwnershipAcquireFailedError as error:
-            raise busy(log, error.owner) from error
+            raise log_busy_error(log, error.owner) from error
 
     @asynccontextmanager
     async def _releasing(self, log: str, lock: DistributedLock) -> AsyncIterator[None]:
@@ -288,7 +288,7 @@ def _completed(lssn: int) -> str:
     return f"logrecs_{lssn:018d}"
 
 
-def busy(log: str, owner: str) -> LogBusyError:
+def log_busy_error(log: str, owner: str) -> LogBusyError:
     """The error for a log whose owner did not give it up in time."""
     return LogBusyError(
         f"The log is being written by {owner}; nothing of the batch is visible",
@@ -298,7 +298,7 @@ def busy(log: str, owner: str) -> LogBusyError:
     )
 
 
-def missing(log: str, near: str = "") -> BatchRefusedError:
+def log_missing_error(log: str, near: str = "") -> BatchRefusedError:
     """The error for a log that is not there and may not be created; `near` begins its advice."""
     return BatchRefusedError(
         "The log does not exist, and createStreamIfNotExists is false; nothing of the batch is visible",

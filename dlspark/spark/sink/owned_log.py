@@ -43,7 +43,7 @@ from dlspark.core.codec.producer_records import KEPT, ProducerState
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.log import AsyncLog
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, sealed
+from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, log_sealed_error
 from dlspark.spark.sink.inline_rows import records
 from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.messages import InlineRows, JobId
@@ -139,7 +139,7 @@ class OwnedLog:
     def _check_order(self, rows: InlineRows) -> None:
         highest = self._writer.last_txid
         if highest == MAX_TXID:
-            raise sealed(self.log)
+            raise log_sealed_error(self.log)
         if rows.stamp_ms is None:
             check_above(self.log, highest, rows)  # readers that go by transaction id rely on their order (I4)
 

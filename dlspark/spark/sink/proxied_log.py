@@ -135,11 +135,11 @@ class ProxiedLog:
         known = await sink.kept.known(job, rows)
         sent = sink.kept.mark.sent
         if not rows.record_count and sent is not None and sent.batch == job.batch:
-            raise self._may_differ(job, rows, sent)
+            raise self._may_differ_error(job, rows, sent)
         if known is not None:
             return known
         if sent is not None and sent.batch > job.batch:
-            raise self._may_differ(job, rows, sent)
+            raise self._may_differ_error(job, rows, sent)
         found = sent is not None and sent.batch == job.batch
         if not found:
             await self._name(sink, job.batch)
@@ -161,7 +161,7 @@ class ProxiedLog:
         sink.unfolded = True
         return CommitOutcome.COVERED if receipt.repeated else CommitOutcome.PUBLISHED
 
-    def _may_differ(self, job: JobId, rows: InlineRows, sent: NamedBatch) -> ReplayDiffersError:
+    def _may_differ_error(self, job: JobId, rows: InlineRows, sent: NamedBatch) -> ReplayDiffersError:
         """The error for a batch that is, or is not, to be written although a later one, or other rows of it, may be in
         the log."""
         return ReplayDiffersError(
@@ -228,7 +228,7 @@ class ProxiedLog:
                 await self._name_anew(sink, job.batch, error.epoch if error.epoch is not None else mark.epoch)
             except (ProducerForgottenError, SequenceGapError) as error:
                 if sent_before:  # nothing is known of it, which is not that nothing was written (I20)
-                    raise sink.kept.forgotten() from error
+                    raise sink.kept.forgotten_error() from error
                 forgotten = error.epoch if isinstance(error, ProducerForgottenError) else None
                 await self._name_anew(sink, job.batch, forgotten if forgotten is not None else mark.epoch)
             sent_before = False  # under the name that it has now

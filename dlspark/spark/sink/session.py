@@ -24,12 +24,12 @@ from dlspark.spark.connection import namespace_settings
 from dlspark.spark.missing_logs import near_log
 from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.batch_rules import sealed, swept
+from dlspark.spark.sink.batch_rules import batch_swept_error, log_sealed_error
 from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.inline_rows import runs_between
 from dlspark.spark.sink.kept_mark import AppendTools
 from dlspark.spark.sink.leftovers import LedgerSweeper
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, busy, missing
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, log_busy_error, log_missing_error
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
 from dlspark.spark.sink.segment_merging import rewrite, write_rows
 from dlspark.spark.sink.write_proxies import WriteProxies, proxies_at
@@ -150,9 +150,9 @@ class SinkSession:
     async def _check_log(self, log: str) -> None:
         highest = await self._highest_txid(log)
         if highest is None and not self._create_missing:
-            raise missing(log, await near_log(self.namespace, log))
+            raise log_missing_error(log, await near_log(self.namespace, log))
         if highest == MAX_TXID:
-            raise sealed(log)
+            raise log_sealed_error(log)
 
     async def _highest_txid(self, log: str) -> int | None:
         """The log's highest transaction id, without segments in progress; None if the log does not exist."""
@@ -202,7 +202,7 @@ class SinkSession:
         """
         highest = await self._services.logs.highest_txid(log)
         if highest == MAX_TXID:
-            raise sealed(log)
+            raise log_sealed_error(log)
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
     async def create_ledger(self, job: JobId, log: str) -> LedgerWriter:
@@ -231,7 +231,7 @@ class SinkSession:
         if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id, log)):
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)  # unlisted, no sweep would find it
-            raise swept(job)
+            raise batch_swept_error(job)
         ledger.replace_with(functools.partial(self._replace, job, log))
         return ledger
 
@@ -290,7 +290,7 @@ class SinkSession:
         try:
             await settle(self.append_tools, self.proxies, log, sink_id)
         except OwnershipAcquireFailedError as error:
-            raise busy(log, error.owner) from error
+            raise log_busy_error(log, error.owner) from error
 
     async def _permit(self, log: str) -> None:
         await self._services.permit(log, Action.ACQUIRE, Action.WRITE)

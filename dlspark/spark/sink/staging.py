@@ -135,7 +135,7 @@ def run_task(
             fault_points.reach("sink.staged")
             return SinkMessage(job, inline=inline)
         if way.proxied:
-            raise way.refusal(f"Task {partition} has rows for several logs, or more than fit into a request")
+            raise way.commit_mode_error(f"Task {partition} has rows for several logs, or more than fit into a request")
         batches = chain(looked_at, batches)
     message = _staged(options, columns, job, partition, stamp_ms, batches)
     fault_points.reach("sink.staged")

@@ -208,7 +208,7 @@ class SourceDriver:
                     self._data_loss.deleted(name, self._snapshot.logs[name].begin, "it is left out")
         return found
 
-    async def nothing_matches(self) -> OptionError:
+    async def nothing_matches_error(self) -> OptionError:
         """The error for a pattern that no log matches: it says where was looked, and what else is there."""
         selection = self.query.selection
         below = await LogAdmin(self._opened().logs_store).below(selection.folder)
@@ -232,7 +232,7 @@ class SourceDriver:
     async def ends(self) -> tuple[Offsets, Offsets]:
         """From where to where a batch query reads. Raises where a log is missing, or a pattern has none."""
         if not await self.required_views():
-            raise await self.nothing_matches()
+            raise await self.nothing_matches_error()
         return await self.resolve(self.query.start), await self.resolve(self.query.end, ending=True)
 
     async def agree(self, driver: str, execution: int) -> None:

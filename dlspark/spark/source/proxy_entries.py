@@ -169,7 +169,7 @@ class ProxyEntries:
                     self._came.extend(await self._delivered(reader, span, entry_id))
                 except EndOfStreamError as error:
                     if entry_id == span.first_entry:
-                        raise _gone(span, entry_id, error) from error
+                        raise _entry_gone_error(span, entry_id, error) from error
                     return  # The log was sealed in this segment: what lies behind the mark is nobody's record.
             stored = self._came.popleft()
             _check(span, entry_id, stored)
@@ -217,26 +217,26 @@ class ProxyEntries:
             try:
                 entries = await reader.poll_entries()
             except (*_GONE, LogNotFoundError, *_FINAL) as error:
-                failure = _final(span, entry_id, error)
+                failure = _final_error(span, entry_id, error)
                 if failure is error:
                     raise
                 raise failure from error
             except DistributedLogError as error:
                 waited_s = loop.time() - since
                 if waited_s >= outage_s:
-                    raise self._late(span, entry_id, waited_s, error) from error
+                    raise self._late_error(span, entry_id, waited_s, error) from error
                 await asyncio.sleep(RETRY_S)
                 continue
             if entries:
                 return entries
             position = reader.position
             if isinstance(position, DLSN) and position[:2] > (span.lssn, entry_id):
-                raise _missing(span, entry_id, f"a read proxy went on to {position} without it")
+                raise _entry_missing_error(span, entry_id, f"a read proxy went on to {position} without it")
             waited_s = loop.time() - since
             if waited_s >= max(outage_s, STALL_S):
-                raise self._late(span, entry_id, waited_s, None)
+                raise self._late_error(span, entry_id, waited_s, None)
 
-    def _late(
+    def _late_error(
         self, span: SegmentSpan, entry_id: int, waited_s: float, error: DistributedLogError | None
     ) -> DistributedLogError:
         unreachable = isinstance(error, ServiceUnavailableError | OutcomeUnknownError)
@@ -263,10 +263,10 @@ def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
         )
     if (stored.lssn, stored.entry_id) == (span.lssn, entry_id):
         return
-    raise _missing(span, entry_id, f"a read proxy gave {stored.lssn}:{stored.entry_id} for it")
+    raise _entry_missing_error(span, entry_id, f"a read proxy gave {stored.lssn}:{stored.entry_id} for it")
 
 
-def _missing(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
+def _entry_missing_error(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
     """The error for an entry that is passed over."""
     place = DLSN(span.lssn, entry_id, 0)
     said = f"Entry {span.lssn}:{entry_id} is missing: {how}"
@@ -284,7 +284,7 @@ def _missing(span: SegmentSpan, entry_id: int, how: str) -> ReadError | Truncate
     )
 
 
-def _gone(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> TruncatedDataLossError:
+def _entry_gone_error(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"Segment {span.lssn} was truncated or deleted since the batch was planned: {error.message}",
         advice=PLAN_AGAIN,
@@ -293,7 +293,7 @@ def _gone(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> Trunc
     )
 
 
-def _final(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
+def _final_error(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
     """What the task raises for an error after which it asks no further."""
     dlsn = DLSN(span.lssn, entry_id, 0)
     if isinstance(error, LogNotFoundError):
@@ -304,7 +304,7 @@ def _final(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> Dist
             dlsn=dlsn,
         )
     if isinstance(error, _GONE):
-        return _gone(span, entry_id, error)
+        return _entry_gone_error(span, entry_id, error)
     if isinstance(error, OperationNotServedError):
         error.advice = f"Option {PROXY} of a source names read proxies (`dlspark proxy list`), or says discover"
     error.log, error.dlsn = error.log or span.log, error.dlsn or dlsn

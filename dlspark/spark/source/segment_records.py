@@ -166,7 +166,7 @@ class SegmentRecords:
     def _counted(self, tail: SegmentTail) -> int:
         """User records of the segment in progress; OptionError where its writer does not count them."""
         if tail.end is not None and not tail.records:
-            raise _uncounted(self._log.name)
+            raise _uncounted_error(self._log.name)
         return tail.records
 
     async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
@@ -213,10 +213,10 @@ class SegmentRecords:
 def _check_counted(summary: EntrySummary, log: str) -> None:
     """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
     if summary.user_count and summary.first_position == 0:
-        raise _uncounted(log)
+        raise _uncounted_error(log)
 
 
-def _uncounted(log: str) -> OptionError:
+def _uncounted_error(log: str) -> OptionError:
     return OptionError(
         "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
         "this log was written without them",

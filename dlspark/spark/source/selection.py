@@ -400,7 +400,7 @@ def _check_order(start: Where, end: Where) -> None:
             isinstance(first, DLSN) and isinstance(stop, DLSN) and first > stop
         ):
             raise OffsetError(
-                f"{_said(start, first)} lies after {_said(end, stop)}",
+                f"{_offset_text(start, first)} lies after {_offset_text(end, stop)}",
                 advice="Exchange them; the end is exclusive",
                 log=log or None,
             )
@@ -412,7 +412,7 @@ def _offset_of(where: Where, log: str) -> GivenOffset | AtTxid | None:
     return where.offset if isinstance(where, Everywhere) else where
 
 
-def _said(where: Where, offset: GivenOffset | AtTxid) -> str:
+def _offset_text(where: Where, offset: GivenOffset | AtTxid) -> str:
     if isinstance(offset, AtTxid):
         return f"{offset.option} ({offset.txid})"
     return f"{where.option} ({offset})" if isinstance(where, PerLog) else str(offset)

@@ -50,13 +50,13 @@ class ReplicaEntries:
             async for entry in self._reader.entries(span.ledger, span.first_entry, span.last_entry):
                 yield entry.entry_id, entry.payload
         except MISSING as error:  # each replica said so: if one were down, the error would name that node instead
-            raise _gone(span, error) from error
+            raise _entry_gone_error(span, error) from error
 
     async def close(self) -> None:
         """The reader is other tasks' too."""
 
 
-def _gone(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+def _entry_gone_error(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
         advice=PLAN_AGAIN,

@@ -199,7 +199,7 @@ def is_no_space(error: OSError) -> bool:
     return error.errno in _NO_SPACE
 
 
-def cannot_start(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
+def cannot_start_error(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
     """What a full disk means for a start that needed the space: `directories` are the node's."""
     if lacks_descriptors(error):
         return NoSpaceToStartError(

@@ -77,10 +77,10 @@ class JournalReader:
             found = self._header_of(file_id)
             damaged = found is None or found[0] != file_id
             if damaged and (file_id == mark.file_id or self._has_batches(file_id)):
-                raise self._corrupt(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
+                raise self._corrupt_error(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
         size = self._size_of(mark.file_id)
         if size < mark.offset or size <= FIRST_BATCH_AT:
-            raise self._corrupt(f"the journal file {file_name(mark.file_id)} is cut off", mark.file_id, size)
+            raise self._corrupt_error(f"the journal file {file_name(mark.file_id)} is cut off", mark.file_id, size)
 
     def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
         file = self._disk.open(self._path(file_id))
@@ -139,7 +139,7 @@ class JournalReader:
         self.last_sequence = self.replayed = mark.sequence
         files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
         if not files or files[0] != mark.file_id:
-            raise self._corrupt(
+            raise self._corrupt_error(
                 f"journal file {file_name(mark.file_id)}, where the last checkpoint points, is missing", mark.file_id, 0
             )
         self._check_headers(mark, files)
@@ -199,7 +199,7 @@ class JournalReader:
                 if batch.sequence > expected:  # what is left of batch `expected` itself does not keep its number
                     self.last_sequence = max(self.last_sequence, batch.sequence)
                 if batch.durable_through >= expected:  # it was acknowledged, so this is damage and not a torn tail
-                    raise self._corrupt(
+                    raise self._corrupt_error(
                         f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "
                         f"{file_name(file_id)} at offset {batch.offset} proves that it had been durable",
                         files[0],
@@ -238,14 +238,14 @@ class JournalReader:
     def _records(self, data: memoryview, file_id: int, batch: BatchHeader) -> Iterator[Record]:
         for record in scan(data):
             if isinstance(record, int) or not record.intact:
-                raise self._corrupt(
+                raise self._corrupt_error(
                     f"batch {batch.sequence} of the journal has its checksum but holds a malformed record",
                     file_id,
                     batch.offset,
                 )
             yield record
 
-    def _corrupt(self, message: str, file_id: int, offset: int) -> JournalCorruptError:
+    def _corrupt_error(self, message: str, file_id: int, offset: int) -> JournalCorruptError:
         return JournalCorruptError(
             f"{message} (at offset {offset})",
             advice="The node did not start, because acknowledged entries are lost here. Restore the file, or give the "

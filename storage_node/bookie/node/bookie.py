@@ -26,7 +26,7 @@ from storage_node.bookie.disk.cookies import check_cookies
 from storage_node.bookie.disk.resources import (
     Disks,
     NoSpaceError,
-    cannot_start,
+    cannot_start_error,
     connection_limit,
     current_limit,
     is_no_space,
@@ -205,7 +205,7 @@ class Bookie:
             if not is_no_space(error):
                 raise
             directories = [*self.settings.journal_directories, *self.settings.ledger_directories]
-            raise cannot_start(error, self._disk, directories) from error
+            raise cannot_start_error(error, self._disk, directories) from error
         except BaseException:
             await undisturbed(self._tear_down(clean=False))
             raise
@@ -246,7 +246,7 @@ class Bookie:
         await self._storage.start()
         self._judge_disks()
         if self.read_only and not (settings.read_only_mode_enabled or settings.force_read_only_bookie):
-            raise self._no_read_only_mode()
+            raise self._no_read_only_mode_error()
         self._announced_read_only = self.read_only
         self._note_mode()
         # Serving before it is registered, so that no client is sent to a node that refuses it; the session's token
@@ -314,7 +314,7 @@ class Bookie:
         await self.storage.try_again()
         self._judge_disks()
         if self.read_only and not (self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie):
-            self._give_up(self._no_read_only_mode())
+            self._give_up(self._no_read_only_mode_error())
             return
         await self._announce()
 
@@ -327,7 +327,7 @@ class Bookie:
             full = self.disks.full  # a lack of descriptors passes: no reason to stop
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
-    def _no_read_only_mode(self) -> BookieFailedError:
+    def _no_read_only_mode_error(self) -> BookieFailedError:
         return BookieFailedError(
             "a disk is too full or fails, and readOnlyModeEnabled is off",
             advice="Make room or mend the disk, then start the node again; what it had acknowledged is there",
@@ -359,7 +359,7 @@ class Bookie:
         if self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie:
             await self._announce()
         else:
-            self._give_up(self._no_read_only_mode())
+            self._give_up(self._no_read_only_mode_error())
 
     async def _announce(self) -> None:
         """Bring the registration in line with the mode; a failure is retried with the next look at the disks."""

@@ -64,7 +64,7 @@ _SUM = Struct(">I")
 _CLEAN, _LOSSY = 1, 2
 
 
-def missing(directories: list[str]) -> CorruptDataError:
+def missing_file_error(directories: list[str]) -> CorruptDataError:
     """There is data, but no readable checkpoint."""
     return CorruptDataError(
         f"there are journal files or entry logs, but no intact file {CHECKPOINT_FILE} in any ledger directory",

@@ -62,7 +62,7 @@ def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dic
         elif best is None or found[0].counter > best[0].counter:
             best = found
     if damaged and best is None:
-        raise checkpoints.missing(directories)
+        raise checkpoints.missing_file_error(directories)
     return best
 
 

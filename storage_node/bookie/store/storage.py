@@ -195,7 +195,7 @@ class Storage:
         # A node that lost its checkpoints must not begin as a new one: it would answer "no such entry" (I11).
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
-            raise checkpoints.missing(self.ledger_directories)
+            raise checkpoints.missing_file_error(self.ledger_directories)
 
     def _first_free_log(self, found: Checkpoint) -> int:
         """A log id behind all that a checkpoint or a directory knows."""

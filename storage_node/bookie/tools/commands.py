@@ -17,7 +17,7 @@ from metadata.foundation.plurals import counted
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, directories_status
-from storage_node.bookie.tools.repair import LimboVerdict, format_directories, judge_limbo, mark_missing
+from storage_node.bookie.tools.repair import LimboOutcome, format_directories, judge_limbo, mark_missing
 from storage_node.bookie.tools.repair import rebuild_index as rebuild
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
@@ -185,7 +185,7 @@ def limbo(conf: Path, *, clear: bool, mark: bool) -> ToolReport:
     name = _own_id(settings, None)
     clock = SystemClock()
 
-    async def work(cluster: Cluster) -> list[LimboVerdict]:
+    async def work(cluster: Cluster) -> list[LimboOutcome]:
         verdicts = await judge_limbo(settings, cluster, clear=clear)
         if mark:
             await mark_missing(cluster, name, verdicts, clock.now_ms)

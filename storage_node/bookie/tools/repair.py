@@ -111,7 +111,7 @@ CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 
 
 @dataclass(frozen=True, slots=True)
-class LimboVerdict:
+class LimboOutcome:
     """What became of a ledger in limbo; `missing` counts entries that should be here and are not."""
 
     ledger_id: int
@@ -124,7 +124,7 @@ class LimboVerdict:
         return self.state in CLEARED
 
 
-async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[LimboVerdict]:
+async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[LimboOutcome]:
     """Judge every ledger in limbo; with `clear` take out those that can leave it. The node must not run.
 
     Raises BookieConfigurationError (it runs), CorruptDataError, OSError, and the metadata store's errors.
@@ -144,7 +144,7 @@ async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool
 
 
 async def mark_missing(
-    cluster: Cluster, bookie_id: str, verdicts: list[LimboVerdict], now_ms: Callable[[], int]
+    cluster: Cluster, bookie_id: str, verdicts: list[LimboOutcome], now_ms: Callable[[], int]
 ) -> int:
     """Ask auto-recovery to replicate what is missing; how many ledgers were marked."""
     wanted = [verdict.ledger_id for verdict in verdicts if verdict.state == "missing"]
@@ -152,17 +152,17 @@ async def mark_missing(
     return len(wanted)
 
 
-async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> LimboVerdict:
+async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> LimboOutcome:
     try:
         metadata = await cluster.read_ledger(ledger_id)
     except NoNodeError:
-        return LimboVerdict(ledger_id, "deleted")
+        return LimboOutcome(ledger_id, "deleted")
     if not any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
-        return LimboVerdict(ledger_id, "elsewhere")
+        return LimboOutcome(ledger_id, "elsewhere")
     if not metadata.is_closed:
-        return LimboVerdict(ledger_id, "open")  # a recovery may still ask for entries that nothing here names (I11)
+        return LimboOutcome(ledger_id, "open")  # a recovery may still ask for entries that nothing here names (I11)
     missing = sum(not _has(node, snapshot, ledger_id, entry_id) for entry_id in _due(metadata, bookie_id))
-    return LimboVerdict(ledger_id, "missing" if missing else "whole", missing)
+    return LimboOutcome(ledger_id, "missing" if missing else "whole", missing)
 
 
 def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
@@ -198,7 +198,7 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
         data = disk.read_file(path)
         decoded = None if data is None else checkpoints.decode(data)
         if decoded is None:
-            raise _damaged(path, written)
+            raise _damaged_error(path, written)
         checkpoint, ledgers = decoded
         for ledger_id in leaving & ledgers.keys():
             ledgers[ledger_id].limbo = False
@@ -207,7 +207,7 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
         written.append(path)
 
 
-def _damaged(path: str, written: list[str]) -> CorruptDataError:
+def _damaged_error(path: str, written: list[str]) -> CorruptDataError:
     """A copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the newest."""
     what = "this copy of the checkpoint is missing or damaged, and was left as it is"
     if not written:

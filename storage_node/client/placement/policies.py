@@ -110,7 +110,9 @@ def _without(stages: Stages, taken: Collection[str]) -> Stages:
     return [[[bookie for bookie in stage if bookie not in taken] for stage in group] for group in stages]
 
 
-def _too_few(size: int, found: int, why: str = "", cause: DistributedLogError | None = None) -> NotEnoughBookiesError:
+def _too_few_error(
+    size: int, found: int, why: str = "", cause: DistributedLogError | None = None
+) -> NotEnoughBookiesError:
     error = NotEnoughBookiesError(
         f"the ensemble needs {size} writable storage nodes and {found} are registered{why}",
         advice="Start more storage nodes, or ask for a smaller ensemble",
@@ -129,7 +131,7 @@ class UniformPlacement(_Policy):
             for stage in group:
                 if len(stage) >= size:
                     return tuple(stage[:size])
-        raise _too_few(size, len(usable))
+        raise _too_few_error(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
         """Always MEETS_STRICT: this policy has no rule that an ensemble could break."""
@@ -181,7 +183,7 @@ class RackAwarePlacement(_Policy):
             for stage in group:
                 if len(stage) >= size:
                     return self._draw(stage, size, write_quorum, wanted, first_rack)
-        raise self._impossible(size, wanted, len(writable), usable)
+        raise self._impossible_error(size, wanted, len(writable), usable)
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
         """The racks do not allow the rule: with a single one at random, else as near to it as can be."""
@@ -189,11 +191,13 @@ class RackAwarePlacement(_Policy):
             return tuple(stage[:size])
         return arrange_roughly(stage, self.racks.rack_of, size, write_quorum, wanted, first)
 
-    def _impossible(self, size: int, wanted: int, registered: int, usable: Sequence[str]) -> NotEnoughBookiesError:
+    def _impossible_error(
+        self, size: int, wanted: int, registered: int, usable: Sequence[str]
+    ) -> NotEnoughBookiesError:
         if not self._settings.enforces_racks:
-            return _too_few(size, registered)
+            return _too_few_error(size, registered)
         racks = {self.racks.rack_of(bookie) for bookie in usable}
-        return _too_few(
+        return _too_few_error(
             size,
             registered,
             f", {len(usable)} of them in {len(racks)} known racks: so no arrangement puts every write quorum into "

@@ -63,7 +63,7 @@ class Failures(Protocol):
         ...
 
 
-class _Turn:
+class _SendRound:
     """What is sent together: it is under way until all of it has its outcome."""
 
     __slots__ = ("sent", "waiting")
@@ -86,7 +86,7 @@ class Execution:
         self._loop = asyncio.get_running_loop()
         self._most_sent = entries_under_way
         self._sent = 0
-        self._turn = _Turn()
+        self._turn = _SendRound()
         self._scheduled = False
         self._held_back = False
         """Something is to be sent when an entry that is under way is answered."""
@@ -133,7 +133,7 @@ class Execution:
             write_run(self.writer, None, payloads, partial(self._written, taken, self._begun()), bulk=False)
 
     def _written(
-        self, taken: Sequence[TakenRequest], turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+        self, taken: Sequence[TakenRequest], turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
     ) -> None:
         if first + count == len(taken):
             self._ended(turn)
@@ -170,7 +170,7 @@ class Execution:
             write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
 
     def _bulk_written(
-        self, bulk: _Bulk, turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+        self, bulk: _Bulk, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
     ) -> None:
         if first + count == bulk.records:
             self._ended(turn)
@@ -219,7 +219,7 @@ class Execution:
         )
 
     def _appended(
-        self, taken: TakenRequest, turn: _Turn, first: int, count: int, outcome: Appended | BaseException
+        self, taken: TakenRequest, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
     ) -> None:
         del first, count  # all of it is in one entry
         self._ended(turn)
@@ -293,7 +293,7 @@ class Execution:
 
     # ------------------------------------------------------------------ sending
 
-    def _begun(self) -> _Turn:
+    def _begun(self) -> _SendRound:
         """Something more is written: it is sent with the rest of this turn of the loop. `_ended` must follow."""
         self._turn.waiting += 1
         self._send_soon()
@@ -313,13 +313,13 @@ class Execution:
         self._held_back = self._sent >= self._most_sent
         if self._held_back:
             return
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, _SendRound()
         if turn.waiting:
             turn.sent = True
             self._sent += 1
         self.writer.push()
 
-    def _ended(self, turn: _Turn) -> None:
+    def _ended(self, turn: _SendRound) -> None:
         """Something that was written in `turn` has its outcome."""
         turn.waiting -= 1
         if turn.sent and not turn.waiting:

@@ -126,13 +126,13 @@ class WriteLimiter:
         if self._rps_hard is not None and not self._rps_hard.take(1, now_s):
             counts[f"{whose}-rps-hard"] += 1
             if not dark:
-                raise self._over(f"{self._values.rps_hard} requests")
+                raise self._over_capacity_error(f"{self._values.rps_hard} requests")
         if self._bps_hard is not None and not self._bps_hard.take(size, now_s):
             counts[f"{whose}-bps-hard"] += 1
             if not dark:
-                raise self._over(f"{self._values.bps_hard} bytes")
+                raise self._over_capacity_error(f"{self._values.bps_hard} bytes")
 
-    def _over(self, limit: str) -> OverCapacityError:
+    def _over_capacity_error(self, limit: str) -> OverCapacityError:
         return OverCapacityError(
             f"the limit of the {self._whose} is {limit} a second; the request was not taken",
             advice="Send less, or later",

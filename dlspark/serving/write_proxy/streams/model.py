@@ -8,8 +8,8 @@
     CLOSED          it has no writer. Requests are refused, until the stream is forgotten and begun anew
 
 `TRANSITIONS` has each pair of a state and an event: the next state and what to do, in this order; or None where the
-event cannot happen in that state. `ON_REQUEST` says what becomes of a request. `verdict_of` says which failures of a
-request end its stream: docs/serving/write-proxy.md#failures has them as a table.
+event cannot happen in that state. `ON_REQUEST` says what becomes of a request. `failure_scope_of` says which failures
+of a request end its stream: docs/serving/write-proxy.md#failures has them as a table.
 
 A closed stream may be kept for a while, so that retries are answered from memory: two thirds of the session timeout
 where another proxy has the log, for the lock is not worth asking before, and a second where anybody else has it; the
@@ -175,7 +175,7 @@ def step(state: StreamState, event: StreamEvent) -> Transition:
 # ---------------------------------------------------------------------- failures of requests
 
 
-class Verdict(Enum):
+class FailureScope(Enum):
     """What a request's failure means."""
 
     REQUEST = "this request alone has failed"
@@ -204,13 +204,13 @@ ONLY_THE_REQUEST: Final = frozenset(
 """Codes of failures that say nothing of the stream."""
 
 
-def verdict_of(error: BaseException) -> Verdict:
+def failure_scope_of(error: BaseException) -> FailureScope:
     """What `error`, with which a request on an open log ended, means."""
     if isinstance(error, OwnershipAcquireFailedError):
-        return Verdict.ELSEWHERE
+        return FailureScope.ELSEWHERE
     if isinstance(error, AlreadyClosedError):
-        return Verdict.PROCESS
+        return FailureScope.PROCESS
     # A wrong request, a producer or a condition that is out of step, say nothing of the stream either.
     if isinstance(error, CallerError | ProducerError | ConditionError):
-        return Verdict.REQUEST
-    return Verdict.REQUEST if status_code(error) in ONLY_THE_REQUEST else Verdict.STREAM
+        return FailureScope.REQUEST
+    return FailureScope.REQUEST if status_code(error) in ONLY_THE_REQUEST else FailureScope.STREAM

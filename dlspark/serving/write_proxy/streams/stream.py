@@ -58,13 +58,13 @@ from dlspark.serving.write_proxy.streams.log_operations import (
 from dlspark.serving.write_proxy.streams.model import (
     DENIED_KEPT_S,
     ON_REQUEST,
+    FailureScope,
     OnRequest,
     StreamEffect,
     StreamEvent,
     StreamState,
-    Verdict,
+    failure_scope_of,
     step,
-    verdict_of,
 )
 from dlspark.serving.write_proxy.streams.requests import TakenRequest, not_begun, too_late_error
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
@@ -273,10 +273,10 @@ class ProxyStream:
 
     def request_failed(self, error: BaseException) -> None:
         """A request has ended with `error`: see `stream_model.verdict_of`."""
-        verdict = verdict_of(error)
-        if verdict is Verdict.REQUEST:
+        verdict = failure_scope_of(error)
+        if verdict is FailureScope.REQUEST:
             return
-        if verdict is Verdict.PROCESS:
+        if verdict is FailureScope.PROCESS:
             if self.state is StreamState.INITIALIZED:
                 self._host.on_fatal(f"the writer of {self.name} was closed behind this proxy's back: {error}")
             return
@@ -290,13 +290,13 @@ class ProxyStream:
         if self.state is StreamState.INITIALIZED:
             owner = error.__cause__ if isinstance(error.__cause__, OwnershipAcquireFailedError) else None
             self._log_end("its writer has failed", error)
-            self._remember(owner or error, Verdict.ELSEWHERE if owner is not None else Verdict.STREAM)
+            self._remember(owner or error, FailureScope.ELSEWHERE if owner is not None else FailureScope.STREAM)
             self._happened(StreamEvent.FAILED)
 
-    def _remember(self, error: BaseException, verdict: Verdict) -> None:
+    def _remember(self, error: BaseException, verdict: FailureScope) -> None:
         """Refuse with `error` from now on, and for as long as that is worth knowing."""
         self._keep_s = 0.0
-        if verdict is Verdict.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
+        if verdict is FailureScope.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
             if not self._host.is_former(error.owner, self._loop.time()):
                 self._refusal = not_begun(refusal_of(error))
                 self._keep_s = self._host.found_kept_s
@@ -353,14 +353,14 @@ class ProxyStream:
             else:
                 await self._open_in_turn()
         except Exception as error:
-            verdict = verdict_of(error)
+            verdict = failure_scope_of(error)
             if isinstance(error, OwnershipAcquireFailedError):
                 self._host.log_found(self.name, error.owner, self._loop.time())
-            elif verdict is not Verdict.REQUEST:
+            elif verdict is not FailureScope.REQUEST:
                 self._log_end("the log could not be opened", error)
             if self.state is StreamState.INITIALIZING:
                 self._remember(error, verdict)
-                if verdict is Verdict.PROCESS:
+                if verdict is FailureScope.PROCESS:
                     self._host.on_fatal(f"{self.name} could not be opened: {error}")
             self._happened(StreamEvent.OPEN_FAILED)
             return

@@ -64,7 +64,7 @@ async def survey(
     async def ask(member: ProxyMember) -> ProxyReport:
         answer = await peers.call(member.location, Handshake(stream_regex), ASK_TIMEOUT_MS)
         if not isinstance(answer, ProxyInfo):
-            return ProxyReport(member, error=_said(answer))
+            return ProxyReport(member, error=_answer_text(answer))
         own = frozenset(stream for stream, owner in answer.ownerships.items() if owner == answer.location)
         return ProxyReport(member, answer.status, own, answer.region)
 
@@ -167,5 +167,5 @@ async def run_balance(
     return result
 
 
-def _said(answer: Answer) -> str:
+def _answer_text(answer: Answer) -> str:
     return answer.message if isinstance(answer, Refusal) else f"an answer of another kind: {type(answer).__name__}"
