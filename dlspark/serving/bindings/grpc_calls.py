@@ -443,15 +443,21 @@ class _Read:
                 return too_many_wait()
             self._count_waiting(waits=True)
             if self._request.start is ReadFrom.LATEST:
-                # All that will be in the log is written after the call: who asked for that gets all of it.
+                # All that will be in the log is written after the call: who asked for that gets all of it, and hears at
+                # once that it is so.
                 self._request = replace(self._request, start=ReadFrom.OLDEST)
+                return None
             await self._unless_stopping(asyncio.sleep(LOOK_MS / 1000))
             if loop.time() >= until_s:
                 return None
 
     async def _ask(self) -> Answer:
-        calls = self._calls
-        return await self._unless_stopping(calls.ask(self._request, self._caller, 0, self._call)) or stopping()
+        calls, request = self._calls, self._request
+        if request.start is ReadFrom.LATEST:
+            # Answered at once: a client that loses its proxy before it knows where it began would begin at another one
+            # behind what was written meanwhile.
+            request = replace(request, wait_ms=0)
+        return await self._unless_stopping(calls.ask(request, self._caller, 0, self._call)) or stopping()
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What is waited for, None where the server began to stop before it came: it may have waited for long."""

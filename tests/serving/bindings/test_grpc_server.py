@@ -460,6 +460,33 @@ async def test_a_log_is_waited_for_and_read_from_its_begin(start):
         assert (len(log.asked), log.asked[0].start) == (1, ReadFrom.OLDEST)
 
 
+async def test_who_reads_from_the_end_hears_at_once_where_that_is():
+    """A client that lost its proxy before would begin again at the end, behind what was written meanwhile."""
+    async with world() as it:
+        log = Log([b"entry"] * 2)
+        it.service.answer = log.answer
+        call = it.client.read(pb.ReadRequest(stream="s", at=pb.ReadRequest.LATEST, form=ENTRIES, heartbeat_ms=60_000))
+        assert (await call.read()).HasField("next")
+        await until(lambda: len(log.asked) > 1)
+        assert [(one.start, one.wait_ms) for one in log.asked[:2]] == [
+            (ReadFrom.LATEST, 0),
+            (DLSN(1, 2, 0), 60_000),
+        ]
+
+
+async def test_who_waits_for_a_log_at_its_end_hears_at_once_that_there_is_none():
+    """From then on all of it is new, to whichever proxy the client goes."""
+    async with world() as it:
+        it.service.answer = lambda *_: MISSING
+        wanted = pb.ReadRequest(stream="s", at=pb.ReadRequest.LATEST, wait_for_log=True, heartbeat_ms=60_000)
+        call = it.client.read(wanted)
+        beat = await call.read()
+        assert (beat.status.code, beat.HasField("next")) == (pb.Status.SUCCESS, False)
+        await until(lambda: it.service.count > 1)
+        assert [request.start for request in it.service.requests[:2]] == [ReadFrom.LATEST, ReadFrom.OLDEST]
+        call.cancel()
+
+
 async def test_a_delivery_of_many_records_comes_in_several_responses_each_of_which_says_where_it_ends():
     records = [LogRecord(n, b"%d" % n, DLSN(7, n // 9, n % 9), n + 1, 0, n) for n in range(3 * RESPONSE_RECORDS)]
     async with world() as it:
