@@ -340,8 +340,8 @@ class RequestContext(google.protobuf.message.Message):
     @property
     def tried_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Proxies that were asked before, and did not answer or refused: each by its location, its address for frames, or the
-        address at which it speaks gRPC. A proxy that remembers one of them as the owner looks again, instead of answering
-        FOUND once more. At most 255; those that were asked since the last success are enough.
+        address at which it speaks gRPC, spelled as in ListProxies. A proxy that remembers one of them as the owner looks
+        again, instead of answering FOUND once more. At most 255; those that were asked since the last success are enough.
         """
 
     def __init__(
