@@ -84,7 +84,7 @@ func main() {
 	}
 	proxies, asked = os.Args[3:], os.Args[3]
 	if os.Args[2] != "-" {
-		write(os.Args[1], os.Args[2], bufio.NewReader(os.Stdin))
+		write(os.Args[1], os.Args[2], bufio.NewReaderSize(os.Stdin, 2<<20)) // a longer line is too long for a record
 		return
 	}
 	request := &pb.ReadRequest{Stream: os.Args[1]}

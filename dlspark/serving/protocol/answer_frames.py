@@ -196,7 +196,7 @@ def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:
 def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     refusals = list(dict.fromkeys(result for result in answer.results if isinstance(result, Refusal)))
     texts = sum(len(one.message) + len(one.advice or "") for one in refusals)
-    cut = {one: _shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
+    cut = {one: shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
     places = {one: place for place, one in enumerate(dict.fromkeys(cut.values()))}
     head = Head()
     head.u32(len(places), "the number of refusals")
@@ -211,7 +211,8 @@ def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
 
 
-def _shortened(refusal: Refusal) -> Refusal:
+def shortened(refusal: Refusal) -> Refusal:
+    """A refusal of one of many records, where all of their texts together are too long."""
     return replace(refusal, message=refusal.message[:SHORT_MESSAGE], advice=None)
 
 
