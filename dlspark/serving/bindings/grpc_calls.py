@@ -229,7 +229,7 @@ class GrpcCalls:
         self._of_host[host] = taken + 1
         self.under_way += 1
         self.idle.clear()
-        return Caller(address)
+        return Caller(address, grpc=True)
 
     def _end(self, caller: Caller) -> None:
         host = _host(caller.address)

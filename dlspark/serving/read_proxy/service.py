@@ -6,6 +6,8 @@ does not, a session is opened: a task finds the position, and ends. A read that 
 no task, no polling. When entries come the feed calls all that wait, one after the other; a timer of the loop answers
 those for which nothing came in time with an empty delivery, which says where to go on.
 
+    no session, and the log is to be
+    read at another proxy              Refusal FOUND, which names it (`balance`)
     no session, or another position    open a session: log, position, place
     a place, and something there       Delivery
     a place, nothing there             wait in the feed's list
@@ -50,8 +52,10 @@ from dlspark.serving.protocol.operations import (
     ReadBatch,
     Refusal,
     Request,
+    StatusCode,
 )
 from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.read_proxy.balance import ReadBalance, any_host
 from dlspark.serving.read_proxy.catch_up import CatchUpTurns
 from dlspark.serving.read_proxy.chunks import Chunks
 from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
@@ -60,6 +64,7 @@ from dlspark.serving.read_proxy.ring import RingBudget
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
 from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.service import Caller, Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
@@ -87,6 +92,8 @@ class ReadProxyService:
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
+        self.balance: ReadBalance | None = None
+        """Which logs other proxies are to read; None: none."""
         self._namespace = namespace
         self._directory = directory or ProxyDirectory()
         self._loop = asyncio.get_running_loop()
@@ -97,7 +104,7 @@ class ReadProxyService:
         self._openings: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._deliveries = self._delivered_bytes = self._catch_ups_begun = 0
+        self._deliveries = self._delivered_bytes = self._catch_ups_begun = self._redirects = 0
         self._room = ServingRoom(
             namespace,
             settings,
@@ -120,7 +127,8 @@ class ReadProxyService:
                 # A read proxy owns nothing: the regular expression, which is the client's, is not tried.
                 status = ProxyStatus.DOWN if self._closed else ProxyStatus.WRITE_AND_ACCEPT
                 region = str(self._namespace.services.region_id)
-                reply(ProxyInfo(self.location, status, max_request_bytes=REQUEST_BYTES, region=region))
+                logs_read = len(self._logs) if request.count_logs else None
+                reply(ProxyInfo(self.location, status, {}, REQUEST_BYTES, region, logs_read))
                 return
             self._check_open()
             if isinstance(request, ReadBatch):
@@ -158,6 +166,7 @@ class ReadProxyService:
             decoded_bytes=chunks.kept_bytes,
             chunks_decoded=chunks.made,
             chunks_shared=chunks.shared,
+            redirects=self._redirects,
             deliveries=self._deliveries,
             delivered_bytes=self._delivered_bytes,
         )
@@ -178,6 +187,11 @@ class ReadProxyService:
             self._drop(session)
             session = None
         if session is None:
+            check_stream_length(request.stream)
+            refusal = self._read_elsewhere(request, caller)
+            if refusal is not None:
+                reply(refusal)
+                return
             session = self._open(request, caller)
         self._supersede(session)
         pending = session.pending = PendingRead(request, reply)
@@ -196,8 +210,33 @@ class ReadProxyService:
             wait_ms = min(wait_ms, request.context.timeout_ms)
         pending.timer = self._loop.call_later(wait_ms / 1000, self._supersede, session)
 
+    def _read_elsewhere(self, request: ReadBatch, caller: Caller) -> Refusal | None:
+        """The refusal that sends a reader to another proxy; None where the log is read here, or is to be."""
+        log = self._logs.get(request.stream)
+        if self.balance is None or (log is not None and not log.failed):
+            return None
+        location = self.balance.elsewhere(
+            request.stream,
+            len(self._logs),
+            request.context.tried_hosts,
+            self._loop.time(),
+            usable=self._speaks_grpc if caller.grpc else any_host,
+            client=caller.address if caller.grpc else None,
+        )
+        if location is None:
+            return None
+        self._redirects += 1
+        return Refusal(
+            StatusCode.FOUND,
+            f"the proxy reads {len(self._logs)} logs, its share of those that all read proxies read",
+            location=location,
+            advice=f"Read the log at {location}; or ask again, with the proxies that were asked as tried hosts",
+        )
+
+    def _speaks_grpc(self, host: ProxyHost) -> bool:
+        return self._directory.grpc_address(host.location) != ""
+
     def _open(self, request: ReadBatch, caller: Caller) -> ReaderSession:
-        check_stream_length(request.stream)
         self._sessions.check_room(caller)
         log = self._served(request.stream)
         session = ReaderSession(caller=caller, number=request.reader, log=log, asked=request.start)
