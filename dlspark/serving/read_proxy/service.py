@@ -33,6 +33,7 @@ from typing import Any
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import (
+    AlreadyTruncatedError,
     OperationNotServedError,
     ReadError,
     ServiceUnavailableError,
@@ -361,7 +362,9 @@ class ReadProxyService:
             return
         refusal = refusal_of(error)
         if session.cursor is not None:
-            note = f"Everything before {session.cursor.position} was delivered: another reader goes on there"
+            note = f"Everything before {session.cursor.position} was delivered"
+            if not isinstance(error, AlreadyTruncatedError):  # it says itself where there are records
+                note += ": another reader goes on there"
             refusal = replace(refusal, advice=f"{refusal.advice}. {note}" if refusal.advice else note)
         pending, session.pending = session.pending, None
         self._drop(session)  # before the reply, which may ask again

@@ -352,8 +352,9 @@ async def test_a_reader_from_the_start_skips_what_was_truncated(namespace):
     assert (await log.first_record()).payload == b"b1"
     for start in (DLSN(1, 0, 1), DLSN(2, 0, 0)):
         async with await log.open_reader(start) as reader:
-            with pytest.raises(AlreadyTruncatedError, match="the log begins at 2:0:1"):
+            with pytest.raises(AlreadyTruncatedError, match="the log begins at 2:0:1") as caught:
                 await reader.read_next()
+            assert "another reader goes on there" not in str(caught.value), "it would fail there as well"
     assert await _read(log, DLSN(2, 0, 1)) == FLAT[4:]
 
 

@@ -245,6 +245,7 @@ async def test_truncation_is_an_error_with_the_way_on(world: ReadWorld):
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.error) == (StatusCode.TRUNCATED_TRANSACTION, "AlreadyTruncatedError")
     assert "2:1:0" in (refused.advice or "")
+    assert "another reader goes on there" not in (refused.advice or "")
     assert service.figures().readers == 0
     for start in (ReadFrom.OLDEST, DLSN.INITIAL, DLSN(2, 1, 0), 0):
         reader = Puller(service, "log", start)
