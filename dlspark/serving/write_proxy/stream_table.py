@@ -23,6 +23,7 @@ from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost
 from metadata.foundation.tasks import end_tasks
+from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ class StreamTable:
 
     @property
     def owned(self) -> list[str]:
-        """Names of the streams that are served here."""
-        return [name for name, stream in self._streams.items() if stream.owned]
+        """Names of the streams that are served here. May be called from any thread."""
+        return [name for name, stream in list(self._streams.items()) if stream.owned]
 
     def use_settings(self, settings: WriteProxySettings) -> None:
         """Let other limits and time-outs hold; the converter, and how many are opened at a time, stay as they were."""

@@ -76,6 +76,7 @@ from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
 from metadata.owner_names import gives_way
 from metadata.permissions import ALLOW_ALL, Permissions
+from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class StreamHost:
     opening: asyncio.Semaphore
     opening_sets: asyncio.Semaphore
     """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
+    turns: Turns
+    """Streams on which so much waited that one turn of the loop is too short for it."""
     tasks: set[asyncio.Task[None]]
     """What runs for streams, until it has ended."""
     on_owned: Callable[[str, bool], None]
@@ -206,7 +209,7 @@ class ProxyStream:
         self._host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
         taken.on_end = self._ended
-        if self._on_request is OnRequest.RUN and self._opening is None:
+        if self._on_request is OnRequest.RUN and self._opening is None and not self._waiting:
             self._begin(taken)
         elif self._on_request is not OnRequest.REFUSE:
             self._waiting.append(taken)
@@ -306,19 +309,29 @@ class ProxyStream:
             taken.fail(error)
         self._opening = None
         self._waiting.appendleft(taken)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what waits, or refuse it; until the stream is closed it waits on."""
         if self._on_request is OnRequest.RUN:
             self._run_waiting()
         elif self._on_request is OnRequest.REFUSE:
             self._refuse_waiting()
 
     def _run_waiting(self) -> None:
-        now = self._loop.time()
+        """Begin what waits, in order. Tens of thousands may, and each may be a record set of milliseconds: what a turn
+        of the loop has no time for is for the next ones, and what comes meanwhile waits behind it."""
+        turns, now = self._host.turns, self._loop.time()
+        deadline = turns.now() + turns.share_s
         while self._waiting and self._on_request is OnRequest.RUN and self._opening is None:
             taken = self._waiting.popleft()
             if taken.is_too_late(now):
                 taken.fail(too_late_error(self.name))
             elif not taken.answered:
                 self._begin(taken)
+            if self._waiting and turns.now() > deadline:
+                turns.join(self._go_on)
+                return
 
     def _refuse_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()

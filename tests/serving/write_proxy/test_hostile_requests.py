@@ -183,6 +183,31 @@ async def test_a_stream_that_ends_while_a_large_set_is_opened_refuses_it_and_wha
         assert await world.payloads("sets") == [b"before"]
 
 
+async def test_what_waited_behind_a_large_set_is_begun_over_many_turns_and_in_order() -> None:
+    """Two hundred sets, each of them small enough to be opened at once, kept all others waiting for a second."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.written("sets", b"before")
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        small = encode_record_set([bytes(250_000)] * 16, Compression.LZ4)
+        asked = [proxy.asked(WriteRecords("sets", (one,), SETS)) for one in (large, *[small] * 200)]
+        stream = proxy.service._table.get("sets")
+        assert stream is not None
+        most, behind = 0, None
+        while stream._waiting or stream._opening is not None:
+            before = len(stream._waiting)
+            await asyncio.sleep(0)
+            most = max(most, before - len(stream._waiting))
+            if behind is None and before < 150:
+                behind = proxy.asked(WriteRecords("sets", (b"behind",)))
+        assert most < 100
+        assert behind is not None
+        receipts = await answers([*asked, behind])
+        places = [one.dlsn for one in receipts if isinstance(one, WriteReceipt) and one.dlsn is not None]
+        assert len(places) == 202
+        assert places == sorted(places)
+
+
 # ---------------------------------------------------------------------- names and numbers
 
 
