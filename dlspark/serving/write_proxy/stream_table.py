@@ -58,6 +58,7 @@ class StreamTable:
             traffic=RequestsUnderWay(),
             opening=asyncio.Semaphore(settings.max_opening),
             opening_sets=asyncio.Semaphore(1),
+            turns=Turns(loop.time),
             tasks=set(),
             on_owned=self._owned_changed,
             on_removed=self._removed,
