@@ -52,6 +52,8 @@ class FeedPlace:
     readers: set[PlacedReader] = field(default_factory=set)
     waiting: dict[PlacedReader, None] = field(default_factory=dict)
     """Those that have had everything and are called when more has come, in the order in which they began to wait."""
+    begun_s: float = 0.0
+    """When its turn began, by the loop's clock."""
     delivered_bytes: int = 0
     """What its readers were given in this turn."""
     ending: asyncio.TimerHandle | None = None
@@ -74,6 +76,8 @@ class ServingRoom:
     """Called when a feed that caught up has ended."""
     failed: Callable[[ServedLog], None]
     """Called when the feed at the end has failed."""
+    catching_up: dict[FeedPlace, ServedLog] = field(default_factory=dict)
+    """Feeds that catch up, in the order in which their turns began."""
     lingering: OrderedDict[FeedPlace, ServedLog] = field(default_factory=OrderedDict)
     """Feeds that caught up and whose last reader has gone: others may come that begin where it began."""
 
@@ -238,7 +242,9 @@ class ServedLog:
         if self.place(reader, cursor):
             return False
         place = self._begin(cursor.position, catches_up=True)
+        place.begun_s = asyncio.get_running_loop().time()
         self.catching_up.append(place)
+        self._room.catching_up[place] = self
         self._enter(reader, cursor, place)
         return True
 
@@ -280,6 +286,7 @@ class ServedLog:
         if place not in self.catching_up:
             return
         self.catching_up.remove(place)
+        self._room.catching_up.pop(place, None)
         self._room.lingering.pop(place, None)
         if place.ending is not None:
             place.ending.cancel()
