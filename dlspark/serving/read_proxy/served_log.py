@@ -24,6 +24,7 @@ from dlspark.core.reading.beginnings import beginning
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.services import Services
+from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ReadFrom
 from dlspark.serving.read_proxy.chunks import ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
@@ -69,7 +70,7 @@ class ServingRoom:
     rings: RingBudget
     catch_up_rings: RingBudget
     chunks: Chunks
-    searches: asyncio.Semaphore
+    searches: FairTurns
     advance: Callable[[PlacedReader], None]
     """Called for a reader for which something has changed."""
     turn_over: Callable[[], None]
@@ -180,8 +181,11 @@ class ServedLog:
 
     # ------------------------------------------------------------------ where a reader begins
 
-    async def position_of(self, start: DLSN | int | ReadFrom) -> DLSN:
-        """Where a reader that asks for `start` begins. Raises AlreadyTruncatedError, LogNotFoundError and others."""
+    async def position_of(self, start: DLSN | int | ReadFrom, address: str) -> DLSN:
+        """Where a reader that asks for `start` begins; `address` is its client's.
+
+        Raises AlreadyTruncatedError, LogNotFoundError and others.
+        """
         if start is ReadFrom.LATEST:
             position = await self._end()
         elif start is ReadFrom.OLDEST:
@@ -189,7 +193,7 @@ class ServedLog:
         elif isinstance(start, DLSN):
             position = start
         else:
-            async with self._room.searches:
+            async with self._room.searches.turn(address):
                 position = await self._log.find_txid(start)
         async with self._list_turn:
             segments = self._segments

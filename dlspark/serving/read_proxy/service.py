@@ -38,6 +38,7 @@ from dlspark.errors import (
     TooManyStreamsError,
 )
 from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -107,7 +108,7 @@ class ReadProxyService:
             rings=RingBudget(settings.rings_bytes),
             catch_up_rings=RingBudget(settings.max_catch_ups * settings.catch_up_bytes),
             chunks=Chunks(settings.decoded_bytes),
-            searches=asyncio.Semaphore(settings.max_searches),
+            searches=FairTurns(settings.max_searches),
             advance=self._advance,
             turn_over=self._turns.give_back,
             failed=self._log_failed,
@@ -212,7 +213,7 @@ class ReadProxyService:
     async def _find_position(self, session: ReaderSession) -> None:
         try:
             await asyncio.shield(session.log.opened)
-            position = await session.log.position_of(session.asked)
+            position = await session.log.position_of(session.asked, session.caller.address)
         except Exception as error:
             session.opening = None
             if not isinstance(error, DistributedLogError):

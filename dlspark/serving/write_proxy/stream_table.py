@@ -15,6 +15,7 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
+from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.protocol.stream_names import check_stream_length
 from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteLimiter
@@ -56,9 +57,10 @@ class StreamTable:
             location=location,
             settings=settings,
             traffic=RequestsUnderWay(),
-            opening=asyncio.Semaphore(settings.max_opening),
-            opening_sets=asyncio.Semaphore(1),
+            opening=FairTurns(settings.max_opening),
+            opening_sets=FairTurns(1),
             turns=Turns(loop.time),
+            waited=set(),
             tasks=set(),
             on_owned=self._owned_changed,
             on_removed=self._removed,
@@ -141,6 +143,7 @@ class StreamTable:
             self._acquired.discard(name)
 
     def _removed(self, stream: ProxyStream) -> None:
+        self.host.waited.discard(stream)
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
             self._cached.discard(stream.name)

@@ -35,6 +35,7 @@ from dlspark.errors import (
     StreamUnavailableError,
     WriteCancelledError,
 )
+from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Applied,
@@ -100,11 +101,14 @@ class StreamHost:
     location: str
     settings: WriteProxySettings
     traffic: RequestsUnderWay
-    opening: asyncio.Semaphore
-    opening_sets: asyncio.Semaphore
+    opening: FairTurns
+    opening_sets: FairTurns
     """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
     turns: Turns
     """Streams on which so much waited that one turn of the loop is too short for it."""
+    waited: set[ProxyStream]
+    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
+    must not cost a look at ten thousand others."""
     tasks: set[asyncio.Task[None]]
     """What runs for streams, until it has ended."""
     on_owned: Callable[[str, bool], None]
@@ -213,6 +217,7 @@ class ProxyStream:
             self._begin(taken)
         elif self._on_request is not OnRequest.REFUSE:
             self._waiting.append(taken)
+            self._host.waited.add(self)
             if self.state is StreamState.UNINITIALIZED:
                 self.start()
         else:
@@ -254,15 +259,20 @@ class ProxyStream:
         if self.state is StreamState.UNINITIALIZED:
             self._happened(StreamEvent.GIVE_UP)
 
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait to be begun."""
+        return bool(self._waiting) or self._opening is not None
+
     def caller_gone(self, caller: Caller) -> None:
         """Nobody waits for the answers of what this caller asked: what waits is not begun."""
-        if any(taken.caller is caller for taken in self._waiting):
-            gone = WriteCancelledError("the client has gone; the request was not begun", log=self.name)
-            kept = [taken for taken in self._waiting if taken.caller is not caller]
-            dropped = [taken for taken in self._waiting if taken.caller is caller]
-            self._waiting = deque(kept)
-            for taken in dropped:
-                taken.fail(gone)
+        dropped = [taken for taken in self._waiting if taken.caller is caller]
+        if dropped:
+            self._waiting = deque([taken for taken in self._waiting if taken.caller is not caller])
+        if self._opening is not None and self._opening.caller is caller:
+            dropped.append(self._opening)
+        for taken in dropped:
+            taken.fail(WriteCancelledError("the client has gone; the request was not begun", log=self.name))
 
     async def refresh_permissions(self) -> None:
         """Look at the log's access control again. Raises what the metadata store does."""
@@ -298,12 +308,14 @@ class ProxyStream:
         """Open its record sets in a thread, and begin it then: the other streams have their turns meanwhile."""
         check_record_sets(request)
         self._opening = taken
+        self._host.waited.add(self)
         self._host.run(self._open_sets_of(taken, request))
 
     async def _open_sets_of(self, taken: TakenRequest, request: WriteRecords) -> None:
         try:
-            async with self._host.opening_sets:
-                taken.sets = await self._loop.run_in_executor(None, opened_sets, request.payloads)
+            async with self._host.opening_sets.turn(taken.caller.address):
+                if not (taken.answered or taken.is_too_late(self._loop.time())):
+                    taken.sets = await self._loop.run_in_executor(None, opened_sets, request.payloads)
         except Exception as error:
             _LOG.exception("the record sets of a request on %s could not be opened", self.name)
             taken.fail(error)
@@ -438,7 +450,7 @@ class ProxyStream:
         In short stays: of two proxies that wait, the second learns then that the first one has it.
         """
         try:
-            async with self._host.opening:
+            async with self._host.opening.turn(self._waiting[0].caller.address if self._waiting else ""):
                 return await self._open_log(0)
         except OwnershipAcquireFailedError as error:
             if not self._waits_for(error.owner):

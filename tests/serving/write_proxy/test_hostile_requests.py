@@ -40,6 +40,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import opened_sets
 from storage_node.protocol.frames import Buffer
 
@@ -206,6 +207,69 @@ async def test_what_waited_behind_a_large_set_is_begun_over_many_turns_and_in_or
         places = [one.dlsn for one in receipts if isinstance(one, WriteReceipt) and one.dlsn is not None]
         assert len(places) == 202
         assert places == sorted(places)
+
+
+@virtual_time
+async def test_who_asks_for_many_new_streams_does_not_keep_another_client_from_its_own() -> None:
+    """A thousand kept others waiting for more than a minute: also for logs that they took over from a dead owner."""
+    async with proxies() as world:
+        proxy = await world.proxy(max_opening=1)
+        order: list[str] = []
+        asked = []
+        for name in (*(f"greedy-{number}" for number in range(20)), "modest"):
+            one = proxy.asked(WriteRecords(name, (b"x",)), Caller(f"{name.partition('-')[0]}:{len(asked)}"))
+            one.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+            asked.append(one)
+        assert all(isinstance(one, WriteReceipt) for one in await answers(asked))
+        assert order.index("modest") < 3
+
+
+@virtual_time
+async def test_a_client_that_goes_costs_no_look_at_streams_on_which_nothing_waits() -> None:
+    """Each call of gRPC is a client that goes: with ten thousand streams each took milliseconds."""
+    async with proxies() as world:
+        proxy, gone = await world.proxy(max_opening=1), Caller("gone:1")
+        for number in range(20):
+            await proxy.written(f"s{number}", b"x")
+        assert len(proxy.service._table.host.waited) == 20
+        proxy.service.caller_gone(gone)
+        assert not proxy.service._table.host.waited
+        first, waits = proxy.asked(WriteRecords("new", (b"x",))), proxy.asked(WriteRecords("newer", (b"x",)), gone)
+        proxy.service.caller_gone(gone)
+        assert {stream.name for stream in proxy.service._table.host.waited} == {"new"}
+        assert isinstance(await waits, Refusal)
+        assert isinstance(await first, WriteReceipt)
+        await proxy.ask(ReleaseStream("new"))
+        assert not proxy.service._table.host.waited, "nothing stays of a stream that has ended"
+
+
+async def test_a_large_set_is_not_opened_for_a_client_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, opened = threading.Event(), []
+
+    def slowly(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+        opened.append(len(payloads))
+        assert may_go_on.wait(60)
+        return opened_sets(payloads)
+
+    async with proxies() as world:
+        proxy = await world.proxy()
+        gone = Caller("gone:1")
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        for name in ("a", "b"):
+            await proxy.written(name, b"before")
+        stays = proxy.asked(WriteRecords("a", (large,), SETS))
+        goes = proxy.asked(WriteRecords("b", (large, large), SETS), gone)
+        await until(lambda: opened == [1])
+        proxy.service.caller_gone(gone)
+        refused = await goes
+        assert isinstance(refused, Refusal)
+        assert refused.applied is Applied.NO
+        may_go_on.set()
+        assert isinstance(await stays, WriteReceipt)
+        await proxy.written("b", b"behind")
+        assert opened == [1]
+        assert await world.payloads("b") == [b"before", b"behind"]
 
 
 # ---------------------------------------------------------------------- names and numbers
