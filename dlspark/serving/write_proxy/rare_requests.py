@@ -35,7 +35,7 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     TakeStream,
 )
-from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
 from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of, read_ahead
 from dlspark.serving.write_proxy.ownership_filter import matching
@@ -186,6 +186,7 @@ class RareRequests:
         request = taken.request
         assert isinstance(request, CreateStream)
         check_stream_length(request.stream)
+        check_stream_parts(request.stream)
         await create_stream(self._table.host.namespace, request)
         return Done()
 
@@ -221,6 +222,7 @@ class RareRequests:
         request, table = taken.request, self._table
         assert isinstance(request, TakeStream)
         check_stream_length(request.stream)
+        check_stream_parts(request.stream)
         check_permitted(await permissions_of(table.host.namespace, request.stream), request, request.stream)
         await read_ahead(table.host.namespace, request.stream)  # The source serves the stream until this is answered.
         stream = table.get(request.stream)

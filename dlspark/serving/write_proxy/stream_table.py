@@ -17,7 +17,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
 from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
-from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.requests import RequestsUnderWay
@@ -126,6 +126,7 @@ class StreamTable:
         if self.status is not ProxyStatus.WRITE_AND_ACCEPT:
             raise ServiceUnavailableError("this proxy takes no other streams", log=name, advice="Ask another proxy")
         check_stream_length(name)
+        check_stream_parts(name)
         self.host.namespace.logs_store.validate_name(name)
         if len(self._streams) >= settings.max_streams:
             raise TooManyStreamsError(f"{len(self._streams)} streams are here already", log=name)

@@ -225,6 +225,20 @@ async def test_who_asks_for_many_new_streams_does_not_keep_another_client_from_i
 
 
 @virtual_time
+async def test_a_name_of_hundreds_of_components_makes_no_znodes() -> None:
+    """Sixty of them, made and deleted by requests of a kilobyte, left ZooKeeper without memory."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        before = world.requests.total()
+        for name in ("/".join("a" * 500), "/".join("a" * 33)):
+            for request in (WriteRecords(name, (b"x",)), CreateStream(name), TakeStream(name, proxy.location)):
+                assert "components" in is_wrong(await proxy.ask(request), StatusCode.INVALID_STREAM_NAME).message
+        assert world.requests.total() == before
+        assert isinstance(await proxy.write("/".join("a" * 32), b"x"), WriteReceipt)
+
+
+@virtual_time
 async def test_a_client_that_goes_costs_no_look_at_streams_on_which_nothing_waits() -> None:
     """Each call of gRPC is a client that goes: with ten thousand streams each took milliseconds."""
     async with proxies() as world:
