@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from helpers.virtual_time import virtual_time
@@ -375,6 +375,35 @@ async def test_a_costly_expression_is_matched_a_slice_at_a_time_and_others_are_a
         assert isinstance(answer, ProxyInfo)
         assert list(answer.ownerships) == names
         await still_serves(proxy)
+
+
+@virtual_time
+async def test_many_costly_expressions_are_matched_one_step_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand handshakes took a step each, and all others waited for all of those."""
+    steps = 0
+
+    def costly(streams: Sequence[str], regex: str | None) -> Iterator[list[str]]:
+        nonlocal steps
+        for stream in streams:
+            steps += 1
+            yield [stream]
+
+    monkeypatch.setattr("dlspark.serving.write_proxy.rare_requests.matching", costly)
+    async with proxies() as world:
+        proxy = await world.proxy()
+        for number in range(5):
+            await proxy.written(f"s{number}", b"x")
+        asked = [proxy.asked(Handshake("s.*"), Caller(f"host:{number}")) for number in range(40)]
+        assert not steps
+        while not all(one.done() for one in asked):
+            before = steps
+            await asyncio.sleep(0)
+            assert steps - before <= 1
+        for answer in await answers(asked):
+            assert isinstance(answer, ProxyInfo)
+            assert len(answer.ownerships) == 5
 
 
 @virtual_time
