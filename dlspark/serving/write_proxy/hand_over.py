@@ -30,7 +30,8 @@ from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
 from dlspark.serving.write_proxy.requests import found_at
-from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost
+from dlspark.serving.write_proxy.stream_host import StreamHost
+from dlspark.serving.write_proxy.streams import ProxyStream
 from metadata.foundation.tasks import end_tasks
 
 Stream = TypeVar("Stream")

@@ -22,7 +22,8 @@ from dlspark.serving.write_proxy.limits import AcquireLimit, LimitValues, WriteL
 from dlspark.serving.write_proxy.partitions import PartitionCounts
 from dlspark.serving.write_proxy.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams import ProxyStream, StreamHost
+from dlspark.serving.write_proxy.stream_host import HostedStream, StreamHost
+from dlspark.serving.write_proxy.streams import ProxyStream
 from metadata.foundation.tasks import end_tasks
 from storage_node.transport.turns import Turns
 
@@ -143,7 +144,7 @@ class StreamTable:
         else:
             self._acquired.discard(name)
 
-    def _removed(self, stream: ProxyStream) -> None:
+    def _removed(self, stream: HostedStream) -> None:
         self.host.waited.discard(stream)
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]

@@ -19,12 +19,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Final
 
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
-from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     DistributedLogError,
@@ -35,7 +33,6 @@ from dlspark.errors import (
     StreamUnavailableError,
     WriteCancelledError,
 )
-from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Applied,
@@ -48,7 +45,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
-from dlspark.serving.routing.hosts import address_of, is_address
+from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.execution import Execution, opened_sets
 from dlspark.serving.write_proxy.limits import WriteLimiter
@@ -58,13 +55,11 @@ from dlspark.serving.write_proxy.log_operations import (
     permissions_of,
     truncate_stream,
 )
-from dlspark.serving.write_proxy.requests import RequestsUnderWay, TakenRequest, not_begun, too_late_error
-from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.requests import TakenRequest, not_begun, too_late_error
+from dlspark.serving.write_proxy.stream_host import StreamHost
 from dlspark.serving.write_proxy.stream_model import (
     DENIED_KEPT_S,
-    FOUND_KEPT_SHARE,
     ON_REQUEST,
-    OTHERS_KEPT_S,
     OnRequest,
     StreamEffect,
     StreamEvent,
@@ -73,11 +68,9 @@ from dlspark.serving.write_proxy.stream_model import (
     step,
     verdict_of,
 )
-from metadata.foundation.plurals import counted
 from metadata.foundation.settings import Value
 from metadata.owner_names import gives_way
 from metadata.permissions import ALLOW_ALL, Permissions
-from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -88,64 +81,6 @@ MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
 STAY_S: Final = 1
 """How long the lock's queue is waited in, again and again, for an owner that gives way."""
-FOUND_LOG_S: Final = 1.0
-"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
-the others for all of its streams, several times a second, until its session has ended."""
-
-
-@dataclass(eq=False, slots=True)
-class StreamHost:
-    """What all streams of a proxy share, and whom they tell."""
-
-    namespace: AsyncNamespace
-    location: str
-    settings: WriteProxySettings
-    traffic: RequestsUnderWay
-    opening: FairTurns
-    opening_sets: FairTurns
-    """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
-    turns: Turns
-    """Streams on which so much waited that one turn of the loop is too short for it."""
-    waited: set[ProxyStream]
-    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
-    must not cost a look at ten thousand others."""
-    tasks: set[asyncio.Task[None]]
-    """What runs for streams, until it has ended."""
-    on_owned: Callable[[str, bool], None]
-    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
-    on_removed: Callable[[ProxyStream], None]
-    """Called once, when a stream is not this proxy's any more."""
-    on_fatal: Callable[[str], None]
-    """Called with the reason when the process has to end."""
-    announced: Callable[[str], bool] = lambda _: True
-    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
-    found: int = 0
-    """How many streams were found to be owned elsewhere since that was logged last."""
-    found_logged_s: float = -FOUND_LOG_S
-
-    def log_found(self, stream: str, owner: str, now_s: float) -> None:
-        """Log that another proxy owns a stream, unless that was logged for one just now."""
-        self.found += 1
-        if now_s - self.found_logged_s >= FOUND_LOG_S:
-            more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
-            _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
-            self.found, self.found_logged_s = 0, now_s
-
-    @property
-    def found_kept_s(self) -> float:
-        """How long it is remembered that another proxy has a log."""
-        return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
-
-    def kept_s(self, owner: str) -> float:
-        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
-        is_proxy = is_address(owner) and self.announced(owner)
-        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
-
-    def run(self, work: Awaitable[None]) -> None:
-        """Run something in a task that is waited for at the end."""
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
 
 class ProxyStream:

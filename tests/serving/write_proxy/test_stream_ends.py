@@ -29,7 +29,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.streams import FOUND_LOG_S
+from dlspark.serving.write_proxy.stream_host import FOUND_LOG_S
 from storage_node.protocol.schema import Status
 
 KEPT_S = SESSION_S * 2 / 3
