@@ -101,7 +101,9 @@ class GrpcLimits:
     calls: int = 2_000
     """Calls at a time on all connections; one more ends with RESOURCE_EXHAUSTED."""
     calls_per_host: int = 1_000
-    """Likewise, of one client's host: it leaves places to the others."""
+    """Likewise, of one client's host, and of health and reflection as well: it leaves places to the others."""
+    message_ms: int = 60_000
+    """By when the message of a call that has one must have come."""
     message_bytes: int = MAX_FRAME_BYTES + STEP_BYTES
     """The longest request; a longer one ends its call with RESOURCE_EXHAUSTED. A request that fits in a frame fits."""
     metadata_bytes: int = 16 * 1024

@@ -3,7 +3,7 @@
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
     INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
-    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host or of all
+    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host (`grpc_hosts`) or of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
 
@@ -23,13 +23,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
+from dlspark.serving.bindings.grpc_hosts import peer_address
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -116,8 +116,6 @@ class GrpcCalls:
         self.idle = asyncio.Event()
         """There are none."""
         self.idle.set()
-        self._of_host: dict[str, int] = {}
-        """Calls of each client's host."""
         self._turn = asyncio.Lock()
         self._service = service
         self._names = names
@@ -140,7 +138,7 @@ class GrpcCalls:
     def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
-            caller = await self._begin(call)
+            caller = self._begin(call)
             try:
                 answer = await self.ask(request, caller, len(data), call)
             finally:
@@ -191,7 +189,7 @@ class GrpcCalls:
     # ------------------------------------------------------------------------------------ streams
 
     async def _append(self, _requests: object, call: Call) -> None:
-        caller = await self._begin(call)
+        caller = self._begin(call)
         append = _Append(self, call, caller)
         try:
             await append.run()
@@ -209,7 +207,7 @@ class GrpcCalls:
             raise TypeError(f"a Read is a {type(request).__name__}")
         wait_ms = min(max(message.heartbeat_ms or HEARTBEAT_MS, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS)
         request = replace(request, wait_ms=wait_ms, max_bytes=min(request.max_bytes, self.limits.read_bytes))
-        caller = await self._begin(call)
+        caller = self._begin(call)
         try:
             await _Read(self, call, caller, request, wait_for_log=message.wait_for_log).run()
         except grpc.aio.InternalError:
@@ -219,23 +217,12 @@ class GrpcCalls:
 
     # ------------------------------------------------------------------------------------ what calls share
 
-    async def _begin(self, call: Call) -> Caller:
-        """Count a call, or end it where its host has all the calls that it may have."""
-        address = unquote(call.peer()).partition(":")[2]
-        host = _host(address)
-        taken = self._of_host.get(host, 0)
-        if taken >= self.limits.calls_per_host:
-            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{taken} calls of {host} are under way")
-        self._of_host[host] = taken + 1
+    def _begin(self, call: Call) -> Caller:
         self.under_way += 1
         self.idle.clear()
-        return Caller(address, grpc=True)
+        return Caller(peer_address(call), grpc=True)
 
     def _end(self, caller: Caller) -> None:
-        host = _host(caller.address)
-        self._of_host[host] -= 1
-        if not self._of_host[host]:
-            del self._of_host[host]
         self.under_way -= 1
         if not self.under_way:
             self.idle.set()
@@ -503,10 +490,6 @@ class _Once:
         append, self._append = self._append, None
         if append is not None:
             append._answered(self._correlation, self._cost, answer)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 def cannot_be_sent(name: str, error: DistributedLogError) -> Refusal:

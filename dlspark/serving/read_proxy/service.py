@@ -41,6 +41,7 @@ from dlspark.errors import (
     TooManyStreamsError,
 )
 from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -74,6 +75,9 @@ _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """How often readers that ask for nothing are looked for."""
+LONGEST_TURN_S = 2.0
+"""A turn to catch up ends after it while others wait, however little its readers have asked for: a few that ask for one
+byte after another kept all others from theirs for good."""
 REQUEST_BYTES = 64 * 1024
 """What a read proxy says that it takes: its requests are small."""
 
@@ -112,7 +116,7 @@ class ReadProxyService:
             rings=RingBudget(settings.rings_bytes),
             catch_up_rings=RingBudget(settings.max_catch_ups * settings.catch_up_bytes),
             chunks=Chunks(settings.decoded_bytes),
-            searches=asyncio.Semaphore(settings.max_searches),
+            searches=FairTurns(settings.max_searches),
             advance=self._advance,
             turn_over=self._turns.give_back,
             failed=self._log_failed,
@@ -249,7 +253,7 @@ class ReadProxyService:
     async def _find_position(self, session: ReaderSession) -> None:
         try:
             await asyncio.shield(session.log.opened)
-            position = await session.log.position_of(session.asked)
+            position = await session.log.position_of(session.asked, session.caller.address)
         except Exception as error:
             session.opening = None
             if not isinstance(error, DistributedLogError):
@@ -458,7 +462,16 @@ class ReadProxyService:
         for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
             if session.place is not None and session.place.catches_up:
                 session.log.leave(session)
+        if self._turns.contended:
+            self._end_long_turns(now)
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _end_long_turns(self, now: float) -> None:
+        """End the longest turns of those that took long, as many as others wait for."""
+        for place, log in list(self._room.catching_up.items())[: self._turns.waiting]:
+            if now - place.begun_s < LONGEST_TURN_S:
+                return
+            log.end_turn(place)
 
     def _opening(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
