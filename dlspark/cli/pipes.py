@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlspark.core.codec.records import Records
+    from dlspark.core.sync.log import Log
     from dlspark.core.sync.readers import LogReader
     from dlspark.core.sync.writer import LogWriter, PendingWrite
     from dlspark.core.writing.acknowledgements import WrittenEntry
@@ -305,7 +306,10 @@ def read(
     conf: ConfOption = None,
     values: SetOption = None,
 ) -> None:
-    """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte."""
+    """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte.
+
+    Without --follow it ends where the log ended when it began, also while more is being written.
+    """
     position = parse_start(start)
     if form in (RecordOutput.RAW, RecordOutput.LENGTH_PREFIXED) and (as_hex or skip_payload):
         raise CallerError(
@@ -319,7 +323,8 @@ def read(
         namespace.open_log(name) as log,
         log.open_reader(position) as reader,
     ):
-        for records in _blocks(reader, follow=follow, limit=limit):
+        end = None if follow else _end(log)
+        for records in _blocks(reader, follow=follow, limit=limit, end=end):
             printer.print(records, as_hex=as_hex, payload=not skip_payload)
             if follow:
                 sys.stdout.buffer.flush()
@@ -331,8 +336,21 @@ def read(
         typer.echo(f"dlspark: {note}", err=True)
 
 
-def _blocks(reader: LogReader, *, follow: bool, limit: int | None) -> Iterator[Records]:
-    """Everything that is confirmed now, and with `follow` what comes; a sealed log's end is an end like any other."""
+def _end(log: Log) -> DLSN | None:
+    """Where the log ends now: its own copy into it (`read a | write a`) would have no end else.
+
+    None where its storage nodes do not say: the reader waits for them, and prints what is in older segments.
+    """
+    try:
+        return log.end()
+    except DistributedLogError:
+        return None
+
+
+def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None) -> Iterator[Records]:
+    """Everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what comes,
+    too. A sealed log's end is an end like any other."""
+    from dlspark.core.codec.records import Records
     from dlspark.errors import EndOfStreamError
 
     left = limit
@@ -342,6 +360,9 @@ def _blocks(reader: LogReader, *, follow: bool, limit: int | None) -> Iterator[R
             # Who follows sees what there is, while more is being fetched.
             records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
             if not records and not follow:
+                return
+            if end is not None and records[-1].dlsn >= end:
+                yield Records(one for one in records if one.dlsn < end)
                 return
             left = None if left is None else left - len(records)
             yield records
