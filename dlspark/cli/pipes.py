@@ -11,6 +11,7 @@ where the last one is. What is said there is on the disks of an ack quorum.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, check_output, open_sync
-from dlspark.cli.input_blocks import InputBlocks
+from dlspark.cli.input_blocks import SIGNALLED, InputBlocks
 from dlspark.cli.positions import parse_start
 from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
 from dlspark.core.codec.dlsn import DLSN
@@ -47,8 +48,6 @@ _MAX_PENDING: Final = 64
 _SAID_EVERY_S: Final = 1.0
 _READ_RECORDS: Final = 1_000
 _EARLIEST: Final = "earliest"
-_SIGNALLED: Final = 128
-"""What a shell adds to a signal's number for an exit status."""
 
 DelimiterOption = Annotated[
     str | None,
@@ -82,6 +81,7 @@ def write(
     splitter = splitter_of(form, delimiter, keep_txids=keep_txids)
     done = _Done(progress)
     with InputBlocks.standard() as source:
+        source.at_once = done.say_at_once
         try:
             with (
                 open_sync(uri, conf, values) as namespace,
@@ -97,11 +97,11 @@ def write(
         except KeyboardInterrupt:
             if not done.said:
                 done.say()
-            raise typer.Exit(_SIGNALLED + (source.signal or 2)) from None
+            raise typer.Exit(SIGNALLED + (source.signal or 2)) from None
         if refusal is not None:
             raise refusal
         if source.signal is not None:
-            raise typer.Exit(_SIGNALLED + source.signal)
+            raise typer.Exit(SIGNALLED + source.signal)
 
 
 def _left(splitter: Splitter) -> str:
@@ -142,10 +142,19 @@ class _Done:
     def say(self, more: str = "") -> None:
         """Say how it ended."""
         self.said = True
+        self._echo(self._text() + self._doubt() + more)
+
+    def say_at_once(self) -> None:
+        """Say how it ended, unless that was said, from the handler of a signal: standard error may be in use."""
+        if not self.said:
+            with suppress(OSError):
+                os.write(2, f"{self._text()}{self._doubt()}\n".encode())
+
+    def _doubt(self) -> str:
         doubtful = self.sent - self.records
-        if doubtful:
-            more += f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
-        self._echo(self._text() + more)
+        if not doubtful:
+            return ""
+        return f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
 
     def _text(self) -> str:
         where = f", the last one at {self.last}" if self.last is not None else ""
