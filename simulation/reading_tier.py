@@ -44,6 +44,7 @@ def draw_settings(rng: Random) -> ReadProxySettings:
         "linger_ms": rng.choice((0, 300, 30_000)),
         "catch_up_idle_ms": rng.choice((200, 5_000)),
         "shutdown_grace_ms": 500,
+        "read_balance": rng.choice((0.0, 1.0, 1.0, 1.25)),
     }
     if rng.random() < 0.5:
         return ReadProxySettings(**values)  # type: ignore[arg-type]
@@ -134,3 +135,5 @@ class ReadTier:
             self.world.reached("read.caught-up")
         if figures.chunks_shared:
             self.world.reached("read.chunk-shared")
+        if figures.redirects:
+            self.world.reached("read.sent-on")

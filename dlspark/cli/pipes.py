@@ -11,6 +11,7 @@ where the last one is. What is said there is on the disks of an ack quorum.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, check_output, open_sync
-from dlspark.cli.input_blocks import InputBlocks
+from dlspark.cli.input_blocks import SIGNALLED, InputBlocks
 from dlspark.cli.positions import parse_start
 from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
 from dlspark.core.codec.dlsn import DLSN
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlspark.core.codec.records import Records
+    from dlspark.core.sync.log import Log
     from dlspark.core.sync.readers import LogReader
     from dlspark.core.sync.writer import LogWriter, PendingWrite
     from dlspark.core.writing.acknowledgements import WrittenEntry
@@ -46,8 +48,6 @@ _MAX_PENDING: Final = 64
 _SAID_EVERY_S: Final = 1.0
 _READ_RECORDS: Final = 1_000
 _EARLIEST: Final = "earliest"
-_SIGNALLED: Final = 128
-"""What a shell adds to a signal's number for an exit status."""
 
 DelimiterOption = Annotated[
     str | None,
@@ -81,6 +81,7 @@ def write(
     splitter = splitter_of(form, delimiter, keep_txids=keep_txids)
     done = _Done(progress)
     with InputBlocks.standard() as source:
+        source.at_once = done.say_at_once
         try:
             with (
                 open_sync(uri, conf, values) as namespace,
@@ -96,11 +97,11 @@ def write(
         except KeyboardInterrupt:
             if not done.said:
                 done.say()
-            raise typer.Exit(_SIGNALLED + (source.signal or 2)) from None
+            raise typer.Exit(SIGNALLED + (source.signal or 2)) from None
         if refusal is not None:
             raise refusal
         if source.signal is not None:
-            raise typer.Exit(_SIGNALLED + source.signal)
+            raise typer.Exit(SIGNALLED + source.signal)
 
 
 def _left(splitter: Splitter) -> str:
@@ -141,10 +142,19 @@ class _Done:
     def say(self, more: str = "") -> None:
         """Say how it ended."""
         self.said = True
+        self._echo(self._text() + self._doubt() + more)
+
+    def say_at_once(self) -> None:
+        """Say how it ended, unless that was said, from the handler of a signal: standard error may be in use."""
+        if not self.said:
+            with suppress(OSError):
+                os.write(2, f"{self._text()}{self._doubt()}\n".encode())
+
+    def _doubt(self) -> str:
         doubtful = self.sent - self.records
-        if doubtful:
-            more += f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
-        self._echo(self._text() + more)
+        if not doubtful:
+            return ""
+        return f"; the next {counted(doubtful, 'record')} may be in it or not: look before you write them again"
 
     def _text(self) -> str:
         where = f", the last one at {self.last}" if self.last is not None else ""
@@ -305,7 +315,10 @@ def read(
     conf: ConfOption = None,
     values: SetOption = None,
 ) -> None:
-    """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte."""
+    """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte.
+
+    Without --follow it ends where the log ended when it began, also while more is being written.
+    """
     position = parse_start(start)
     if form in (RecordOutput.RAW, RecordOutput.LENGTH_PREFIXED) and (as_hex or skip_payload):
         raise CallerError(
@@ -319,7 +332,8 @@ def read(
         namespace.open_log(name) as log,
         log.open_reader(position) as reader,
     ):
-        for records in _blocks(reader, follow=follow, limit=limit):
+        end = None if follow else _end(log)
+        for records in _blocks(reader, follow=follow, limit=limit, end=end):
             printer.print(records, as_hex=as_hex, payload=not skip_payload)
             if follow:
                 sys.stdout.buffer.flush()
@@ -331,8 +345,21 @@ def read(
         typer.echo(f"dlspark: {note}", err=True)
 
 
-def _blocks(reader: LogReader, *, follow: bool, limit: int | None) -> Iterator[Records]:
-    """Everything that is confirmed now, and with `follow` what comes; a sealed log's end is an end like any other."""
+def _end(log: Log) -> DLSN | None:
+    """Where the log ends now: its own copy into it (`read a | write a`) would have no end else.
+
+    None where its storage nodes do not say: the reader waits for them, and prints what is in older segments.
+    """
+    try:
+        return log.end()
+    except DistributedLogError:
+        return None
+
+
+def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None) -> Iterator[Records]:
+    """Everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what comes,
+    too. A sealed log's end is an end like any other."""
+    from dlspark.core.codec.records import Records
     from dlspark.errors import EndOfStreamError
 
     left = limit
@@ -342,6 +369,9 @@ def _blocks(reader: LogReader, *, follow: bool, limit: int | None) -> Iterator[R
             # Who follows sees what there is, while more is being fetched.
             records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
             if not records and not follow:
+                return
+            if end is not None and records[-1].dlsn >= end:
+                yield Records(one for one in records if one.dlsn < end)
                 return
             left = None if left is None else left - len(records)
             yield records

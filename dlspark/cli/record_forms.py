@@ -22,6 +22,7 @@ import difflib
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -230,13 +231,25 @@ class JsonSplitter(Splitter):
         return Taken(payloads, txids)
 
 
+class _JsonObject(dict[str, object]):
+    """An object's fields. JSON lets a name come twice, and all but the last value would be lost."""
+
+    def __init__(self, pairs: Sequence[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(name for name, _ in pairs) if len(self) < len(pairs) else Counter()
+        self.repeated = counts.most_common(1)[0][0] if counts else None
+
+
 def _object(line: bytes) -> dict[str, object]:
     try:
-        fields = json.loads(line)
+        # Not the bytes, of which json guesses the encoding: a line of UTF-16 ends within its line feed.
+        fields = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_JsonObject)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    if not isinstance(fields, dict):
+    if not isinstance(fields, _JsonObject):
         raise ValueError("is not a JSON object")
+    if fields.repeated is not None:
+        raise ValueError(f"has the field {fields.repeated!r} more than once")
     unknown = fields.keys() - set(_FIELDS)
     if unknown:
         name = min(unknown)

@@ -13,7 +13,7 @@ import typer
 INTRODUCTION: Final = """# The command line
 
 `dlspark` does what upstream's `dlog tool` and `dlog admin` do, and runs sandbox and storage nodes. `dlspark COMMAND
---help` says the same as this page, which is generated from the commands: `python -m dlspark.cli.reference`.
+--help` (`-h`) says the same as this page, which is generated from the commands: `python -m dlspark.cli.reference`.
 
 ## What holds for all commands
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def stop(directory: DirectoryOption = None) -> None:
 
 
 def status(directory: DirectoryOption = None) -> None:
-    """Say whether the sandbox of a directory runs, and its URI. Exits with 3 if it does not run."""
+    """Say whether the sandbox of a directory runs, and its URI. Exits with 3 if it or a part of it does not run."""
     state = _known_state(directory or default_directory())
     if not state.running():
         typer.echo(f"not running; its URI is {state.uri}")
@@ -99,6 +100,24 @@ def status(directory: DirectoryOption = None) -> None:
         ):
             kind = f"{what} {'proxy' if len(frames) == 1 else 'proxies'}"
             typer.echo(f"{kind}: {_addresses(frames)} for frames, {_addresses(grpc)} for gRPC", err=True)
+    parts = [state.zookeeper_port, *state.node_ports, *state.proxy_ports[: state.proxies]]
+    parts += [state.read_proxy_port] if state.proxies and state.read_proxy_port is not None else []
+    silent = [port for port in parts if not _listens(port)]
+    if silent:
+        typer.echo(
+            f"dlspark: nothing listens on {_addresses(silent)}: wait if the sandbox is being started, else stop it and "
+            "start it again",
+            err=True,
+        )
+        raise typer.Exit(3)
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1):
+            return True
+    except OSError:
+        return False
 
 
 def _addresses(ports: Sequence[int | None]) -> str:

@@ -28,7 +28,15 @@ import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from dlspark.spark.catalog.enabling import CATALOG_CLASS, DEFAULT_NAME, catalog_jar, check_name, check_version, enable
+from dlspark.spark.catalog.enabling import (
+    CATALOG_CLASS,
+    DEFAULT_NAME,
+    add_jar,
+    catalog_jar,
+    check_name,
+    check_version,
+    enable,
+)
 from dlspark.spark.connection import CONF_KEY, confs_in_file
 from dlspark.spark.datasource import register
 
@@ -81,7 +89,8 @@ def builder(
     quietly, the catalog, and the jar, by which all threads find the format and each query of a frame is planned anew;
     and that Spark prints warnings and errors only, without progress bars, unless logging is set up. Nothing that is set
     already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched on and the URI handed
-    on; what belongs to the start of a session is as it was.
+    on; what belongs to the start of a session is as it was. After `spark.stop()` it makes another session, with this
+    URI and these confs.
 
     Raises OptionError for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
     `catalog=None` it is left out).
@@ -108,13 +117,24 @@ class _Builder(SparkSession.Builder):
         if SparkContext._active_spark_context is None and not self._connects():
             started = _has_jvm()
             elsewhere = _confs_of_jvm() if started else confs_to_come(os.environ)
+            if self._uri is not None and SparkContext._gateway is not None:
+                elsewhere.pop(
+                    CONF_KEY, None
+                )  # of the session for which this program started the JVM, and which is over
             python = self._options.get(_PYTHON_CONF, elsewhere.get(_PYTHON_CONF, sys.executable))
             os.environ.setdefault(PYTHON, str(python))
             for key, value in self._missing(elsewhere).items():
                 self.config(key, value)
             if not started and not logging_is_set_up(os.environ, {**elsewhere, **self._options}):
                 self.config(_JAVA_OPTIONS[0], _LOGGING)
-            return super().getOrCreate()
+            session = super().getOrCreate()
+            if started:
+                # What a JVM is started with reaches the data source and the driver's class path; this session's
+                # confs and `spark.jars` come later.
+                register(session)
+                if self._catalog is not None:
+                    add_jar(session)
+            return session
         session = super().getOrCreate()
         if self._uri is not None:
             session.conf.set(CONF_KEY, self._uri)

@@ -84,10 +84,10 @@ func main() {
 	}
 	proxies, asked = os.Args[3:], os.Args[3]
 	if os.Args[2] != "-" {
-		write(os.Args[1], os.Args[2], bufio.NewReader(os.Stdin))
+		write(os.Args[1], os.Args[2], bufio.NewReaderSize(os.Stdin, 2<<20)) // a longer line is too long for a record
 		return
 	}
-	request := &pb.ReadRequest{Stream: os.Args[1]}
+	request := &pb.ReadRequest{Stream: os.Args[1], Context: tell}
 	ask(time.Hour, func(ctx context.Context, proxy pb.DistributedLogClient) (*pb.Status, error) {
 		call, err := proxy.Read(ctx, request)
 		for got := (*pb.ReadResponse)(nil); err == nil && !got.GetEndOfStream(); {

@@ -24,6 +24,7 @@ its first, and how long the record waited that came soonest behind the last one.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -110,8 +111,9 @@ class ProxyCheckers:
         self._succeeded: dict[tuple[str, Process], float] = {}
         """When a log had its first acknowledgement from another process than this owner."""
         self._numbers = count()
-        self._open: dict[tuple[Process, object, str, ProducerStamp], int] = {}
-        """Producers' requests that proxies have not answered, by process and caller: in which order they came."""
+        self._open: defaultdict[tuple[Process, object, str, ProducerStamp], deque[int]] = defaultdict(deque)
+        """Producers' requests that proxies have not answered, by process and caller: in which order they came. One that
+        was given up and came again is there twice; what came first is answered first."""
         self._stamps: dict[bytes, set[ProducerStamp]] = {}
         """By payload, the numbers under which proxies were asked to write it."""
         self.replaced: set[Process] = set()
@@ -138,7 +140,7 @@ class ProxyCheckers:
     def asked(self, process: Process, caller: object, request: Request) -> None:
         """A request comes to a proxy's service, which has answered others of this caller or not."""
         if isinstance(request, WriteRecords) and request.stamp is not None:
-            self._open.setdefault((process, caller, request.stream, request.stamp), next(self._numbers))
+            self._open[process, caller, request.stream, request.stamp].append(next(self._numbers))
             for payload in request.payloads:
                 self._stamps.setdefault(bytes(payload), set()).add(request.stamp)
 
@@ -147,10 +149,11 @@ class ProxyCheckers:
         if not isinstance(request, WriteRecords):
             return
         if request.stamp is not None:
-            came = self._open.pop((process, caller, request.stream, request.stamp), 0)
+            open_since = self._open[process, caller, request.stream, request.stamp]
+            came = open_since.popleft() if open_since else 0
             if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
                 missing = replace(request.stamp, sequence=answer.actual)
-                if self._open.get((process, caller, request.stream, missing), came) < came:
+                if min(self._open[process, caller, request.stream, missing], default=came) < came:
                     self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")
         if isinstance(answer, WriteReceipt):
             if answer.repeated:

@@ -272,14 +272,27 @@ class ProxyWorkload(Workload):
         self.served_s.append(self.world.loop.time() - since_s)
 
     async def verify(self, client: ClientMachine) -> None:
-        """All proxies have ended in order: every log is read to its end, and holds what it must."""
+        """All proxies have ended in order: every log is read to its end, and holds what it must.
+
+        A proxy that had lost a log's lock to another one aborted its writer, and left its segment in progress; where no
+        client asked for the log since then, it has no next owner. Here it gets one.
+        """
         for log in self.logs:
+            if any(segment.in_progress for segment in self.world.log_checkers.truth(log).segments.values()):
+                self.world.reached("proxy.left-in-progress")
+                await self.patiently(f"recovering {log}", partial(self._recover, log, client))
             await self.patiently(f"reading {log}", partial(self._read_whole, log, client))
 
-    async def _read_whole(self, log: str, client: ClientMachine) -> None:
-        logs = self.world.log_checkers
-        last = max(logs.truth(log).at, default=DLSN.INITIAL)
-        namespace = await AsyncNamespace.over(
+    async def _recover(self, log: str, client: ClientMachine) -> None:
+        """Own the log for a moment: who does so completes what is in progress."""
+        namespace = await self._open_namespace(log, client)
+        try:
+            await (await (await namespace.open_log(log)).open_writer(client.name)).close()
+        finally:
+            await namespace.close()
+
+    async def _open_namespace(self, log: str, client: ClientMachine) -> AsyncNamespace:
+        return await AsyncNamespace.over(
             client.session,
             URI,
             self.settings,
@@ -288,6 +301,11 @@ class ProxyWorkload(Workload):
             rng=self.world.rng(f"reader/{log}"),
             clock=client.clock,
         )
+
+    async def _read_whole(self, log: str, client: ClientMachine) -> None:
+        logs = self.world.log_checkers
+        last = max(logs.truth(log).at, default=DLSN.INITIAL)
+        namespace = await self._open_namespace(log, client)
         span = logs.span(client.name, log, DLSN.INITIAL)
         try:
             handle = await namespace.open_log(log)

@@ -322,9 +322,16 @@ class BookieSettings:
                     advice="Give every directory its own, plain name",
                 )
         if not 0 < self.low_water_mark <= self.disk_usage_threshold <= 1:
-            raise BookieConfigurationError("0 < diskUsageLwmThreshold <= diskUsageThreshold <= 1 does not hold")
+            raise BookieConfigurationError(
+                "0 < diskUsageLwmThreshold <= diskUsageThreshold <= 1 does not hold, with "
+                f"{self.low_water_mark} and {self.disk_usage_threshold}",
+                advice="They are fractions of a disk: 0.95 is 95 percent",
+            )
         if not 0 < self.disk_usage_warn_threshold <= 1:
-            raise BookieConfigurationError("0 < diskUsageWarnThreshold <= 1 does not hold")
+            raise BookieConfigurationError(
+                f"0 < diskUsageWarnThreshold <= 1 does not hold, with {self.disk_usage_warn_threshold}",
+                advice="It is a fraction of a disk: 0.9 is 90 percent",
+            )
         if self.skip_list_size_limit < 4 * self.slab_bytes:
             raise BookieConfigurationError(
                 f"skipListSizeLimit is below {4 * self.slab_bytes} bytes",

@@ -165,6 +165,9 @@ class TestLogs:
 
     def test_a_log_is_truncated_purged_and_sealed(self, shell: Shell) -> None:
         shell.write("life", ["a", "b"], ["c"], ["d"])
+        for further in (["--dry-run"], ["--yes"]):
+            refused = shell.run("log", "truncate", "life", "9:0:0", *further, status=1).stderr
+            assert "9:0:0 is behind the end of the log, 4:0:0; nothing was hidden" in refused
         would = shell.json("log", "truncate", "life", "2:0:0", "--dry-run")
         assert [one["segment"] for one in would["changes"]] == [1]
         assert shell.json("log", "show", "life")["start"] == "1:0:0"

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from dlspark.cli.common import namespace_uri
+from dlspark.cli.main import app
 from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
@@ -216,6 +218,38 @@ def test_status_of_no_sandbox_is_an_error(tmp_path: Path) -> None:
     done = run("sandbox", "status", "--dir", str(tmp_path))
     assert done.returncode == 1
     assert b"there is no sandbox" in done.stderr
+
+
+@pytest.mark.processes
+def test_status_names_what_of_a_sandbox_does_not_run(tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "sandbox", nodes=1) as sandbox:
+        where = ("sandbox", "status", "--dir", str(sandbox.directory))
+        assert CliRunner().invoke(app, where).exit_code == 0
+        sandbox.kill_node(0)
+        status = CliRunner().invoke(app, where)
+        assert (status.exit_code, status.stdout) == (3, f"{sandbox.uri}\n")
+        assert f"nothing listens on {sandbox.node_ids[0]}: " in status.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("tail", "Did you mean 'log tail'?"),
+        ("show", "Did you mean 'log show', 'namespace show'?"),
+        ("raed", "Did you mean 'read'"),
+        ("help", "No such command 'help'.\n"),
+    ],
+)
+def test_a_subcommand_without_its_command_is_answered_with_both(word: str, said: str) -> None:
+    refused = CliRunner().invoke(app, [word, "events"])
+    assert refused.exit_code == 2
+    assert said in refused.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("read",), ("log",), ("log", "subscribers", "list")])
+def test_help_is_short_too(command: tuple[str, ...]) -> None:
+    short, long = (CliRunner().invoke(app, [*command, option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
 
 
 def test_every_command_has_help() -> None:

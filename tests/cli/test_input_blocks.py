@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -64,16 +65,28 @@ def test_a_signal_wakes_the_read_and_ends_the_input_behind_what_had_come(
         assert [source.read(None), source.read(None)] == [b"typed before", b""]
 
 
-def test_a_second_signal_and_one_before_reading_interrupt(pipe: tuple[int, int]) -> None:
+def test_a_signal_before_reading_interrupts(pipe: tuple[int, int]) -> None:
     with InputBlocks(pipe[0]) as source:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
         assert source.signal == signal.SIGTERM
-    with InputBlocks(pipe[0]) as source:
-        source.read(0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_second_signal_ends_the_process_whatever_it_is_about() -> None:
+    program = """
+import os, signal
+from dlspark.cli.input_blocks import InputBlocks
+with InputBlocks(0) as source:
+    source.at_once = lambda: os.write(1, b"what is in the log")
+    source.read(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.write(1, b"; closed for ever")
+"""
+    done = subprocess.run([sys.executable, "-c", program], input=b"", stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"what is in the log")
 
 
 def test_a_signal_that_is_ignored_stays_so(pipe: tuple[int, int]) -> None:

@@ -18,7 +18,7 @@ import typer
 from dlspark.cli import pipes
 from dlspark.cli.main import plain_errors
 from dlspark.cli.record_forms import RecordInput, RecordOutput
-from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
 
@@ -129,6 +129,27 @@ def test_a_log_goes_through_a_pipe_into_another(
     if "keep_txids" in into:
         again = read(target, form=RecordOutput.JSON)[1]
         assert [json.loads(line)["transaction_id"] for line in again.splitlines()] == [100 + n // 2 for n in range(10)]
+
+
+def test_a_log_can_be_read_while_it_grows_and_copied_into_itself(
+    sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("itself") as log, log.open_writer() as writer:
+        for txid, payload in enumerate([b"a", b"b", b"c"]):
+            writer.write(txid, payload)
+        writer.commit()
+        monkeypatch.setattr(pipes, "_READ_RECORDS", 2)
+        prints = pipes.RecordPrinter.print
+
+        def print_and_append(printer: pipes.RecordPrinter, records: list[LogRecord], **how: bool) -> None:
+            prints(printer, records, **how)
+            for record in records:
+                writer.write(writer.last_txid + 1, record.payload)
+            writer.commit()
+
+        monkeypatch.setattr(pipes.RecordPrinter, "print", print_and_append)
+        assert read("itself", form=RecordOutput.RAW) == (0, b"a\nb\nc\n", b"")
+    assert payloads(sandbox, "itself") == [b"a", b"b", b"c"] * 2
 
 
 def test_raw_output_says_that_lines_are_not_records(

@@ -49,6 +49,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.read_proxy.balance import ReadBalance
+from dlspark.serving.routing.hosts import ProxyHost
 
 FIRST_TXID = 1_700_000_000_000
 
@@ -106,6 +108,11 @@ class MemoryProxy:
         self.claims: dict[str, str] = {}
         """Streams, and whom it takes for the owner whatever is true."""
         self.links: list[MemoryLink] = []
+        self.reads: set[str] = set()
+        """Logs that were read here since it came up."""
+        self.balance: ReadBalance | None = None
+        """Which logs others are to read."""
+        self.sent_on: list[str] = []
         self.up = True
         self.gone: list[Caller] = []
 
@@ -120,6 +127,7 @@ class MemoryProxy:
     def stop(self) -> None:
         """Die: connections are lost, and none can be made."""
         self.up = False
+        self.reads.clear()
         self.drop_connections()
         for stream in [one for one, owner in self.fleet.owners.items() if owner == self.address]:
             del self.fleet.owners[stream]
@@ -251,6 +259,14 @@ class MemoryProxy:
     # ------------------------------------------------------------------ reads
 
     def _read(self, request: ReadBatch, reply: Reply) -> None:
+        if self.balance is not None and request.stream not in self.reads:
+            now = asyncio.get_running_loop().time()
+            place = self.balance.elsewhere(request.stream, len(self.reads), request.context.tried_hosts, now)
+            if place is not None:
+                self.sent_on.append(request.stream)
+                reply(Refusal(StatusCode.FOUND, "has its share", location=place))
+                return
+        self.reads.add(request.stream)
         log = self.fleet.log(request.stream)
         start = self._start(log, request)
         if isinstance(start, Refusal):
@@ -385,6 +401,21 @@ class MemoryProxies:
     def log(self, name: str) -> MemoryLog:
         """A log, made where it is not there."""
         return self.logs.setdefault(name, MemoryLog())
+
+    def bound_reads(self, balance: float = 1.25) -> None:
+        """Have read proxies share what is read; `tell_counts` is theirs to learn from."""
+        for proxy in self.proxies.values():
+            proxy.balance = ReadBalance(balance)
+            proxy.balance.use_members(ProxyHost(one) for one in self.proxies if one != proxy.address)
+        self.tell_counts()
+
+    def tell_counts(self) -> None:
+        """Each proxy is told how many logs the others read that run."""
+        for proxy in self.proxies.values():
+            for other in self.proxies.values():
+                if proxy.balance is not None and proxy.up:
+                    proxy.balance.asked(other.address)
+                    proxy.balance.heard(other.address, len(other.reads) if other.up else None)
 
     @property
     def requests(self) -> list[Request]:

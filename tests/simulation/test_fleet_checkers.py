@@ -120,6 +120,19 @@ def test_a_proxy_that_begins_a_request_before_an_earlier_one_of_the_same_caller_
     begun().answered(process, "another", second, gap)
 
 
+def test_a_copy_of_a_request_that_came_before_what_it_follows_may_be_refused_for_that(world: World) -> None:
+    process = world.loop.process("p0", "p0#1")
+    first, second = stamped(b"first", 1, 0), stamped(b"second", 1, 1)
+    gap = Refusal(StatusCode.TRANSACTION_OUT_OF_ORDER, "", error="SequenceGapError", actual=0)
+    checkers = ProxyCheckers(world, world.ledger_checkers)
+    for request in (second, second, first, second):  # two copies whose client has given up, and the next try
+        checkers.asked(process, "client", request)
+    checkers.answered(process, "client", second, gap)
+    checkers.answered(process, "client", second, gap)
+    with pytest.raises(ViolationError, match="begins"):
+        checkers.answered(process, "client", second, gap)
+
+
 def test_an_answer_to_a_request_that_came_again_counts_as_no_acknowledgement_of_its_owner(world: World) -> None:
     process = world.loop.process("p0", "p0#1")
     checkers = ProxyCheckers(world, world.ledger_checkers)

@@ -33,6 +33,9 @@ The first one that stays ends the walk, so the list never has a hole.
 A writer starts a run with each start of a segment, beside the writing, unless one is still under way. A run reads
 settings and clock when it begins. It reads the list only where, by what the writer knows, a segment has expired, so as
 a rule it costs nothing. A failed run only logs a warning: the next run does what this one left.
+
+A host whose clock is days ahead would find that everything has expired. So a run believes its own clock no further than
+the metadata store's, which has just stamped the segment that was started.
 """
 
 from __future__ import annotations
@@ -127,6 +130,8 @@ async def _delete(services: Services, owned: OwnedSegments) -> None:
 _log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+CLOCK_WARN_MS = 5 * 60 * 1000
+"""A clock that is further ahead is worth a warning; below it, a run may only have begun late."""
 Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
 """Chooses the segments of a list that may be deleted."""
 
@@ -182,12 +187,27 @@ class Retention:
         before_ms = self._clock.now_ms() - settings.retention_hours * HOUR_MS
         try:
             if settings.retention_hours > 0 and self._may_be_due(before_ms):
+                before_ms -= await self._ahead_ms()
                 await self._purge_expired(before_ms, settings.explicit_truncation)
             elif self._owned.unswept:
                 await self._owned.sweep()
         except DistributedLogError as error:
             name = self._owned.name
             _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
+
+    async def _ahead_ms(self) -> int:
+        """How far this host's clock is ahead of the metadata store's, by the segment whose start began this run."""
+        store_ms = await self._owned.list_changed_ms()
+        ahead_ms = max(0, self._clock.now_ms() - store_ms)
+        if ahead_ms > CLOCK_WARN_MS:
+            _log.warning(
+                "log %s: this host's clock is %d s ahead of the metadata store's, by which segments expire. Set it, "
+                "and keep it by NTP",
+                self._owned.name,
+                ahead_ms // 1000,
+                extra=about(log=self._owned.name),
+            )
+        return ahead_ms
 
     def _may_be_due(self, before_ms: int) -> bool:
         """Whether the list is worth reading: a known segment has expired by its age. Truncations are not known here."""

@@ -79,6 +79,11 @@ class OwnedSegments:
         await self._services.store.sync(self._services.logs.paths(self.name).ledgers)
         return await self._services.logs.segments(self.name)
 
+    async def list_changed_ms(self) -> int:
+        """When the list last grew, by the metadata store's clock, in milliseconds since the epoch."""
+        stat = await self._services.store.exists(self._services.logs.paths(self.name).ledgers)
+        return 0 if stat is None else stat.mtime_ms
+
     # ------------------------------------------------------------------ truncation
 
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:

@@ -45,7 +45,8 @@ _COST = """
 Counting takes place once an entry or an operation, not once a record: a record's latency is that of the first record in
 its entry, which is the longest.
 
-Storage nodes have no such address: their log and `python -m storage_node.bookie.tools` show what a node has done.
+Storage nodes have metrics of their own, at an address of their own (`httpServerEnabled`: operations.md, "Probes and
+metrics over HTTP"), and so have proxies (serving/write-proxy.md, serving/read-proxy.md).
 A program that runs on `dlspark.sandbox.sandbox` shows its own side by `serve_metrics` like any other.
 
 ## Metrics of Apache DistributedLog that are not there

@@ -41,7 +41,7 @@ from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, PositionGapError, ReadCancelledError
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, check
 from metadata.foundation.opened_here import OnOneLoop
 
@@ -413,7 +413,9 @@ class AsyncLogReader(OnOneLoop):
         self._explained = error
         if error.dlsn is None:
             error.dlsn = self.position
-        note = f"Everything before {self.position} was delivered: another reader goes on there"
+        note = f"Everything before {self.position} was delivered"
+        if not isinstance(error, AlreadyTruncatedError):  # it says itself where there are records
+            note += ": another reader goes on there"
         error.advice = f"{error.advice}. {note}" if error.advice else note
         return error
 

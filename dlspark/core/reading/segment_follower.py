@@ -275,13 +275,14 @@ class SegmentFollower:
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
                 advice="Open another reader at this position when the storage nodes are back",
             ) from error
-        _log.warning(
-            "segment %s, entry %s cannot be read yet: %s",
-            self._segment.lssn,
-            self.next_entry,
-            error,
-            extra=self._about(),
-        )
+        if self._failures.bit_count() == 1:  # the first, second, fourth: eight lines in two minutes, and not hundreds
+            _log.warning(
+                "segment %s, entry %s cannot be read yet: %s",
+                self._segment.lssn,
+                self.next_entry,
+                error,
+                extra=self._about(),
+            )
         self._services.counters["read-retried"] += 1
         await asyncio.sleep(min(self._failures, 4) * self._settings.read_ahead_wait_ms / 1000)
 

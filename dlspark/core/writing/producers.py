@@ -22,7 +22,8 @@ were deleted. So the table says up to which epoch something was `forgotten`: no 
 later one. Whoever begins one that is later is new, beyond doubt; any other request of an unknown producer is refused.
 Of a silent producer its epoch is known. Where segments are gone nothing is: so a log takes no epoch above a limit, and
 after such a loss all up to that limit counts as forgotten, and the limit is raised. `losses` says how often; it is
-stored apart from the segments (`metadata.distributedlog.producer_segments`).
+stored apart from the segments (`producer_segments`). The last epochs below the limit are begun one after the
+other only, so that no producer leaves the others without.
 
 Where gaps are allowed (a sink numbers its batches, and not every batch has rows), any higher number is new, and a lower
 one that is not among those kept may have been left out: SequencePassedError says that it is not known.
@@ -64,6 +65,9 @@ FIRST_EPOCHS: Final = 2**62
 """So many epochs there are before a loss: enough for any clock's time as an epoch."""
 MORE_EPOCHS: Final = 2**48
 """So many come with each loss: a client that takes an epoch far above the last one finds room for 100,000 times."""
+LAST_EPOCHS: Final = 2**47
+"""So many below the limit are begun one after the other only. Who took the last one left none for anybody: not for its
+own name, and once it is forgotten, which the log says by its epoch, not for any producer that is new."""
 ADVICE_EPOCH: Final = "Begin a new epoch: it starts at 0, and fences whoever writes with an older one"
 
 
@@ -123,10 +127,12 @@ class Producers:
         known = self.state(request.name)
         if known is None:
             self._check_unknown(request)
-        if request.epoch > epoch_limit(self.losses):
+        limit = epoch_limit(self.losses)
+        if request.epoch > limit - LAST_EPOCHS:
+            limit = min(limit, max(limit - LAST_EPOCHS, self.next_epoch(request.name)))
+        if request.epoch > limit:
             raise InvalidRecordError(
-                f"epoch {request.epoch} of producer {request.name!r} is above {epoch_limit(self.losses)}, the highest "
-                "that this log takes",
+                f"epoch {request.epoch} of producer {request.name!r} is above {limit}, the highest that this log takes",
                 advice="Begin an epoch without giving its number",
             )
         if known is not None and request.epoch < known.epoch:

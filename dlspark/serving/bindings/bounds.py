@@ -101,7 +101,9 @@ class GrpcLimits:
     calls: int = 2_000
     """Calls at a time on all connections; one more ends with RESOURCE_EXHAUSTED."""
     calls_per_host: int = 1_000
-    """Likewise, of one client's host: it leaves places to the others."""
+    """Likewise, of one client's host, and of health and reflection as well: it leaves places to the others."""
+    message_ms: int = 60_000
+    """By when the message of a call that has one must have come."""
     message_bytes: int = MAX_FRAME_BYTES + STEP_BYTES
     """The longest request; a longer one ends its call with RESOURCE_EXHAUSTED. A request that fits in a frame fits."""
     metadata_bytes: int = 16 * 1024
@@ -110,8 +112,9 @@ class GrpcLimits:
     """Of one Append, unanswered; beyond it no more of its requests are read until some answers were taken."""
     append_bytes: int = 16 * 1024 * 1024
     """Of one Append, likewise."""
-    read_bytes: int = 4 * 1024 * 1024 - STEP_BYTES
-    """The most that a Read gets with one response: more than that is more than clients of gRPC take by default."""
+    read_bytes: int = 4 * 1024 * 1024 - 4 * STEP_BYTES
+    """The most that a Read gets at a time: with what its parts have in front, up to 3 bytes each, more than that could
+    be more than clients of gRPC take by default. Records come in shorter responses."""
     waiting_reads: int = 200
     """Reads at a time whose log does not exist: each looks for it every second, though its client does nothing. One
     more is refused with OVER_CAPACITY."""

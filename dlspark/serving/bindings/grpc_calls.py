@@ -3,7 +3,7 @@
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
     INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
-    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host or of all
+    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host (`grpc_hosts`) or of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
 
@@ -23,13 +23,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
+from dlspark.serving.bindings.grpc_hosts import peer_address
 from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
@@ -116,8 +116,6 @@ class GrpcCalls:
         self.idle = asyncio.Event()
         """There are none."""
         self.idle.set()
-        self._of_host: dict[str, int] = {}
-        """Calls of each client's host."""
         self._turn = asyncio.Lock()
         self._service = service
         self._names = names
@@ -140,7 +138,7 @@ class GrpcCalls:
     def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
-            caller = await self._begin(call)
+            caller = self._begin(call)
             try:
                 answer = await self.ask(request, caller, len(data), call)
             finally:
@@ -191,7 +189,7 @@ class GrpcCalls:
     # ------------------------------------------------------------------------------------ streams
 
     async def _append(self, _requests: object, call: Call) -> None:
-        caller = await self._begin(call)
+        caller = self._begin(call)
         append = _Append(self, call, caller)
         try:
             await append.run()
@@ -209,7 +207,7 @@ class GrpcCalls:
             raise TypeError(f"a Read is a {type(request).__name__}")
         wait_ms = min(max(message.heartbeat_ms or HEARTBEAT_MS, LEAST_HEARTBEAT_MS), MOST_HEARTBEAT_MS)
         request = replace(request, wait_ms=wait_ms, max_bytes=min(request.max_bytes, self.limits.read_bytes))
-        caller = await self._begin(call)
+        caller = self._begin(call)
         try:
             await _Read(self, call, caller, request, wait_for_log=message.wait_for_log).run()
         except grpc.aio.InternalError:
@@ -219,23 +217,12 @@ class GrpcCalls:
 
     # ------------------------------------------------------------------------------------ what calls share
 
-    async def _begin(self, call: Call) -> Caller:
-        """Count a call, or end it where its host has all the calls that it may have."""
-        address = unquote(call.peer()).partition(":")[2]
-        host = _host(address)
-        taken = self._of_host.get(host, 0)
-        if taken >= self.limits.calls_per_host:
-            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{taken} calls of {host} are under way")
-        self._of_host[host] = taken + 1
+    def _begin(self, call: Call) -> Caller:
         self.under_way += 1
         self.idle.clear()
-        return Caller(address)
+        return Caller(peer_address(call), grpc=True)
 
     def _end(self, caller: Caller) -> None:
-        host = _host(caller.address)
-        self._of_host[host] -= 1
-        if not self._of_host[host]:
-            del self._of_host[host]
         self.under_way -= 1
         if not self.under_way:
             self.idle.set()
@@ -246,11 +233,21 @@ class GrpcCalls:
         try:
             message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, names=self._names)
         except DistributedLogError as error:
-            logger.error("an answer to %s cannot be sent: %s", name, error)
-            text = f"it was done, and its answer cannot be sent: {error.message}"
-            refusal = Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
-            message = rpc_messages.answer_to_pb(name, refusal, correlation=correlation)
+            message = rpc_messages.answer_to_pb(name, cannot_be_sent(name, error), correlation=correlation)
         return message.SerializeToString()
+
+    async def read_responses(self, answer: Delivery) -> list[bytes]:
+        """The messages with which a Read is answered. Other clients come between them; and one large delivery is taken
+        apart at a time, for its records take many times the memory of its bytes. Raises DistributedLogError."""
+        messages = rpc_messages.read_responses(answer)
+        if sum(map(len, answer.parts)) <= LARGE_BYTES:
+            return [message.SerializeToString() for message in messages]
+        made = []
+        async with self._turn:
+            for message in messages:
+                made.append(message.SerializeToString())
+                await asyncio.sleep(0)
+        return made
 
     def parsed(self, method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
         """The message and the request that `data` is; proxies that it names have their locations. Raises
@@ -410,10 +407,16 @@ class _Read:
                 continue
             self._wait_for_log = False
             self._count_waiting(waits=False)
-            answer = await self._deliver(answer)
-            if not isinstance(answer, Delivery) or answer.end_of_stream:
-                return
-            self._request = replace(self._request, start=answer.next)
+            if isinstance(answer, Delivery):
+                refusal = await self._deliver(answer)
+                if refusal is None and answer.end_of_stream:
+                    return
+                if refusal is None:
+                    self._request = replace(self._request, start=answer.next)
+                    continue
+                answer = refusal
+            await self._call.write(self._calls.encoded("Read", answer))
+            return
 
     async def _next(self) -> Answer | None:
         """What the service answers; None where the log is waited for, and did not exist for as long as a read waits."""
@@ -427,15 +430,21 @@ class _Read:
                 return too_many_wait()
             self._count_waiting(waits=True)
             if self._request.start is ReadFrom.LATEST:
-                # All that will be in the log is written after the call: who asked for that gets all of it.
+                # All that will be in the log is written after the call: who asked for that gets all of it, and hears at
+                # once that it is so.
                 self._request = replace(self._request, start=ReadFrom.OLDEST)
+                return None
             await self._unless_stopping(asyncio.sleep(LOOK_MS / 1000))
             if loop.time() >= until_s:
                 return None
 
     async def _ask(self) -> Answer:
-        calls = self._calls
-        return await self._unless_stopping(calls.ask(self._request, self._caller, 0, self._call)) or stopping()
+        calls, request = self._calls, self._request
+        if request.start is ReadFrom.LATEST:
+            # Answered at once: a client that loses its proxy before it knows where it began would begin at another one
+            # behind what was written meanwhile.
+            request = replace(request, wait_ms=0)
+        return await self._unless_stopping(calls.ask(request, self._caller, 0, self._call)) or stopping()
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What is waited for, None where the server began to stop before it came: it may have waited for long."""
@@ -447,20 +456,24 @@ class _Read:
         finally:
             await end_tasks([asking, stop], drop_errors=True)
 
-    async def _deliver(self, answer: Answer) -> Answer:
-        """Send what was read, or a refusal; return which of them it was. It counts until the client takes it."""
+    async def _deliver(self, answer: Delivery) -> Refusal | None:
+        """Send what was read, in as many responses as it takes; return why the Read ends, if it does. They count until
+        the client has taken all of them."""
         calls = self._calls
-        data = calls.encoded("Read", answer)
-        if isinstance(answer, Delivery) and calls.held_bytes + COPIES * len(data) > calls.limits.memory_bytes:
-            answer = over_capacity()
-            data = calls.encoded("Read", answer)
-        cost = COPIES * len(data)
+        try:
+            responses = await calls.read_responses(answer)
+        except DistributedLogError as error:
+            return cannot_be_sent("Read", error)
+        cost = COPIES * sum(map(len, responses))
+        if calls.held_bytes + cost > calls.limits.memory_bytes:
+            return over_capacity()
         calls.held_bytes += cost
         try:
-            await self._call.write(data)
+            for data in responses:
+                await self._call.write(data)
         finally:
             calls.held_bytes -= cost
-        return answer
+        return None
 
 
 class _Once:
@@ -479,8 +492,11 @@ class _Once:
             append._answered(self._correlation, self._cost, answer)
 
 
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
+def cannot_be_sent(name: str, error: DistributedLogError) -> Refusal:
+    """What is answered where the service's answer makes no message."""
+    logger.error("an answer to %s cannot be sent: %s", name, error)
+    text = f"it was done, and its answer cannot be sent: {error.message}"
+    return Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
 
 
 def stopping() -> Refusal:

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
+from dlspark.serving.bindings.grpc_hosts import CallsOfHosts
 from dlspark.serving.bindings.grpc_options import server_options
 from dlspark.serving.bindings.service import ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
@@ -70,7 +71,11 @@ class GrpcServer:
         """Listen on `host` ("" for all interfaces); port 0 takes a free one. Raises OSError where it is taken."""
         check(self._server is None and not self._closed, "a gRPC server is started once")
         self._calls = GrpcCalls(self._service, self.limits, self._names)
-        server = grpc.aio.server(options=server_options(self.limits), maximum_concurrent_rpcs=self.limits.calls)
+        server = grpc.aio.server(
+            interceptors=(CallsOfHosts(self.limits),),
+            options=server_options(self.limits),
+            maximum_concurrent_rpcs=self.limits.calls,
+        )
         server.add_generic_rpc_handlers((self._calls.handlers(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -20,6 +20,8 @@ class Caller:
     """`host:port`, for messages."""
     principal: str | None = None
     """Who it has proved to be; None where nothing is proved."""
+    grpc: bool = False
+    """Whether it speaks gRPC, and can be sent to proxies that do alone."""
 
 
 class ProxyService(Protocol):

@@ -1,8 +1,9 @@
 """`ReadRoutes`: which proxies a client's readers ask, and over which connections.
 
 Any proxy that reads can answer any poll, so there are no owners here: a log is read at the proxy that its hash gives
-it, so that the readers of all clients share what that proxy has read, and goes on at the next one where that fails.
-Where a stream was last read is remembered apart from who owns it.
+it, so that the readers of all clients share what that proxy has read, and goes on at the next one where that fails. A
+proxy that reads its share of all logs already names another one, which is asked then. Where a stream was last read is
+remembered apart from who owns it.
 
 What a poll may bring counts against its connection at the proxy, for as long as the poll waits. So readers have
 connections of their own, `READERS_PER_LANE` each: what they ask for together is half of what a proxy lets one

@@ -264,7 +264,12 @@ class AsyncProxyReader(OnOneLoop):
             future.set_exception(error)
             future.exception()  # it is raised by the next read, which may never come
 
-        asking = self._ask(self._request, settle, self._lane)
+        request = self._request
+        if request.start is ReadFrom.LATEST:
+            # Answered at once: where its proxy were lost before it has said where the reader begins, another one would
+            # begin behind what was written meanwhile.
+            request = replace(request, wait_ms=0)
+        asking = self._ask(request, settle, self._lane)
         if not future.done():
             self._asking = asking
 

@@ -19,7 +19,8 @@ refusal all the same, the outcome is unknown, unless none of its attempts is in 
 
 Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
 asked again only after a back-off, and when no other is left; proxies that name each other as owners are asked in turn,
-each time after a back-off, until one of the bounds is reached.
+each time after a back-off, until one of the bounds is reached. A read proxy that has its share of logs sends a read to
+another one: that counts for no attempt, or a bound of loads would make a log unreadable.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from dlspark.serving.protocol.operations import (
     FindOwner,
     MoveStream,
     OwnerFound,
+    ReadBatch,
     Reason,
     Refusal,
     ReleaseStream,
@@ -51,6 +53,8 @@ from dlspark.serving.routing.hosts import Route, address_of, is_address
 from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
+MOST_SENT_ON: Final = 2
+"""How often a read may be sent on by proxies without that it counts against `maxRedirects`."""
 MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
 UNREACHABLE: Final = "ProxyUnreachableError"
@@ -191,6 +195,10 @@ class RequestWay:
         self._target: str | None = None
         """Whom to ask after the back-off; None: whom the route chooses then."""
         self._last: Refusal | None = None
+        self._sent_on = 0
+        """How often a read was sent on, up to `MOST_SENT_ON`."""
+        self._unreached: list[str] = []
+        """Hosts that were named for a read, and not asked: they could not be reached not long ago."""
 
     @property
     def attempts(self) -> int:
@@ -304,6 +312,14 @@ class RequestWay:
         if rule is AnswerRule.FOLLOW:
             owner = _owner_in(refusal)
             if owner is not None and owner != address:
+                if isinstance(self._request, ReadBatch):
+                    if self._sent_on < MOST_SENT_ON:
+                        self._sent_on += 1
+                    if owner not in self._unreached and self._route.failed_lately(owner, now):
+                        # Proxies may announce addresses that cannot be reached from here. Not to wait for a connection
+                        # with each log, say that it was tried: who named it serves the log then.
+                        self._unreached.append(owner)
+                        return self._go(address, now)
                 self._ownerships.learn(stream, owner)
                 return self._go(owner, now)
             if owner is None and isinstance(self._request, DeleteStream):
@@ -353,7 +369,7 @@ class RequestWay:
             return self._time_up()  # the machine may have been suspended: timers come in any order then
         if self._is_spent():
             return self._too_often()
-        tried = tuple(dict.fromkeys(reversed(self._attempts)))[:MAX_TRIED_HOSTS]
+        tried = tuple(dict.fromkeys((*self._unreached, *reversed(self._attempts))))[:MAX_TRIED_HOSTS]
         self._attempts.append(address)
         self._round.add(address)
         self._target = None
@@ -368,7 +384,7 @@ class RequestWay:
         return AskHost(address, sent, len(self._attempts) - 1, wait_s)
 
     def _is_spent(self) -> bool:
-        return 0 <= self._limits.max_redirects < len(self._attempts)
+        return 0 <= self._limits.max_redirects < len(self._attempts) - self._sent_on
 
     def _too_often(self) -> Finished:
         last = self._last or _unreachable("no proxy is known")

@@ -115,7 +115,7 @@ class ThinClientSettings:
         BALANCE,
         "readBalance",
         "How far a read proxy may be above its share of the logs that this client reads: 1.25 is a quarter. Logs that "
-        "have no place at their own proxy are read at the next one. What other clients read does not count",
+        "have no place at their own proxy are read at the next one. The bound over all clients is the proxies' own",
         minimum=1.0,
         maximum=1_000.0,
         own=True,

@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -46,6 +46,8 @@ ALIVE: Final = "ALIVE"
 FRAMES: Final = "frames"
 """The named address at which a proxy of this project speaks frames; `GRPC`, where it speaks gRPC."""
 GRPC: Final = "grpc"
+LOGS_READ: Final = "logs-read"
+"""The named address at which a read proxy says how many logs it reads: where it speaks frames."""
 STATS: Final = "stats"
 """The named address of the page with health and metrics."""
 MAX_MEMBERS: Final = 10_000
@@ -80,7 +82,7 @@ class ProxyMember:
     endpoint: ProxyEndpoint
     """What clients dial, and what a location names."""
     endpoints: Mapping[str, ProxyEndpoint] = field(default_factory=lambda: MappingProxyType({}))
-    """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`, and `frames` and `grpc`."""
+    """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`."""
     shard: int = NO_SHARD
     status: str = ALIVE
     name: str = field(default="", compare=False)
@@ -100,6 +102,11 @@ class ProxyMember:
     def grpc(self) -> ProxyEndpoint | None:
         """Where it speaks gRPC; None where it does not."""
         return self.endpoints.get(GRPC)
+
+    @property
+    def logs_read(self) -> ProxyEndpoint | None:
+        """Where it says how many logs it reads; None for a write proxy, and one of an older release."""
+        return self.endpoints.get(LOGS_READ)
 
     @property
     def stats(self) -> ProxyEndpoint | None:
@@ -148,6 +155,14 @@ def write_proxy_member(
     """What a proxy announces: upstream's names for its addresses, and this project's."""
     named = {"aurora": stats, STATS: stats, "service": endpoint, "thrift": endpoint, FRAMES: endpoint, GRPC: grpc}
     return ProxyMember(endpoint, MappingProxyType({name: one for name, one in named.items() if one}), shard)
+
+
+def read_proxy_member(
+    endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
+) -> ProxyMember:
+    """The same of a read proxy, which says how many logs it reads."""
+    member = write_proxy_member(endpoint, shard, grpc=grpc, stats=stats)
+    return replace(member, endpoints=MappingProxyType({**member.endpoints, LOGS_READ: endpoint}))
 
 
 def _json_of(endpoint: ProxyEndpoint) -> dict[str, object]:

@@ -8,6 +8,8 @@ Refusal that says whether it may have been done.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from dlspark.serving.bindings.frames_client import FramesClient
@@ -27,8 +29,16 @@ MAX_PEERS: Final = 1_024
 class ProxyPeers:
     """The connections; for one running loop."""
 
-    def __init__(self, network: Network, *, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        network: Network,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_lost` is called with the address of a proxy whose connection ended."""
         self._network = network
+        self._on_lost = on_lost
         self._connect_timeout_ms = connect_timeout_ms
         self._clients: dict[str, FramesClient] = {}
         """By address, the one that was used last at the end."""
@@ -57,7 +67,12 @@ class ProxyPeers:
             async with lock:
                 client = self._clients.pop(address, None)
                 if client is None or client.closed:
-                    client = await FramesClient.connect(self._network, address, timeout_ms=self._connect_timeout_ms)
+                    client = await FramesClient.connect(
+                        self._network,
+                        address,
+                        timeout_ms=self._connect_timeout_ms,
+                        on_closed=partial(self._on_lost, address) if self._on_lost is not None else None,
+                    )
                 self._clients[address] = client
         finally:
             waiting = self._connecting.pop(address)[1] - 1

@@ -68,8 +68,8 @@ class AnswerKind(IntEnum):
 
 DLSN_KNOWN, REPEATED = 1, 2
 """Flags of WriteReceipt; Done has the first."""
-REGION, END_OF_STREAM = 1, 1
-"""The flag of ProxyInfo, and of Delivery."""
+REGION, LOGS_READ, END_OF_STREAM = 1, 2, 1
+"""The flags of ProxyInfo, and the one of Delivery."""
 LOCATION, ERROR, ACTUAL_NUMBER, ACTUAL_TEXT, ADVICE = 1, 2, 4, 8, 16
 """What a refusal says besides its code and message."""
 STORED, REFUSED = 0, 1
@@ -196,7 +196,7 @@ def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:
 def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     refusals = list(dict.fromkeys(result for result in answer.results if isinstance(result, Refusal)))
     texts = sum(len(one.message) + len(one.advice or "") for one in refusals)
-    cut = {one: _shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
+    cut = {one: shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
     places = {one: place for place, one in enumerate(dict.fromkeys(cut.values()))}
     head = Head()
     head.u32(len(places), "the number of refusals")
@@ -211,7 +211,8 @@ def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
 
 
-def _shortened(refusal: Refusal) -> Refusal:
+def shortened(refusal: Refusal) -> Refusal:
+    """A refusal of one of many records, where all of their texts together are too long."""
     return replace(refusal, message=refusal.message[:SHORT_MESSAGE], advice=None)
 
 
@@ -319,7 +320,11 @@ def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
         head.text(answer.region, "the region")
     head.u32(count, "the number of ownerships")
     head.append(listed)
-    return head.framed(AnswerKind.PROXY_INFO, REGION if answer.region is not None else 0, correlation)
+    flags = REGION if answer.region is not None else 0
+    if answer.logs_read is not None:
+        head.u32(answer.logs_read, "the number of logs")
+        flags |= LOGS_READ
+    return head.framed(AnswerKind.PROXY_INFO, flags, correlation)
 
 
 def _decode_info(frame: memoryview, flags: int) -> ProxyInfo:
@@ -334,8 +339,9 @@ def _decode_info(frame: memoryview, flags: int) -> ProxyInfo:
     for _ in range(reader.count(MAX_OWNERSHIPS, 4, "ownerships")):
         stream = reader.text("a stream")
         ownerships[stream] = reader.text("a location")
+    logs_read = reader.u32("the number of logs") if flags & LOGS_READ else None
     reader.finish()
-    return ProxyInfo(location, status, ownerships, max_request_bytes, region)
+    return ProxyInfo(location, status, ownerships, max_request_bytes, region, logs_read)
 
 
 # ---------------------------------------------------------------------- what was read
@@ -385,7 +391,7 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Answer]]]] = {
     AnswerKind.DONE: (DLSN_KNOWN, _decode_done),
     AnswerKind.OWNER_FOUND: (0, _decode_owner),
     AnswerKind.PROXY_LIST: (0, _decode_list),
-    AnswerKind.PROXY_INFO: (REGION, _decode_info),
+    AnswerKind.PROXY_INFO: (REGION | LOGS_READ, _decode_info),
     AnswerKind.DELIVERY: (END_OF_STREAM, _decode_delivery),
 }
 """The flags that a kind of answer may have, and what reads its frame and flags."""

@@ -8,9 +8,12 @@ proxy has it: what a proxy refuses is said there, not by an error of gRPC. Error
 
   INVALID_ARGUMENT    the message cannot be made sense of: an enum value is unknown, transaction ids do not fit the
                       payloads
-  RESOURCE_EXHAUSTED  the message, or what its client has under way, is above a limit of the proxy
+  RESOURCE_EXHAUSTED  the message, or what its client has under way, is above a limit of the proxy: not done. A message
+                      to the client is above the client's own limit where that is below 4 MiB, which is gRPC's default
   UNAVAILABLE         no proxy is there, or the connection was lost: a write under way may or may not be stored
   DEADLINE_EXCEEDED   the client's own deadline: a write under way may or may not be stored
+  UNIMPLEMENTED       the proxy is older than the call
+  any other           as UNAVAILABLE
 
 A field is never renumbered, retyped or given another meaning; one that is added may be left out by either side.
 What does not fit into that comes as a package of another version. The operations, the status codes and what a client
@@ -115,7 +118,7 @@ class Status(google.protobuf.message.Message):
         READ_CANCELLED: Status._Code.ValueType  # 1002
 
     class Code(_Code, metaclass=_CodeEnumTypeWrapper):
-        """The status codes of Apache DistributedLog."""
+        """The status codes of Apache DistributedLog. One that is unknown to a client is to be taken as INTERNAL_SERVER_ERROR."""
 
     UNSPECIFIED: Status.Code.ValueType  # 0
     SUCCESS: Status.Code.ValueType  # 200
@@ -166,7 +169,9 @@ class Status(google.protobuf.message.Message):
     class _AppliedEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Status._Applied.ValueType], builtins.type):
         DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
         NOT_SAID: Status._Applied.ValueType  # 0
-        """It was not refused: the code is SUCCESS."""
+        """It was not refused: the code is SUCCESS. With any other code, as a number that is unknown to a client, it is to be
+        taken as OUTCOME_UNKNOWN.
+        """
         NOT_APPLIED: Status._Applied.ValueType  # 1
         """Definitely not: a retry is safe."""
         REQUEST_WRONG: Status._Applied.ValueType  # 2
@@ -180,7 +185,9 @@ class Status(google.protobuf.message.Message):
         """Whether what was refused was done."""
 
     NOT_SAID: Status.Applied.ValueType  # 0
-    """It was not refused: the code is SUCCESS."""
+    """It was not refused: the code is SUCCESS. With any other code, as a number that is unknown to a client, it is to be
+    taken as OUTCOME_UNKNOWN.
+    """
     NOT_APPLIED: Status.Applied.ValueType  # 1
     """Definitely not: a retry is safe."""
     REQUEST_WRONG: Status.Applied.ValueType  # 2
@@ -323,16 +330,18 @@ class RequestContext(google.protobuf.message.Message):
     IS_RECORD_SET_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     checksum: builtins.int
-    """CRC-32 of the stream's name and what is written; a request that does not fit it is refused with CHECKSUM_FAILED."""
+    """CRC-32 of the stream's name and what is written; a request that does not fit it is refused with CHECKSUM_FAILED. A
+    Read's is not looked at.
+    """
     is_record_set: builtins.bool
-    """Each payload is a record set, encoded by the client."""
+    """Each payload is a record set, encoded by the client (docs/reference/records.md, "Record sets")."""
     timeout_ms: builtins.int
     """How long the client waits for the answer, 0 for ever: what nobody waits for any more is not begun."""
     @property
     def tried_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Proxies that were asked before, and did not answer or refused: each by its location, its address for frames, or the
-        address at which it speaks gRPC. A proxy that remembers one of them as the owner looks again, instead of answering
-        FOUND once more. At most 255; those that were asked since the last success are enough.
+        address at which it speaks gRPC, spelled as in ListProxies. A proxy that remembers one of them as the owner looks
+        again, instead of answering FOUND once more. At most 255; those that were asked since the last success are enough.
         """
 
     def __init__(
@@ -359,7 +368,9 @@ class ProducerStamp(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """1 to 256 bytes."""
     epoch: builtins.int
+    """From 0 on."""
     sequence: builtins.int
     """From 0 on in each epoch, without gaps."""
     def __init__(
@@ -391,14 +402,14 @@ class WriteRequest(google.protobuf.message.Message):
     """The client's choice; the answer repeats it. Of use in Append."""
     stream: builtins.str
     expected_sequence_id: builtins.int
-    """The sequence id that the first record gets."""
+    """The sequence id that the first record gets: how many records were written to the log before, 0 for an empty one."""
     fencing_token: builtins.bytes
     """A condition: the log's fencing token. Empty: the log has none."""
     atomic: builtins.bool
     @property
     def payloads(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """One record each. With a stamp, a condition or `atomic` all are stored or none, side by side in one entry; otherwise
-        each has its own fate.
+        each has its own fate. At most 16,384.
         """
 
     @property
@@ -407,7 +418,7 @@ class WriteRequest(google.protobuf.message.Message):
     def stamp(self) -> global___ProducerStamp: ...
     @property
     def expected_last(self) -> global___Dlsn:
-        """The DLSN of the log's last record."""
+        """The DLSN of the log's last record. A log without records has none."""
 
     @property
     def transaction_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -976,7 +987,9 @@ class ReadRequest(google.protobuf.message.Message):
         NOT_GIVEN: ReadRequest._Start.ValueType  # 0
         OLDEST: ReadRequest._Start.ValueType  # 1
         LATEST: ReadRequest._Start.ValueType  # 2
-        """Behind the last record that can be read now."""
+        """Behind the last record that can be read now. A response comes at once, and its `next` says where that is. (A
+        client that lost its proxy without one would begin behind what was written meanwhile.)
+        """
 
     class Start(_Start, metaclass=_StartEnumTypeWrapper):
         """A start that is not a position."""
@@ -984,7 +997,9 @@ class ReadRequest(google.protobuf.message.Message):
     NOT_GIVEN: ReadRequest.Start.ValueType  # 0
     OLDEST: ReadRequest.Start.ValueType  # 1
     LATEST: ReadRequest.Start.ValueType  # 2
-    """Behind the last record that can be read now."""
+    """Behind the last record that can be read now. A response comes at once, and its `next` says where that is. (A
+    client that lost its proxy without one would begin behind what was written meanwhile.)
+    """
 
     class _Form:
         ValueType = typing.NewType("ValueType", builtins.int)
@@ -1031,7 +1046,8 @@ class ReadRequest(google.protobuf.message.Message):
     """
     wait_for_log: builtins.bool
     """A log that does not exist is waited for, and then read from its begin where the start is OLDEST or LATEST: all of it
-    was written after the call. Left out, it is refused with LOG_NOT_FOUND.
+    was written after the call. Left out, it is refused with LOG_NOT_FOUND. A response without `next` says that there is
+    no log: to go on later, begin at OLDEST instead of LATEST.
     """
     @property
     def dlsn(self) -> global___Dlsn:
@@ -1108,7 +1124,7 @@ class ReadResponse(google.protobuf.message.Message):
     def status(self) -> global___Status: ...
     @property
     def next(self) -> global___Dlsn:
-        """Where to read on. Left out while the log does not exist: begin as before."""
+        """Where to read on. Left out while the log does not exist: begin as before, but at OLDEST instead of LATEST."""
 
     @property
     def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Record]: ...

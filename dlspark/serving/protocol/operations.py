@@ -194,6 +194,9 @@ class Handshake:
 
     stream_regex: str | None = None
     ownerships: bool = True
+    count_logs: bool = False
+    """From read proxy to read proxy: how many logs do you read? Over frames alone, to those that announce that they
+    know the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,6 +509,8 @@ class ProxyInfo:
     max_request_bytes: int = 0
     """The largest request that it takes, 0 where it does not say."""
     region: str | None = None
+    logs_read: int | None = None
+    """How many logs a read proxy reads; None where it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,16 @@ A location names a proxy by its port for frames, which a gRPC client cannot dial
 it. A refusal is the status of whatever message the call gives; every other answer has the status SUCCESS. Records that
 are read are messages of their own here: a program that reads by gRPC needs none of this project's formats.
 
+Clients of gRPC take messages of up to 4 MiB unless they are set otherwise, so that no answer is longer: a delivery
+comes in several responses, ownerships that do not fit are left out, and refusals of many records have short texts.
+
 Fault model: as for requests, an unknown enum value is a ProtocolError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from itertools import groupby, islice
 from struct import error as StructError
 from typing import Final, Protocol, TypeAlias
 
@@ -19,7 +22,8 @@ from google.protobuf.message import Message
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.serving.protocol import distributedlog_pb2 as pb
-from dlspark.serving.protocol.deliveries import encode_records, records_of
+from dlspark.serving.protocol.answer_frames import MAX_OWNERSHIPS, MAX_TEXTS_BYTES, shortened
+from dlspark.serving.protocol.deliveries import decode_records, encode_records, records_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -41,6 +45,15 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.rpc_requests import dlsn_from_pb, dlsn_to_pb
 from storage_node.errors import ProtocolError
+
+RESPONSE_RECORDS: Final = 4_096
+RESPONSE_BYTES: Final = 2 * 1024 * 1024
+"""How many records one response of a Read has at most, and bytes of their payloads, but for a record that is alone.
+Besides its payload a record takes up to 73 bytes. Making the messages of so many takes 10 ms."""
+OWNERSHIPS_BYTES: Final = 3 * 1024 * 1024
+"""A handshake's ownerships are hints: as many are listed as fit in this."""
+_ENTRY_BYTES: Final = 12
+"""What an entry of a map takes besides its texts, at most."""
 
 _CODES_IN_PB: Final = {code: pb.Status.Code.Value(code.name) for code in StatusCode}
 _CODES: Final = {number: code for code, number in _CODES_IN_PB.items()}
@@ -142,10 +155,12 @@ def _write_in_pb(answer: WriteReceipt | BulkReceipt, names: GrpcNames) -> pb.Wri
 
 def _bulk_in_pb(answer: BulkReceipt, names: GrpcNames) -> pb.WriteResponse:
     message = pb.WriteResponse(status=_success())
+    refusals = [result for result in answer.results if isinstance(result, Refusal)]
+    cut = sum(len(one.message) + len(one.advice or "") for one in refusals) > MAX_TEXTS_BYTES
     for result in answer.results:
         added = message.results.add()
         if isinstance(result, Refusal):
-            added.refusal.CopyFrom(status_to_pb(result, names))
+            added.refusal.CopyFrom(status_to_pb(shortened(result) if cut else result, names))
         else:  # field by field: a message of its own for each record takes four times as long
             place = added.dlsn
             place.segment, place.entry, place.slot = result
@@ -173,12 +188,18 @@ def _list_in_pb(answer: ProxyList, _: GrpcNames) -> pb.ListProxiesResponse:
 
 
 def _info_in_pb(answer: ProxyInfo, names: GrpcNames) -> pb.HandshakeResponse:
-    addresses = {one: names.grpc_address(one) for one in {answer.location, *answer.ownerships.values()}}
+    ownerships, left = {}, OWNERSHIPS_BYTES
+    for stream, location in islice(answer.ownerships.items(), MAX_OWNERSHIPS):
+        left -= len(stream.encode()) + len(location.encode()) + _ENTRY_BYTES
+        if left < 0:
+            break
+        ownerships[stream] = location
+    addresses = {one: names.grpc_address(one) for one in {answer.location, *ownerships.values()}}
     return pb.HandshakeResponse(
         status=_success(),
         location=answer.location,
         proxy_status=_PROXY_STATUSES_IN_PB[answer.status],
-        ownerships=answer.ownerships,
+        ownerships=ownerships,
         max_request_bytes=answer.max_request_bytes,
         region=answer.region or "",
         grpc_addresses={location: address for location, address in addresses.items() if address},
@@ -186,29 +207,44 @@ def _info_in_pb(answer: ProxyInfo, names: GrpcNames) -> pb.HandshakeResponse:
 
 
 def _delivery_in_pb(answer: Delivery, _: GrpcNames) -> pb.ReadResponse:
+    message = pb.ReadResponse(status=_success(), next=dlsn_to_pb(answer.next), end_of_stream=answer.end_of_stream)
     if answer.form is ReadForm.RECORDS:
-        records = [_record_in_pb(record) for record in records_of(answer)]
-        parts: list[bytes] = []
+        for record in records_of(answer):
+            _add_record(message, record)
     else:
-        records, parts = [], [bytes(part) for part in answer.parts]
-    return pb.ReadResponse(
-        status=_success(),
-        next=dlsn_to_pb(answer.next),
-        records=records,
-        parts=parts,
-        end_of_stream=answer.end_of_stream,
-    )
+        message.parts.extend(map(bytes, answer.parts))
+    return message
 
 
-def _record_in_pb(record: LogRecord) -> pb.Record:
-    return pb.Record(
-        dlsn=dlsn_to_pb(record.dlsn),
-        transaction_id=record.txid,
-        sequence_id=record.sequence_id,
-        payload=record.payload,
-        position=record.position,
-        flags=record.flags,
-    )
+def _add_record(message: pb.ReadResponse, record: LogRecord) -> None:
+    added = message.records.add()  # field by field: messages of its own for each record take twice as long
+    place = added.dlsn
+    place.segment, place.entry, place.slot = record.dlsn
+    added.transaction_id = record.txid
+    added.sequence_id = record.sequence_id
+    added.payload = record.payload
+    added.position = record.position
+    added.flags = record.flags
+
+
+def read_responses(answer: Delivery) -> Iterator[pb.ReadResponse]:
+    """The responses, one behind the other, that say a delivery: each is short enough for every client, and says where
+    to read on behind its own records. They are made as they are asked for. Raises as `records_of`."""
+    if answer.form is not ReadForm.RECORDS:
+        yield _delivery_in_pb(answer, NO_NAMES)
+        return
+    message, size = pb.ReadResponse(status=_success()), 0
+    for part in answer.parts:
+        for record in decode_records(part):
+            size += len(record.payload)
+            if message.records and (len(message.records) == RESPONSE_RECORDS or size > RESPONSE_BYTES):
+                message.next.CopyFrom(dlsn_to_pb(record.dlsn))
+                yield message
+                message, size = pb.ReadResponse(status=_success()), len(record.payload)
+            _add_record(message, record)
+    message.next.CopyFrom(dlsn_to_pb(answer.next))
+    message.end_of_stream = answer.end_of_stream
+    yield message
 
 
 TO_PB: Final[dict[type, Callable[..., Message]]] = {

@@ -8,6 +8,7 @@ Never trusts a peer: what cannot be made sense of is a ProtocolError, which a bi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_answers, rpc_requests
-from dlspark.serving.protocol.operations import Answer, ReadForm, Refusal, Request
+from dlspark.serving.protocol.operations import Answer, Delivery, ReadForm, Refusal, Request
 from metadata.foundation.errors import check
 
 _DESCRIPTOR: Final = pb.DESCRIPTOR.services_by_name["DistributedLog"]
@@ -77,6 +78,11 @@ def answer_to_pb(
     if correlation and isinstance(message, pb.WriteResponse):
         message.correlation = correlation
     return message
+
+
+def read_responses(answer: Delivery) -> Iterator[Message]:
+    """The responses of a Read that say what was read, in their order; see `rpc_answers.read_responses`."""
+    return rpc_answers.read_responses(answer)
 
 
 def answer_from_pb(message: rpc_answers.Response, *, form: ReadForm = ReadForm.RECORDS) -> Answer:

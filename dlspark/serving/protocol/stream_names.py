@@ -12,6 +12,9 @@ from typing import Final
 from metadata.distributedlog.log_names import InvalidLogNameError
 
 MAX_STREAM_BYTES: Final = 1024
+MAX_STREAM_PARTS: Final = 32
+"""Each component of a new log's name is a znode, which ZooKeeper keeps in memory with its whole path, and which stays
+when the log is deleted. Of a name of 500, which is a request of a kilobyte, it keeps a third of a megabyte."""
 SHOWN_CHARS: Final = 64
 """What an error repeats of a longer name."""
 
@@ -23,4 +26,14 @@ def check_stream_length(name: str) -> None:
         raise InvalidLogNameError(
             f"the name {name[:SHOWN_CHARS]!r}... has {length} bytes, proxies take {MAX_STREAM_BYTES}",
             advice="Choose a shorter name",
+        )
+
+
+def check_stream_parts(name: str) -> None:
+    """Raise InvalidLogNameError for a name of more than MAX_STREAM_PARTS components."""
+    parts = name.count("/") + 1
+    if parts > MAX_STREAM_PARTS:
+        raise InvalidLogNameError(
+            f"the name {name[:SHOWN_CHARS]!r}... has {parts} components, write proxies take {MAX_STREAM_PARTS}",
+            advice="Choose a name with fewer slashes",
         )

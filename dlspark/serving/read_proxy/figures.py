@@ -55,6 +55,7 @@ class ReadProxyFigures:
     entries_read: int = _count("Entries that were read from storage nodes, once for all readers at a place")
     chunks_decoded: int = _count("Chunks of entries that were made ready for a form")
     chunks_shared: int = _count("Times that a chunk was ready, for another reader had it made")
+    redirects: int = _count("Reads of logs that were sent to another read proxy, for this one has its share")
     deliveries: int = _count("Answers with records, and empty ones where nothing came in time")
     delivered_bytes: int = _count("Bytes of the records, entries or Arrow streams in them")
 

@@ -7,6 +7,7 @@ It begins in this order, and ends in the opposite one:
     service      what does the work (`service`)
     frames       the port, which is part of the proxy's location
     gRPC         the second binding, where it is asked for
+    peers        the other read proxies, which say how many logs they read
     member       last, in <namespace>/.read_proxy: only now do clients find it
 
 Stopping is graceful: it withdraws its member, so that nobody new comes; then readers that wait are refused with
@@ -35,12 +36,14 @@ from dlspark.serving.process.membership import (
     Announcement,
     ProxyEndpoint,
     ProxyMember,
+    read_proxy_member,
     watch_members,
-    write_proxy_member,
 )
 from dlspark.serving.process.page import ProxyPage
 from dlspark.serving.protocol.operations import ProxyKind
+from dlspark.serving.read_proxy.balance import SENT_S, ReadBalance
 from dlspark.serving.read_proxy.figures import figures_shown_in
+from dlspark.serving.read_proxy.peer_counts import PeerCounts
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from metadata.foundation.errors import CallerError, DistributedLogError, check
@@ -79,6 +82,7 @@ class ReadProxy:
         self._service: ReadProxyService | None = None
         self._announcement: Announcement | None = None
         self._directory = ProxyDirectory()
+        self._counts: PeerCounts | None = None
         self._serving = False
 
     @property
@@ -138,7 +142,7 @@ class ReadProxy:
         await frames.start(settings.host, settings.port)
         host = settings.advertised_host or socket.gethostname()
         grpc = await self._start_grpc(service)
-        self._member = write_proxy_member(
+        self._member = read_proxy_member(
             ProxyEndpoint(host, frames.port),
             settings.shard,
             grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
@@ -146,6 +150,12 @@ class ReadProxy:
         )
         service.location = self._member.location
         self._directory.use_own(self._member)
+        if settings.read_balance:
+            balance = service.balance = ReadBalance(
+                settings.read_balance, sent_s=max(SENT_S, settings.linger_ms / 1000)
+            )
+            self._counts = PeerCounts(balance, self._network, str(self._member.endpoint))
+            self._ending.push_async_callback(self._counts.close)
         for kind, folder in ((ProxyKind.WRITE, WRITE_PROXIES), (ProxyKind.READ, READ_PROXIES)):
             await self._watch(namespace, kind, folder)
         # Before the bindings end: they wait for answers, which readers at the end of a log would not get for long.
@@ -187,6 +197,8 @@ class ReadProxy:
 
         def changed(members: tuple[ProxyMember, ...]) -> None:
             self._directory.use(kind, members)
+            if kind is ProxyKind.READ and self._counts is not None:
+                self._counts.use_members(members)
 
         watch = await watch_members(namespace.store, join(namespace.uri.path, folder), changed)
         self._ending.push_async_callback(watch.close)

@@ -24,6 +24,7 @@ from dlspark.core.reading.beginnings import beginning
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.services import Services
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ReadFrom
 from dlspark.serving.read_proxy.chunks import ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
@@ -52,6 +53,8 @@ class FeedPlace:
     readers: set[PlacedReader] = field(default_factory=set)
     waiting: dict[PlacedReader, None] = field(default_factory=dict)
     """Those that have had everything and are called when more has come, in the order in which they began to wait."""
+    begun_s: float = 0.0
+    """When its turn began, by the loop's clock."""
     delivered_bytes: int = 0
     """What its readers were given in this turn."""
     ending: asyncio.TimerHandle | None = None
@@ -67,13 +70,15 @@ class ServingRoom:
     rings: RingBudget
     catch_up_rings: RingBudget
     chunks: Chunks
-    searches: asyncio.Semaphore
+    searches: FairTurns
     advance: Callable[[PlacedReader], None]
     """Called for a reader for which something has changed."""
     turn_over: Callable[[], None]
     """Called when a feed that caught up has ended."""
     failed: Callable[[ServedLog], None]
     """Called when the feed at the end has failed."""
+    catching_up: dict[FeedPlace, ServedLog] = field(default_factory=dict)
+    """Feeds that catch up, in the order in which their turns began."""
     lingering: OrderedDict[FeedPlace, ServedLog] = field(default_factory=OrderedDict)
     """Feeds that caught up and whose last reader has gone: others may come that begin where it began."""
 
@@ -176,8 +181,11 @@ class ServedLog:
 
     # ------------------------------------------------------------------ where a reader begins
 
-    async def position_of(self, start: DLSN | int | ReadFrom) -> DLSN:
-        """Where a reader that asks for `start` begins. Raises AlreadyTruncatedError, LogNotFoundError and others."""
+    async def position_of(self, start: DLSN | int | ReadFrom, address: str) -> DLSN:
+        """Where a reader that asks for `start` begins; `address` is its client's.
+
+        Raises AlreadyTruncatedError, LogNotFoundError and others.
+        """
         if start is ReadFrom.LATEST:
             position = await self._end()
         elif start is ReadFrom.OLDEST:
@@ -185,7 +193,7 @@ class ServedLog:
         elif isinstance(start, DLSN):
             position = start
         else:
-            async with self._room.searches:
+            async with self._room.searches.turn(address):
                 position = await self._log.find_txid(start)
         async with self._list_turn:
             segments = self._segments
@@ -238,7 +246,9 @@ class ServedLog:
         if self.place(reader, cursor):
             return False
         place = self._begin(cursor.position, catches_up=True)
+        place.begun_s = asyncio.get_running_loop().time()
         self.catching_up.append(place)
+        self._room.catching_up[place] = self
         self._enter(reader, cursor, place)
         return True
 
@@ -280,6 +290,7 @@ class ServedLog:
         if place not in self.catching_up:
             return
         self.catching_up.remove(place)
+        self._room.catching_up.pop(place, None)
         self._room.lingering.pop(place, None)
         if place.ending is not None:
             place.ending.cancel()

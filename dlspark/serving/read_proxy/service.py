@@ -6,6 +6,8 @@ does not, a session is opened: a task finds the position, and ends. A read that 
 no task, no polling. When entries come the feed calls all that wait, one after the other; a timer of the loop answers
 those for which nothing came in time with an empty delivery, which says where to go on.
 
+    no session, and the log is to be
+    read at another proxy              Refusal FOUND, which names it (`balance`)
     no session, or another position    open a session: log, position, place
     a place, and something there       Delivery
     a place, nothing there             wait in the feed's list
@@ -31,6 +33,7 @@ from typing import Any
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import (
+    AlreadyTruncatedError,
     OperationNotServedError,
     ReadError,
     ServiceUnavailableError,
@@ -39,6 +42,7 @@ from dlspark.errors import (
 )
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -51,8 +55,10 @@ from dlspark.serving.protocol.operations import (
     ReadBatch,
     Refusal,
     Request,
+    StatusCode,
 )
 from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.read_proxy.balance import ReadBalance, any_host
 from dlspark.serving.read_proxy.catch_up import CatchUpTurns
 from dlspark.serving.read_proxy.chunks import Chunks
 from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
@@ -61,6 +67,7 @@ from dlspark.serving.read_proxy.ring import RingBudget
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
 from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from dlspark.serving.routing.hosts import ProxyHost
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 
@@ -68,6 +75,9 @@ _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """How often readers that ask for nothing are looked for."""
+LONGEST_TURN_S = 2.0
+"""A turn to catch up ends after it while others wait, however little its readers have asked for: a few that ask for one
+byte after another kept all others from theirs for good."""
 REQUEST_BYTES = 64 * 1024
 """What a read proxy says that it takes: its requests are small."""
 
@@ -87,6 +97,8 @@ class ReadProxyService:
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
+        self.balance: ReadBalance | None = None
+        """Which logs other proxies are to read; None: none."""
         self._namespace = namespace
         self._directory = directory or ProxyDirectory()
         self._loop = asyncio.get_running_loop()
@@ -97,14 +109,14 @@ class ReadProxyService:
         self._openings: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._deliveries = self._delivered_bytes = self._catch_ups_begun = 0
+        self._deliveries = self._delivered_bytes = self._catch_ups_begun = self._redirects = 0
         self._room = ServingRoom(
             namespace,
             settings,
             rings=RingBudget(settings.rings_bytes),
             catch_up_rings=RingBudget(settings.max_catch_ups * settings.catch_up_bytes),
             chunks=Chunks(settings.decoded_bytes),
-            searches=asyncio.Semaphore(settings.max_searches),
+            searches=FairTurns(settings.max_searches),
             advance=self._advance,
             turn_over=self._turns.give_back,
             failed=self._log_failed,
@@ -120,7 +132,8 @@ class ReadProxyService:
                 # A read proxy owns nothing: the regular expression, which is the client's, is not tried.
                 status = ProxyStatus.DOWN if self._closed else ProxyStatus.WRITE_AND_ACCEPT
                 region = str(self._namespace.services.region_id)
-                reply(ProxyInfo(self.location, status, max_request_bytes=REQUEST_BYTES, region=region))
+                logs_read = len(self._logs) if request.count_logs else None
+                reply(ProxyInfo(self.location, status, {}, REQUEST_BYTES, region, logs_read))
                 return
             self._check_open()
             if isinstance(request, ReadBatch):
@@ -158,6 +171,7 @@ class ReadProxyService:
             decoded_bytes=chunks.kept_bytes,
             chunks_decoded=chunks.made,
             chunks_shared=chunks.shared,
+            redirects=self._redirects,
             deliveries=self._deliveries,
             delivered_bytes=self._delivered_bytes,
         )
@@ -178,6 +192,11 @@ class ReadProxyService:
             self._drop(session)
             session = None
         if session is None:
+            check_stream_length(request.stream)
+            refusal = self._read_elsewhere(request, caller)
+            if refusal is not None:
+                reply(refusal)
+                return
             session = self._open(request, caller)
         self._supersede(session)
         pending = session.pending = PendingRead(request, reply)
@@ -196,8 +215,33 @@ class ReadProxyService:
             wait_ms = min(wait_ms, request.context.timeout_ms)
         pending.timer = self._loop.call_later(wait_ms / 1000, self._supersede, session)
 
+    def _read_elsewhere(self, request: ReadBatch, caller: Caller) -> Refusal | None:
+        """The refusal that sends a reader to another proxy; None where the log is read here, or is to be."""
+        log = self._logs.get(request.stream)
+        if self.balance is None or (log is not None and not log.failed):
+            return None
+        location = self.balance.elsewhere(
+            request.stream,
+            len(self._logs),
+            request.context.tried_hosts,
+            self._loop.time(),
+            usable=self._speaks_grpc if caller.grpc else any_host,
+            client=caller.address if caller.grpc else None,
+        )
+        if location is None:
+            return None
+        self._redirects += 1
+        return Refusal(
+            StatusCode.FOUND,
+            f"the proxy reads {len(self._logs)} logs, its share of those that all read proxies read",
+            location=location,
+            advice=f"Read the log at {location}; or ask again, with the proxies that were asked as tried hosts",
+        )
+
+    def _speaks_grpc(self, host: ProxyHost) -> bool:
+        return self._directory.grpc_address(host.location) != ""
+
     def _open(self, request: ReadBatch, caller: Caller) -> ReaderSession:
-        check_stream_length(request.stream)
         self._sessions.check_room(caller)
         log = self._served(request.stream)
         session = ReaderSession(caller=caller, number=request.reader, log=log, asked=request.start)
@@ -209,7 +253,7 @@ class ReadProxyService:
     async def _find_position(self, session: ReaderSession) -> None:
         try:
             await asyncio.shield(session.log.opened)
-            position = await session.log.position_of(session.asked)
+            position = await session.log.position_of(session.asked, session.caller.address)
         except Exception as error:
             session.opening = None
             if not isinstance(error, DistributedLogError):
@@ -322,7 +366,9 @@ class ReadProxyService:
             return
         refusal = refusal_of(error)
         if session.cursor is not None:
-            note = f"Everything before {session.cursor.position} was delivered: another reader goes on there"
+            note = f"Everything before {session.cursor.position} was delivered"
+            if not isinstance(error, AlreadyTruncatedError):  # it says itself where there are records
+                note += ": another reader goes on there"
             refusal = replace(refusal, advice=f"{refusal.advice}. {note}" if refusal.advice else note)
         pending, session.pending = session.pending, None
         self._drop(session)  # before the reply, which may ask again
@@ -416,7 +462,16 @@ class ReadProxyService:
         for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
             if session.place is not None and session.place.catches_up:
                 session.log.leave(session)
+        if self._turns.contended:
+            self._end_long_turns(now)
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _end_long_turns(self, now: float) -> None:
+        """End the longest turns of those that took long, as many as others wait for."""
+        for place, log in list(self._room.catching_up.items())[: self._turns.waiting]:
+            if now - place.begun_s < LONGEST_TURN_S:
+                return
+            log.end_turn(place)
 
     def _opening(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from dlspark.errors import SettingsError
+from dlspark.serving.routing.bounded_load import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
+    REAL,
     TEXT,
     WHOLE,
     Kind,
@@ -113,6 +115,17 @@ class ReadProxySettings:
     )
     max_caller_readers: int = _own(10_000, "maxReadersPerConnection", "Readers of one connection")
     max_logs: int = _own(10_000, "maxLogs", "Logs that are read at the same time; readers of another one are refused")
+    read_balance: float = setting(
+        REAL,
+        BALANCE,
+        "readBalance",
+        "How far the proxy may be above its share of the logs that all read proxies read: 1.25 is a quarter. Readers "
+        "of a further log are sent to a proxy that has room. 0: without a bound, as where clients can reach no proxies "
+        "but those that they were given",
+        minimum=0.0,
+        maximum=1_000.0,
+        own=True,
+    )
     max_wait_ms: int = _own(
         60_000, "maxWaitMs", "Milliseconds that a read waits at the end of the log at most", minimum=0
     )
@@ -148,6 +161,11 @@ class ReadProxySettings:
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
+        if 0 < self.read_balance < 1:
+            raise SettingsError(
+                f"readBalance={self.read_balance} is below 1: not all logs would have a place",
+                advice="Take 1 or more, or 0 for no bound",
+            )
         if self.rings_bytes < self.ring_bytes:
             raise SettingsError(
                 f"ringsBytes={self.rings_bytes} is less than ringBytes={self.ring_bytes}, a single log's",

@@ -7,11 +7,12 @@ behind its hash that has room (consistent hashing with bounded loads, Mirrokni, 
     room    less than `ceil(balance * (logs placed + 1) / hosts that can be asked)` logs
     stays   a log keeps its place while its host can be asked, also when hosts join or other logs go
 
-What is placed, and what the bound counts, is what this client reads. Proxies do not say what others read, so the logs
-of many clients that read a few each lie as the ring's hash has it, which gives each host its share on average and
-promises no bound. In return clients that read the same logs mostly agree, because few logs overflow, and what a proxy
-has read is shared; where they do not, a log is read at two proxies. The number of logs is bounded, those that were
-asked for longest ago are dropped first.
+What is placed, and what the bound counts here, is what this client reads: it says which proxy is asked first. The logs
+of many clients that read a few each lie as the ring's hash has it. The bound over all clients is kept by the proxies
+(`read_proxy.balance`): one that has its share sends the client on, which the cache of owners remembers, and this route
+does not. Clients that read the same logs mostly agree, because few logs overflow, and what a proxy has read is shared;
+where they do not, a log is read at two proxies. The number of logs is bounded, those that were asked for longest ago
+are dropped first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost
+from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost
 from dlspark.serving.routing.ring import POINTS_PER_HOST, HostRing
 
 BALANCE: Final = 1.25
@@ -43,6 +44,8 @@ class BoundedRing:
     ) -> None:
         """`balance` is 1 or more; 1 gives each host its share exactly, and moves most logs off their own host."""
         self._ring = HostRing(hosts, points=points, blackout_s=blackout_s)
+        self._strangers = Blackouts(blackout_s)
+        """Hosts that a proxy named, and this client's list does not."""
         self._balance = balance
         self._max_placed = max_placed
         self._placed: dict[str, str] = {}
@@ -75,10 +78,17 @@ class BoundedRing:
     def failed(self, address: str, now: float) -> None:
         """Pass over a host for the length of a blackout. Its logs move as they are asked for."""
         self._ring.failed(address, now)
+        if address not in self._ring.addresses():
+            self._strangers.begin(address, now)
 
     def answered(self, address: str) -> None:
         """End a host's blackout."""
         self._ring.answered(address)
+        self._strangers.end(address)
+
+    def failed_lately(self, address: str, now: float) -> bool:
+        """Whether a host is in a blackout, listed or not."""
+        return self._ring.failed_lately(address, now) or address in self._strangers.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The place of a log, none of those in `tried`; it is given one where it has none. None: no host is left."""

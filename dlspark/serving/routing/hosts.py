@@ -91,6 +91,10 @@ class Route(Protocol):
         """A host answered: whatever was held against it is over."""
         ...
 
+    def failed_lately(self, address: str, now: float) -> bool:
+        """Whether a host's connection failed not long ago, and it has not answered since."""
+        ...
+
     def region_of(self, address: str) -> str | None:
         """The region that a host is in; None where regions are not told apart."""
         ...

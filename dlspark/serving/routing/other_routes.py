@@ -53,6 +53,10 @@ class ServerOrder:
         """End a host's blackout."""
         self._blackouts.end(address)
 
+    def failed_lately(self, address: str, now: float) -> bool:
+        """Whether a host is in a blackout."""
+        return address in self._blackouts.at(now)
+
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The host at the stream's place; where it was tried, the one at its place among the others, or behind that."""
         out = self._blackouts.at(now)
@@ -103,6 +107,10 @@ class SingleHost:
     def answered(self, address: str) -> None:
         """Nothing was held against it."""
 
+    def failed_lately(self, address: str, now: float) -> bool:
+        """False: it is asked whatever happened."""
+        return False
+
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The host, unless it was tried."""
         return None if self._address in tried else self._address
@@ -145,6 +153,10 @@ class RegionChain:
         """End the host's blackout where it is listed."""
         for _, route in self._regions:
             route.answered(address)
+
+    def failed_lately(self, address: str, now: float) -> bool:
+        """Whether the host is in a blackout where it is listed."""
+        return any(route.failed_lately(address, now) for _, route in self._regions)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The host of the first region that is available and has one left."""

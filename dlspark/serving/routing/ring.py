@@ -144,6 +144,10 @@ class HostRing:
         """End a host's blackout."""
         self._blackouts.end(address)
 
+    def failed_lately(self, address: str, now: float) -> bool:
+        """Whether a host is in a blackout."""
+        return address in self._blackouts.at(now)
+
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
         """The host of `stream`, none of those in `tried`; None where no other is left."""
         out = self.blacked_out(now)

@@ -26,6 +26,11 @@ _COUNTED: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _EVERYTHING: Final = (None, ".*")
 
 
+def takes_all(regex: str | None) -> bool:
+    """Whether every stream matches, so that nothing has to be tried."""
+    return regex in _EVERYTHING
+
+
 def matching(streams: Sequence[str], regex: str | None) -> Iterator[list[str]]:
     """The streams that match as a whole, in their order; all of them without an expression. Each step matches a slice.
 

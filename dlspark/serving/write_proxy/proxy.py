@@ -134,6 +134,8 @@ class WriteProxy:
         self._directory = ProxyDirectory()
         self._keeper: PlacementKeeper | None = None
         self._serving = self._stopping = False
+        self._twins: set[str] = set()
+        """Members with this proxy's number that were warned of."""
 
     # ------------------------------------------------------------------ what it is
 
@@ -349,6 +351,21 @@ class WriteProxy:
             self._service.owners_gone(gone)
         if self._keeper is not None:
             self._keeper.use_members(_without(members, self._member) if self._stopping else members)
+        if self._member is not None and self._member.shard >= 0:
+            self._warn_of_twins(_without(members, self._member), self._member.shard)
+
+    def _warn_of_twins(self, others: tuple[ProxyMember, ...], shard: int) -> None:
+        """Say once of another proxy that it has the same number, as with a copied file: two leaders of placement write
+        over each other's loads."""
+        for one in others:
+            if one.shard == shard and one.location not in self._twins:
+                self._twins.add(one.location)
+                _LOG.warning(
+                    "the proxy %s has number %d, too: give each a server_shard of its own, unless that one has died "
+                    "and its session is still to end",
+                    one.location,
+                    shard,
+                )
 
     def _readers_changed(self, members: tuple[ProxyMember, ...]) -> None:
         self._directory.use(ProxyKind.READ, members)

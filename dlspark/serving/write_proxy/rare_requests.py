@@ -20,6 +20,7 @@ from dlspark.errors import (
     StreamUnavailableError,
 )
 from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -35,8 +36,8 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     TakeStream,
 )
-from dlspark.serving.protocol.stream_names import check_stream_length
-from dlspark.serving.write_proxy.ownership_filter import matching
+from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
+from dlspark.serving.write_proxy.ownership_filter import matching, takes_all
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, same_proxy
 from dlspark.serving.write_proxy.streams.log_operations import (
     check_permitted,
@@ -74,6 +75,7 @@ class RareRequests:
         self._max_request_bytes = max_request_bytes
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._matching = FairTurns(1)
         self._closed = False
         self._at_once: Mapping[type, Callable[[TakenRequest], Answer | None]] = {
             Handshake: self._handshake,
@@ -139,17 +141,22 @@ class RareRequests:
         """The answer, or None where a task finds out first what matches the client's expression."""
         request = taken.request
         assert isinstance(request, Handshake)
-        wanted = matching(self._table.owned, request.stream_regex) if request.ownerships else iter(())
-        owned, more = next(wanted, []), next(wanted, None)
-        if more is None:
-            return self._introduction(owned)
-        self._run(taken, self._filtered([*owned, *more], wanted))
+        if not request.ownerships:
+            return self._introduction(())
+        wanted = matching(self._table.owned, request.stream_regex)
+        if takes_all(request.stream_regex):
+            return self._introduction(next(wanted))
+        self._run(taken, self._filtered(wanted, taken.caller.address))
         return None
 
-    async def _filtered(self, owned: list[str], wanted: Iterator[list[str]]) -> Answer:
-        for more in wanted:
+    async def _filtered(self, wanted: Iterator[list[str]], address: str) -> Answer:
+        owned: list[str] = []
+        more: list[str] | None = []
+        while more is not None:
             owned += more
-            await asyncio.sleep(0)
+            async with self._matching.turn(address):  # one step of all handshakes in a turn of the loop
+                more = next(wanted, None)
+                await asyncio.sleep(0)
         return self._introduction(owned)
 
     def _introduction(self, owned: Iterable[str]) -> ProxyInfo:
@@ -191,6 +198,7 @@ class RareRequests:
         request = taken.request
         assert isinstance(request, CreateStream)
         check_stream_length(request.stream)
+        check_stream_parts(request.stream)
         await create_stream(self._table.host.namespace, request)
         return Done()
 
@@ -226,6 +234,7 @@ class RareRequests:
         request, table = taken.request, self._table
         assert isinstance(request, TakeStream)
         check_stream_length(request.stream)
+        check_stream_parts(request.stream)
         check_permitted(await permissions_of(table.host.namespace, request.stream), request, request.stream)
         await read_ahead(table.host.namespace, request.stream)  # The source serves the stream until this is answered.
         stream = table.get(request.stream)

@@ -189,8 +189,11 @@ class WriteProxyService:
 
     def caller_gone(self, caller: Caller) -> None:
         """What this caller asked for and what was not begun is not begun any more."""
-        for stream in self._table:
+        waited = self._table.host.waited
+        for stream in list(waited):
             stream.caller_gone(caller)
+            if not stream.waits:
+                waited.discard(stream)
 
     def _write(self, taken: TakenRequest, request: WriteRecords, now: float) -> None:
         table, size = self._table, taken.size

@@ -412,7 +412,7 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "server_dlsn_version": _ONE_FORM,
     "server_threads": _ONE_LOOP,
     "server_mode": "a proxy always writes to storage nodes",
-    "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolCoreName of the log library names the pool",
+    "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolName of the log library names the pool",
     "server_resource_placement_refresh_interval_sec": "loads are computed every two minutes, as upstream's default",
 }
 """Upstream's keys that mean nothing here, and why: a proxy's file may have them (`configuration`), nothing else."""

@@ -58,7 +58,7 @@ def enable(spark: SparkSession, name: str = DEFAULT_NAME, *, uri: str | None = N
             f"Catalog {name} is {present}{f' at {present_uri}' if present_uri else ''} in this session already",
             advice='Choose another name: enable(spark, "other", uri=...)',
         )
-    _add_jar(spark, catalog_jar())
+    add_jar(spark)
     if uri is not None and present_uri is None:
         spark.conf.set(f"{key}.uri", uri)
     spark.conf.set(key, CATALOG_CLASS)
@@ -80,11 +80,17 @@ def check_version(version: str) -> None:
         )
 
 
-def _add_jar(spark: SparkSession, jar: Path) -> None:
-    """Bring the jar to the driver and the executors, once."""
+def add_jar(spark: SparkSession) -> None:
+    """Bring the jar to the driver and the executors of a session, once."""
+    jar = catalog_jar()
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.addArtifacts(str(jar))  # the server keeps one of each name, so this may be repeated
-        return
-    known = {Path(row[0]).name for row in spark.sql("LIST JARS").collect()}
-    if jar.name not in known:
+    elif not _is_loaded(spark):
         spark.sql(f"ADD JAR '{jar.as_uri()}'")
+
+
+def _is_loaded(spark: SparkSession) -> bool:
+    """Whether the driver finds the jar's classes. That Spark lists the jar does not say so: the `spark.jars` of a
+    session in a JVM that had one before reach the executors alone."""
+    loader = spark._jsparkSession.sharedState().jarClassLoader()
+    return loader.getResource(f"{CATALOG_CLASS.replace('.', '/')}.class") is not None

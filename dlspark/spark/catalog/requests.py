@@ -25,7 +25,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import creation_of, delete_unwritten_log
@@ -438,6 +438,11 @@ async def _about_rows(operation: str, request: Json, session: Mapping[str, str],
         await driver.close()
 
 
+def _ddl(kind: DataType) -> str:
+    """A column's type as Spark reads it back: what it takes `timestamp` for is up to `spark.sql.timestampType`."""
+    return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
+
+
 def _table(
     schema: StructType,
     comments: Mapping[str, str],
@@ -454,8 +459,7 @@ def _table(
     if log is not None:
         properties |= {"provider": FORMAT, "location": f"{handle.uri}/{log}"}
     columns = [
-        {"name": one.name, "type": one.dataType.simpleString(), "comment": comments.get(one.name, "")}
-        for one in schema.fields
+        {"name": one.name, "type": _ddl(one.dataType), "comment": comments.get(one.name, "")} for one in schema.fields
     ]
     is_log = log is not None
     return {

@@ -60,7 +60,8 @@ async def check_cookies(
     if not missing:
         raise CookieMismatchError(
             f"bookie {cookie.bookie_id} has {COOKIE_FILE} in all directories, but no cookie in metadata",
-            advice="Check zkServers and zkLedgersRootPath. If the node was given up, empty its directories",
+            advice="Check zkServers and zkLedgersRootPath, and that ZooKeeper has not lost its data. Only if the node "
+            "was decommissioned, empty its directories: dlspark bookie format",
             path=", ".join(directories),
         )
     _check_empty(disk, missing)
@@ -136,6 +137,7 @@ def _compare(expected: Cookie, found: Cookie, place: str, expansion: bool) -> No
     ]
     raise CookieMismatchError(
         f"this node is not the one that its data belongs to: {'; '.join(differences) or 'index directories differ'}",
-        advice="Start it with the id, directories and cluster it had, or with empty directories under a new id",
+        advice="Start it with the id, directories and cluster it had (a node whose address has changed keeps its id by "
+        "bookieId), or with empty directories under a new id",
         path=place,
     )

@@ -49,6 +49,7 @@ class SystemFile:
                 written = os.pwritev(self._descriptor, pieces, offset)
             except OSError as error:
                 if not (self.direct and error.errno == errno.EINVAL):
+                    self._name(error)
                     raise
                 self._give_up_direct()
                 continue
@@ -62,12 +63,16 @@ class SystemFile:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
-        data = os.pread(self._descriptor, length, offset)
-        while 0 < len(data) < length:
-            more = os.pread(self._descriptor, length - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
+        try:
+            data = os.pread(self._descriptor, length, offset)
+            while 0 < len(data) < length:
+                more = os.pread(self._descriptor, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            self._name(error)
+            raise
         return data
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
@@ -87,12 +92,24 @@ class SystemFile:
 
     def truncate(self, size: int) -> None:
         """Set the file's length; a longer one ends in zeros. Not durable before a sync. Raises OSError."""
-        os.ftruncate(self._descriptor, size)
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            self._name(error)
+            raise
 
     def sync_data(self) -> None:
         """fdatasync. Raises OSError; it must not be repeated then: the kernel may have dropped the pages that
         failed."""
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._name(error)
+            raise
+
+    def _name(self, error: OSError) -> None:
+        """Note the file in an error: the kernel names none for a descriptor, and a node has several disks."""
+        error.filename = self.path
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing. Syncs nothing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -30,6 +30,7 @@ BACKLOG: Final = 1024
 """Connections that wait in the kernel to be accepted."""
 ACCEPT_PAUSE_S: Final = 1.0
 """While none can be accepted: descriptors or memory are lacking."""
+SLICE_BYTES: Final = 64 * 1024
 REQUEST_TIMEOUT_S: Final = 10.0
 """For a request to arrive, and for its answer to leave."""
 TEXT: Final = "text/plain; charset=utf-8"
@@ -45,12 +46,12 @@ class Reply:
     status: HTTPStatus = HTTPStatus.OK
 
 
-Answer = Callable[[str], "Reply | None"]
-"""What is at a path; None: nothing."""
+Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
+"""What is at a path, or will be once it is made; None: nothing."""
 
 
 class HttpServer:
-    """Listens on one port, and answers by `answer`, which must not block."""
+    """Listens on one port, and answers by `answer`, which must not block: what takes long is to be awaited."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -134,18 +135,18 @@ class HttpServer:
             if len(head) > MAX_REQUEST_BYTES:
                 await self._refuse(connection)
                 return
-        await loop.sock_sendall(connection, self._respond(head))
+        await _send(connection, *await self._respond(head))
 
     async def _refuse(self, connection: socket.socket) -> None:
         """Say that the request is too large. What else is on its way is read: closing over it would lose the answer."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(connection, _encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
+        await _send(connection, *_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
         connection.shutdown(socket.SHUT_WR)
         for _ in range(MOST_READS_OF_REFUSED):
             if not await loop.sock_recv(connection, MAX_REQUEST_BYTES):
                 return
 
-    def _respond(self, head: bytes) -> bytes:
+    async def _respond(self, head: bytes) -> tuple[bytes, bytes]:
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
         target, _, version = rest.rpartition(" ")
         if not version.startswith("HTTP/1.") or not target.startswith("/"):
@@ -154,6 +155,8 @@ class HttpServer:
             return _encode(_error(HTTPStatus.METHOD_NOT_ALLOWED), with_body=True)
         try:
             reply = self._answer(target.partition("?")[0]) or _error(HTTPStatus.NOT_FOUND)
+            if not isinstance(reply, Reply):
+                reply = await reply
         except Exception:
             logger.exception("the answer to %s %s failed", method, target)
             reply = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -174,7 +177,19 @@ def _error(status: HTTPStatus) -> Reply:
     return Reply(f"{status.phrase}\n".encode(), TEXT, status)
 
 
-def _encode(reply: Reply, *, with_body: bool) -> bytes:
+async def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
+    """Send an answer. All clients may be given the same one, of megabytes: it is not copied for each of them, and what
+    a socket takes at once is a slice of it."""
+    loop, rest = asyncio.get_running_loop(), memoryview(body)
+    await loop.sock_sendall(connection, head)
+    while rest:
+        await loop.sock_sendall(connection, rest[:SLICE_BYTES])
+        await asyncio.sleep(0)
+        rest = rest[SLICE_BYTES:]
+
+
+def _encode(reply: Reply, *, with_body: bool) -> tuple[bytes, bytes]:
+    """The head and the body of an answer."""
     lines = [
         f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
         f"Content-Type: {reply.content_type}",
@@ -184,4 +199,4 @@ def _encode(reply: Reply, *, with_body: bool) -> bytes:
     if reply.status is HTTPStatus.METHOD_NOT_ALLOWED:
         lines.append("Allow: GET, HEAD")
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    return head + reply.body if with_body else head
+    return head, reply.body if with_body else b""

@@ -8,7 +8,7 @@ when an operator insists.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
@@ -19,6 +19,10 @@ from metadata.foundation.plurals import counted
 from metadata.store import MetadataStore
 
 POLL_S = 1.0
+
+
+def _some(ledgers: Sequence[int]) -> str:
+    return ", ".join(map(str, ledgers[:5])) + (" ..." if ledgers[5:] else "")
 
 
 class StillReferredToError(NotAppliedError):
@@ -101,7 +105,7 @@ class Cluster:
         if ledgers:
             naming = counted(len(ledgers), "ledger still names", "ledgers still name")
             raise StillReferredToError(
-                f"{naming} the bookie ({', '.join(map(str, ledgers[:5]))}{' ...' if ledgers[5:] else ''})",
+                f"{naming} the bookie ({_some(ledgers)})",
                 node=bookie_id,
                 advice="Have its ledgers replicated elsewhere first: dlspark bookie decommission; nothing was done",
             )
@@ -131,7 +135,13 @@ class Cluster:
             await self.mark(ledgers, bookie_id, now_ms)  # again: a mark may go while an ensemble still names the bookie
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
-                await self.check_unused(bookie_id)
+                naming = counted(len(ledgers), "ledger still names", "ledgers still name")
+                raise StillReferredToError(
+                    f"after {timeout_s:g} s {naming} the bookie ({_some(ledgers)}): its cookie is kept",
+                    node=bookie_id,
+                    advice="They stay marked, and auto-recovery goes on where it runs: dlspark autorecovery status "
+                    "shows it. Then decommission again",
+                )
             await asyncio.sleep(min(POLL_S, max(left, 0)))
             ledgers = await self.ledgers_of(bookie_id)
         await self.check_stopped(bookie_id)

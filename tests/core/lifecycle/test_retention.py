@@ -150,6 +150,18 @@ async def test_expired_segments_go_with_their_ledgers_when_the_next_segment_star
     assert namespace.counters["segments-purged"] == 2
 
 
+async def test_a_clock_that_jumps_ahead_of_the_metadata_stores_expires_nothing(world, caplog):
+    namespace, clock = await _timed(world)
+    clock.ms = int(time.time() * 1000)  # the metadata store's
+    log = await written(namespace, "ahead", SEGMENTS)
+    clock.hours(1000)
+    async with await log.open_writer() as writer:
+        await writer.write(writer.last_txid + 1, b"e")
+        await until(lambda: "ahead of the metadata" in caplog.text or namespace.counters["segments-purged"])
+    assert await payloads(log) == [*FLAT, b"e"]
+    assert len(await _ledgers(namespace)) == len(SEGMENTS) + 1
+
+
 async def test_sequence_ids_go_on_when_everything_before_the_newest_segment_is_purged(world):
     namespace, clock = await _timed(world, retention_hours=1)
     log = await written(namespace, "log", SEGMENTS)

@@ -352,8 +352,9 @@ async def test_a_reader_from_the_start_skips_what_was_truncated(namespace):
     assert (await log.first_record()).payload == b"b1"
     for start in (DLSN(1, 0, 1), DLSN(2, 0, 0)):
         async with await log.open_reader(start) as reader:
-            with pytest.raises(AlreadyTruncatedError, match="the log begins at 2:0:1"):
+            with pytest.raises(AlreadyTruncatedError, match="the log begins at 2:0:1") as caught:
                 await reader.read_next()
+            assert "another reader goes on there" not in str(caught.value), "it would fail there as well"
     assert await _read(log, DLSN(2, 0, 1)) == FLAT[4:]
 
 
@@ -518,6 +519,21 @@ async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_las
             await reader.read_next()
         assert failure.value.dlsn == DLSN(1, 2, 0)
         assert reader.position == DLSN(1, 1, 1)
+
+
+async def test_storage_nodes_that_are_away_are_not_named_with_every_attempt(world, caplog):
+    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=1, read_ahead_wait_ms=1)
+    log = await _written(namespace, "away", [[b"x"]])
+    for bookie in world.bookies:
+        bookie.stop()
+    async with await log.open_reader() as reader:
+        reading = asyncio.ensure_future(_drained(reader))
+        await until(lambda: namespace.counters["read-retried"] >= 20)
+        for bookie in world.bookies:
+            bookie.up = True
+        assert len(await asyncio.wait_for(reading, 20)) == 1
+    said = sum("cannot be read yet" in record.message for record in caplog.records)
+    assert 1 <= said <= namespace.counters["read-retried"].bit_length()
 
 
 async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(world):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
 from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import Producers, UnderWay, Written
+from dlspark.core.writing.producers import LAST_EPOCHS, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
     InvalidRecordError,
     NotAppliedError,
@@ -131,6 +131,25 @@ def test_a_producer_that_was_silent_for_too_long_is_not_taken_for_a_new_one() ->
         assert table.next_epoch("p") == table.next_epoch("another") == 4
         assert table.judge(request(-1, epoch=4)) is None
         assert table.judge(request(0, epoch=4)) is None
+
+
+@pytest.mark.parametrize("losses", [0, 1, 7])
+def test_no_producer_leaves_the_others_without_an_epoch(losses: int) -> None:
+    """The highest epoch, begun once, and forgotten: the log took no producer any more that was new."""
+    producers, limit = Producers(losses=losses), epoch_limit(losses)
+    for epoch in (2**63 - 1, limit, limit - LAST_EPOCHS + 1):
+        with pytest.raises(InvalidRecordError, match=f"is above {limit - LAST_EPOCHS}, the highest"):
+            producers.judge(request(-1, epoch=epoch))
+    epoch = limit - LAST_EPOCHS
+    for _ in range(3):
+        written(producers, -1, 0, epoch=epoch)
+        epoch += 1
+        assert producers.next_epoch("p") == epoch
+        with pytest.raises(InvalidRecordError, match="the highest that this log takes"):
+            producers.judge(request(-1, epoch=epoch + 1))
+    producers.snapshot(2 * DAY_MS, DAY_MS)
+    assert producers.next_epoch("another") == epoch
+    assert producers.judge(request(-1, name="another", epoch=epoch)) is None
 
 
 def test_what_is_known_is_not_held_against_what_others_forgot() -> None:

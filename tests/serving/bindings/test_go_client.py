@@ -180,6 +180,16 @@ def test_an_owner_that_another_proxy_names_is_asked_where_it_speaks_grpc(build: 
         assert [payload for _, payload in written(client, "owned", 3)] == ["by one of them", "0", "1"]
 
 
+def test_a_long_line_is_one_record_and_one_that_is_too_long_is_none(build: Build, tier: Tier) -> None:
+    with Client.connect(tier.uri) as client:
+        for turn, (line, refused) in enumerate([("x" * 100_000, False), ("y" * 3_000_000, True)]):
+            with go(build, "long", f"long-{turn}", *tier.writers) as writing:
+                _, errors = writing.communicate(f"{line}\n", timeout=60)
+            assert (writing.returncode, "TOO_LARGE_RECORD" in errors) == (int(refused), refused)
+        client.write("long", b"end")
+        assert [payload for _, payload in written(client, "long", 2)] == ["x" * 100_000, "end"]
+
+
 def test_a_producer_that_is_fenced_ends_with_the_reason(build: Build, tier: Tier) -> None:
     with Client.connect(tier.uri) as client, go(build, "fenced", "twin", *tier.writers) as writing:
         assert writing.stdin is not None

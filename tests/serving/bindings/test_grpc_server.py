@@ -16,6 +16,7 @@ from helpers.scripted_service import ScriptedService
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_options import client_options, server_options
@@ -23,6 +24,7 @@ from dlspark.serving.bindings.grpc_server import GrpcServer
 from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.membership import ProxyEndpoint, write_proxy_member
 from dlspark.serving.protocol import distributedlog_pb2 as pb
+from dlspark.serving.protocol.deliveries import encode_records
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -33,6 +35,7 @@ from dlspark.serving.protocol.operations import (
     MoveStream,
     ProxyKind,
     ReadBatch,
+    ReadForm,
     ReadFrom,
     Refusal,
     Request,
@@ -40,6 +43,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.rpc_answers import RESPONSE_RECORDS
 from dlspark.serving.protocol.rpc_messages import METHODS, SERVICE
 
 HEALTHY = health_pb2.HealthCheckResponse.SERVING
@@ -454,6 +458,54 @@ async def test_a_log_is_waited_for_and_read_from_its_begin(start):
         while not (answer := await call.read()).end_of_stream:
             assert not answer.HasField("next"), "nothing but a heartbeat that was on its way"
         assert (len(log.asked), log.asked[0].start) == (1, ReadFrom.OLDEST)
+
+
+async def test_who_reads_from_the_end_hears_at_once_where_that_is():
+    """A client that lost its proxy before would begin again at the end, behind what was written meanwhile."""
+    async with world() as it:
+        log = Log([b"entry"] * 2)
+        it.service.answer = log.answer
+        call = it.client.read(pb.ReadRequest(stream="s", at=pb.ReadRequest.LATEST, form=ENTRIES, heartbeat_ms=60_000))
+        assert (await call.read()).HasField("next")
+        await until(lambda: len(log.asked) > 1)
+        assert [(one.start, one.wait_ms) for one in log.asked[:2]] == [
+            (ReadFrom.LATEST, 0),
+            (DLSN(1, 2, 0), 60_000),
+        ]
+
+
+async def test_who_waits_for_a_log_at_its_end_hears_at_once_that_there_is_none():
+    """From then on all of it is new, to whichever proxy the client goes."""
+    async with world() as it:
+        it.service.answer = lambda *_: MISSING
+        wanted = pb.ReadRequest(stream="s", at=pb.ReadRequest.LATEST, wait_for_log=True, heartbeat_ms=60_000)
+        call = it.client.read(wanted)
+        beat = await call.read()
+        assert (beat.status.code, beat.HasField("next")) == (pb.Status.SUCCESS, False)
+        await until(lambda: it.service.count > 1)
+        assert [request.start for request in it.service.requests[:2]] == [ReadFrom.LATEST, ReadFrom.OLDEST]
+        call.cancel()
+
+
+async def test_a_delivery_of_many_records_comes_in_several_responses_each_of_which_says_where_it_ends():
+    records = [LogRecord(n, b"%d" % n, DLSN(7, n // 9, n % 9), n + 1, 0, n) for n in range(3 * RESPONSE_RECORDS)]
+    async with world() as it:
+        delivery = Delivery(ReadForm.RECORDS, DLSN(8, 0, 0), (encode_records(records),), end_of_stream=True)
+        it.service.answer = lambda *_: delivery
+        got = [answer async for answer in it.client.read(pb.ReadRequest(stream="s"))]
+        assert [len(answer.records) for answer in got] == [RESPONSE_RECORDS] * 3
+        assert [one.payload for answer in got for one in answer.records] == [record.payload for record in records]
+        assert [answer.next for answer in got] == [got[1].records[0].dlsn, got[2].records[0].dlsn, pb.Dlsn(segment=8)]
+        assert [answer.end_of_stream for answer in got] == [False, False, True]
+        await until(lambda: it.server.held_bytes == 0)
+
+
+async def test_what_cannot_be_sent_ends_a_read():
+    async with world() as it:
+        it.service.answer = lambda *_: Delivery(ReadForm.RECORDS, DLSN(8, 0, 0), (b"no batch",))
+        (refused,) = [answer async for answer in it.client.read(pb.ReadRequest(stream="s"))]
+        assert refused.status.code == pb.Status.UNEXPECTED
+        assert it.service.count == 1
 
 
 async def test_readers_that_wait_for_their_logs_are_bounded():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.scripted_service import ScriptedService, answer_to
 from helpers.serving_strangers import Honest, Stranger
 from helpers.waiting import until
@@ -35,6 +36,7 @@ LIMITS = GrpcLimits(
     streams_per_connection=50,
     calls=200,
     calls_per_host=150,
+    message_ms=2_000,
     message_bytes=1_000_000,
     metadata_bytes=8_192,
     append_requests=100,
@@ -374,6 +376,47 @@ async def more_calls_than_a_host_may_have(it: World) -> None:
         await channel.close()
 
 
+async def more_calls_of_headers_alone_than_there_are_places(it: World) -> None:
+    """gRPC counts a call before its message has come: those of one host leave places to the others."""
+    it.service.keep = True
+    strangers = [await it.stranger() for _ in range(8)]
+    for stranger in strangers:
+        calls = [frame(HEADERS, END_HEADERS, number, headers_of(WRITE_PATH)) for number in range(1, 90, 2)]
+        await stranger.send(BEGINNING + b"".join(calls))
+        await it.honest.served(5)
+    assert {type(request) for request in it.service.requests} <= {Handshake}
+    for stranger in strangers:
+        await stranger.close()
+
+
+async def more_watches_of_its_health_than_there_are_places(it: World) -> None:
+    options = (*client_options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{it.server.port}", options=options) for _ in range(8)]
+    states: list[asyncio.Future[object]] = []
+
+    def all_answered() -> bool:
+        return all(state.done() for state in states)
+
+    for channel in channels:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        states += [asyncio.ensure_future(watch(health_pb2.HealthCheckRequest()).read()) for _ in range(40)]
+        await until(all_answered)
+        await it.honest.served(5)
+    watched = await asyncio.gather(*states, return_exceptions=True)
+    assert sum(isinstance(one, health_pb2.HealthCheckResponse) for one in watched) == LIMITS.calls_per_host
+    for channel in channels:
+        await channel.close()
+
+
+async def a_call_whose_message_does_not_come(it: World) -> None:
+    stranger = await it.stranger()
+    opened = frame(HEADERS, END_HEADERS, 1, headers_of(WRITE_PATH))
+    await stranger.send(BEGINNING + opened + frame(DATA, 0, 1, struct.pack(">BI", 0, 5)))
+    heard = await stranger.hear(lambda heard: b"its message has not come within 2000 ms" in heard.data)
+    assert not heard.closed
+    await stranger.close()
+
+
 async def _outcome(call: Awaitable[bytes]) -> grpc.StatusCode:
     try:
         await call
@@ -475,6 +518,9 @@ ATTACKS: list[Callable[[World], Awaitable[None]]] = [
     calls_cancelled_in_a_storm,
     streams_without_messages,
     more_calls_than_a_host_may_have,
+    more_calls_of_headers_alone_than_there_are_places,
+    more_watches_of_its_health_than_there_are_places,
+    a_call_whose_message_does_not_come,
     more_than_all_may_hold,
     appends_that_are_not_answered,
     a_reader_that_takes_nothing,

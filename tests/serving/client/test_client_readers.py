@@ -19,7 +19,7 @@ from dlspark.errors import (
 )
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.reading import AsyncProxyReader
-from dlspark.serving.protocol.operations import Applied, Delivery, ReadBatch, ReadForm, Refusal, StatusCode
+from dlspark.serving.protocol.operations import Applied, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal, StatusCode
 from storage_node.errors import ProtocolError
 
 A = "a:1"
@@ -152,6 +152,11 @@ async def test_a_reader_may_begin_at_a_time_at_the_end_or_at_a_position():
         await asyncio.sleep(1)
         fleet.log("x").append((b"new",))
         assert (await waiting).payload == b"new"
+    # It hears at once where the end is: were the proxy lost before, another one would begin behind the new record.
+    polls = fleet[A].of(ReadBatch)
+    first, then = polls[[one.start for one in polls].index(ReadFrom.LATEST) :][:2]
+    assert first.wait_ms == 0
+    assert (then.start, then.wait_ms > 0) == (DLSN(1, 10, 0), True)
     for wrong in (True, 1.5, "soon"):
         with pytest.raises(CallerError):
             AsyncProxyReader(asker(fleet), "x", wrong)

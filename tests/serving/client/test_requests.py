@@ -56,11 +56,13 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.routing.bounded_load import BoundedRing
 from dlspark.serving.routing.hosts import ProxyHost, Route
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder
 from metadata.foundation.errors import InvariantViolation
 from storage_node.protocol.tables import Reaction
 
+READ = ReadBatch("s", ReadFrom.OLDEST)
 WRITE = WriteRecords("s", (b"x",))
 STAMPED = WriteRecords("s", (b"x",), stamp=ProducerStamp("p", 0, 0))
 RECEIPT = WriteReceipt(DLSN(1, 0, 0), 1)
@@ -293,6 +295,29 @@ def test_the_number_of_redirects_is_bounded() -> None:
     assert answer.code is StatusCode.STREAM_UNAVAILABLE
     assert not way.finished.in_doubt
     assert Way(limits=WayLimits(max_redirects=0)).answer(found("b:1")).finished.answer != RECEIPT
+
+
+def test_a_read_is_sent_on_though_its_attempts_are_used_up_but_not_for_ever() -> None:
+    way = Way(READ, WayLimits(max_redirects=0)).answer(found("b:1"))
+    assert way.asked.address == "b:1"
+    way.answer(found("c:1")).answer(found("d:1"))
+    answer = way.finished.answer
+    assert isinstance(answer, Refusal)
+    assert "3 attempts" in answer.message
+
+
+def test_a_read_is_not_sent_to_a_host_that_failed_lately_and_says_that_it_was() -> None:
+    route = BoundedRing([ProxyHost("a:1")])
+    way = Way(READ, WayLimits(max_redirects=0), route=route).answer(found("1;-1;far:1"))
+    assert way.asked.address == "far:1"
+    way.fail(sent=False)
+    assert isinstance(way.finished.answer, Refusal), "that was an attempt"
+    way = Way(READ, WayLimits(max_redirects=0), route=route).answer(found("1;-1;far:1")).resume()
+    assert (way.asked.address, way.asked.request.context.tried_hosts) == ("a:1", ("far:1", "a:1"))
+    way.answer(found("1;-1;far:1"))
+    assert way.asked.address == "far:1", "who named it does so again: it is asked"
+    way = Way(WRITE, route=route).answer(found("1;-1;far:1"))
+    assert way.asked.address == "far:1", "nobody else has the stream"
 
 
 def test_an_unavailable_host_loses_all_its_streams_and_a_refused_stream_only_itself() -> None:

@@ -341,6 +341,8 @@ _BY_VECTOR: dict[str, Request | Answer] = {
     "write with everything": _STAMPED,
     "find owner": FindOwner("flights"),
     "handshake": Handshake("flights.*"),
+    "count of logs wanted": Handshake(ownerships=False, count_logs=True),
+    "count of logs": ProxyInfo("1;0;host:8000", ProxyStatus.WRITE_AND_ACCEPT, logs_read=5),
     "read": ReadBatch("flights", DLSN(1, 2, 3), 4, ReadForm.ENTRIES),
     "receipt": WriteReceipt(DLSN(1, 2, 3), 1),
     "refusal": Refusal(StatusCode.FOUND, "there", "1;0;host:8000", Applied.NO, "OwnershipAcquireFailedError", 5, "go"),

@@ -56,6 +56,7 @@ from dlspark.serving.protocol.rpc_messages import (
     SERVICE,
     answer_from_pb,
     answer_to_pb,
+    read_responses,
     request_from_pb,
     request_to_pb,
 )
@@ -330,3 +331,51 @@ def test_a_proxy_of_a_kind_that_is_not_known_is_left_out_of_the_list() -> None:
     message.proxies.add(kind=pb.Proxy.WRITE, location="1;0;a:1", grpc_address="a:2")
     message.proxies.add(kind=7, location="1;0;b:1")  # type: ignore[arg-type]
     assert answer_from_pb(message) == ProxyList((ListedProxy(ProxyKind.WRITE, "1;0;a:1", "a:2"),))
+
+
+# ---------------------------------------------------------------------- how long answers get
+
+CLIENTS_TAKE = 4 * 1024 * 1024
+"""The longest message that a client of gRPC takes unless it is set otherwise."""
+
+
+def test_the_fates_of_many_records_are_short_enough_for_any_client() -> None:
+    refusals = tuple(Refusal(StatusCode.BK_TRANSMIT_ERROR, f"{n}{'w' * 600}", advice="a" * 600) for n in range(4_000))
+    message = answer_to_pb("Write", BulkReceipt(refusals))
+    assert isinstance(message, pb.WriteResponse)
+    assert len(message.results) == len(refusals)
+    assert message.results[5].refusal.message.startswith("5w")
+    assert message.ByteSize() < CLIENTS_TAKE
+    few = answer_to_pb("Write", BulkReceipt(refusals[:2]))
+    assert answer_from_pb(few) == BulkReceipt(refusals[:2])  # type: ignore[arg-type]
+
+
+def test_a_handshake_is_short_enough_for_any_client() -> None:
+    owned = {f"{n:05}-" + "s" * 240: "1;0;host:8000" for n in range(20_000)}
+    message = answer_to_pb("Handshake", ProxyInfo("1;0;host:8000", ProxyStatus.WRITE_AND_ACCEPT, owned), names=NAMES)
+    assert isinstance(message, pb.HandshakeResponse)
+    assert message.ByteSize() < CLIENTS_TAKE
+    assert 0 < len(message.ownerships) < len(owned)
+    assert dict(message.grpc_addresses) == ADDRESSES
+
+
+@pytest.mark.parametrize(("count", "payload"), [(9_000, b""), (200, bytes(20_000)), (3, bytes(1_040_364))])
+def test_what_is_read_comes_in_responses_that_are_short_enough_for_any_client(count: int, payload: bytes) -> None:
+    most = 2**62
+    records = [LogRecord(most, payload, DLSN(most, n, n), n + 1, 4, n - most) for n in range(count)]
+    parts = (encode_records(records[:-1]), encode_records(records[-1:]))
+    answers = list(read_responses(Delivery(ReadForm.RECORDS, DLSN(most + 1, 0, 0), parts, end_of_stream=True)))
+    assert max(answer.ByteSize() for answer in answers) < CLIENTS_TAKE
+    read = [answer_from_pb(travelled(answer)) for answer in answers]  # type: ignore[arg-type]
+    found = [records_of(one) for one in read if isinstance(one, Delivery)]
+    assert [record for some in found for record in some] == records
+    starts = [some[0].dlsn for some in found[1:]] + [DLSN(most + 1, 0, 0)]
+    assert [(one.next, one.end_of_stream) for one in read if isinstance(one, Delivery)] == [
+        (start, number == len(starts)) for number, start in enumerate(starts, 1)
+    ]
+
+
+def test_what_has_no_records_is_one_response() -> None:
+    for form in ReadForm:
+        delivery = Delivery(form, DLSN(1, 2, 3))
+        assert [answer_from_pb(one, form=form) for one in read_responses(delivery)] == [delivery]  # type: ignore[arg-type]

@@ -131,6 +131,22 @@ async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(w
     assert await asyncio.wait_for(idle.until(20), 20) is None
 
 
+async def test_a_reader_that_asks_for_little_again_and_again_does_not_keep_its_turn(
+    world: ReadWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """One for each turn that there is, and nobody else would ever catch up."""
+    monkeypatch.setattr("dlspark.serving.read_proxy.service.SWEEP_S", 0.01)
+    monkeypatch.setattr("dlspark.serving.read_proxy.service.LONGEST_TURN_S", 0.0)
+    namespace = await world.namespace()
+    service = await world.proxy(max_catch_ups=1, catch_up_idle_ms=60_000)
+    payloads = {name: await one_entry_each(namespace, name, 20, size=200) for name in ("a", "b")}
+    slow, other = Puller(service, "a", max_bytes=1), Puller(service, "b", caller=Caller("client:2"), max_bytes=1)
+    await slow.pull()
+    assert await asyncio.wait_for(other.until(20), 20) is None
+    assert await asyncio.wait_for(slow.until(20), 20) is None
+    assert [slow.payloads, other.payloads] == [payloads["a"], payloads["b"]]
+
+
 async def test_calls_of_one_connection_wait_for_their_turns_behind_each_other(world: ReadWorld):
     """Each call of gRPC is a caller of its own: a client that begins many must not keep another connection waiting."""
     namespace = await world.namespace()
@@ -245,6 +261,7 @@ async def test_truncation_is_an_error_with_the_way_on(world: ReadWorld):
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.error) == (StatusCode.TRUNCATED_TRANSACTION, "AlreadyTruncatedError")
     assert "2:1:0" in (refused.advice or "")
+    assert "another reader goes on there" not in (refused.advice or "")
     assert service.figures().readers == 0
     for start in (ReadFrom.OLDEST, DLSN.INITIAL, DLSN(2, 1, 0), 0):
         reader = Puller(service, "log", start)

@@ -113,6 +113,17 @@ def test_hosts_that_all_failed_are_asked_all_the_same() -> None:
     assert ring.pick("log", 1.0) is not None
 
 
+def test_a_host_that_a_proxy_named_is_known_to_have_failed_for_as_long_as_one_of_the_list() -> None:
+    ring = BoundedRing(HOSTS, blackout_s=10.0)
+    for address in ("10.9.9.9:4181", HOSTS[0].address):
+        ring.failed(address, 0.0)
+        assert (ring.failed_lately(address, 9.0), ring.failed_lately(address, 11.0)) == (True, False)
+        ring.failed(address, 20.0)
+        ring.answered(address)
+        assert not ring.failed_lately(address, 21.0)
+    assert not ring.failed_lately(HOSTS[1].address, 0.0)
+
+
 def test_what_is_placed_is_bounded() -> None:
     ring = BoundedRing(HOSTS, max_placed=10)
     for number in range(100):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from helpers.virtual_time import virtual_time
@@ -16,6 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
 from dlspark.core.writing.queued_writes import CheckedSet
 from dlspark.errors import CallerError
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -183,6 +184,108 @@ async def test_a_stream_that_ends_while_a_large_set_is_opened_refuses_it_and_wha
         assert await world.payloads("sets") == [b"before"]
 
 
+async def test_what_waited_behind_a_large_set_is_begun_over_many_turns_and_in_order() -> None:
+    """Two hundred sets, each of them small enough to be opened at once, kept all others waiting for a second."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await proxy.written("sets", b"before")
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        small = encode_record_set([bytes(250_000)] * 16, Compression.LZ4)
+        asked = [proxy.asked(WriteRecords("sets", (one,), SETS)) for one in (large, *[small] * 200)]
+        stream = proxy.service._table.get("sets")
+        assert stream is not None
+        most, behind = 0, None
+        while stream._waiting or stream._opening is not None:
+            before = len(stream._waiting)
+            await asyncio.sleep(0)
+            most = max(most, before - len(stream._waiting))
+            if behind is None and before < 150:
+                behind = proxy.asked(WriteRecords("sets", (b"behind",)))
+        assert most < 100
+        assert behind is not None
+        receipts = await answers([*asked, behind])
+        places = [one.dlsn for one in receipts if isinstance(one, WriteReceipt) and one.dlsn is not None]
+        assert len(places) == 202
+        assert places == sorted(places)
+
+
+@virtual_time
+async def test_who_asks_for_many_new_streams_does_not_keep_another_client_from_its_own() -> None:
+    """A thousand kept others waiting for more than a minute: also for logs that they took over from a dead owner."""
+    async with proxies() as world:
+        proxy = await world.proxy(max_opening=1)
+        order: list[str] = []
+        asked = []
+        for name in (*(f"greedy-{number}" for number in range(20)), "modest"):
+            one = proxy.asked(WriteRecords(name, (b"x",)), Caller(f"{name.partition('-')[0]}:{len(asked)}"))
+            one.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+            asked.append(one)
+        assert all(isinstance(one, WriteReceipt) for one in await answers(asked))
+        assert order.index("modest") < 3
+
+
+@virtual_time
+async def test_a_name_of_hundreds_of_components_makes_no_znodes() -> None:
+    """Sixty of them, made and deleted by requests of a kilobyte, left ZooKeeper without memory."""
+    async with proxies() as world:
+        proxy = await world.proxy()
+        await still_serves(proxy)
+        before = world.requests.total()
+        for name in ("/".join("a" * 500), "/".join("a" * 33)):
+            for request in (WriteRecords(name, (b"x",)), CreateStream(name), TakeStream(name, proxy.location)):
+                assert "components" in is_wrong(await proxy.ask(request), StatusCode.INVALID_STREAM_NAME).message
+        assert world.requests.total() == before
+        assert isinstance(await proxy.write("/".join("a" * 32), b"x"), WriteReceipt)
+
+
+@virtual_time
+async def test_a_client_that_goes_costs_no_look_at_streams_on_which_nothing_waits() -> None:
+    """Each call of gRPC is a client that goes: with ten thousand streams each took milliseconds."""
+    async with proxies() as world:
+        proxy, gone = await world.proxy(max_opening=1), Caller("gone:1")
+        for number in range(20):
+            await proxy.written(f"s{number}", b"x")
+        assert len(proxy.service._table.host.waited) == 20
+        proxy.service.caller_gone(gone)
+        assert not proxy.service._table.host.waited
+        first, waits = proxy.asked(WriteRecords("new", (b"x",))), proxy.asked(WriteRecords("newer", (b"x",)), gone)
+        proxy.service.caller_gone(gone)
+        assert {stream.name for stream in proxy.service._table.host.waited} == {"new"}
+        assert isinstance(await waits, Refusal)
+        assert isinstance(await first, WriteReceipt)
+        await proxy.ask(ReleaseStream("new"))
+        assert not proxy.service._table.host.waited, "nothing stays of a stream that has ended"
+
+
+async def test_a_large_set_is_not_opened_for_a_client_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, opened = threading.Event(), []
+
+    def slowly(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+        opened.append(len(payloads))
+        assert may_go_on.wait(60)
+        return opened_sets(payloads)
+
+    async with proxies() as world:
+        proxy = await world.proxy()
+        gone = Caller("gone:1")
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.stream.opened_sets", slowly)
+        large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
+        for name in ("a", "b"):
+            await proxy.written(name, b"before")
+        stays = proxy.asked(WriteRecords("a", (large,), SETS))
+        goes = proxy.asked(WriteRecords("b", (large, large), SETS), gone)
+        await until(lambda: opened == [1])
+        proxy.service.caller_gone(gone)
+        refused = await goes
+        assert isinstance(refused, Refusal)
+        assert refused.applied is Applied.NO
+        may_go_on.set()
+        assert isinstance(await stays, WriteReceipt)
+        await proxy.written("b", b"behind")
+        assert opened == [1]
+        assert await world.payloads("b") == [b"before", b"behind"]
+
+
 # ---------------------------------------------------------------------- names and numbers
 
 
@@ -272,6 +375,35 @@ async def test_a_costly_expression_is_matched_a_slice_at_a_time_and_others_are_a
         assert isinstance(answer, ProxyInfo)
         assert list(answer.ownerships) == names
         await still_serves(proxy)
+
+
+@virtual_time
+async def test_many_costly_expressions_are_matched_one_step_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand handshakes took a step each, and all others waited for all of those."""
+    steps = 0
+
+    def costly(streams: Sequence[str], regex: str | None) -> Iterator[list[str]]:
+        nonlocal steps
+        for stream in streams:
+            steps += 1
+            yield [stream]
+
+    monkeypatch.setattr("dlspark.serving.write_proxy.rare_requests.matching", costly)
+    async with proxies() as world:
+        proxy = await world.proxy()
+        for number in range(5):
+            await proxy.written(f"s{number}", b"x")
+        asked = [proxy.asked(Handshake("s.*"), Caller(f"host:{number}")) for number in range(40)]
+        assert not steps
+        while not all(one.done() for one in asked):
+            before = steps
+            await asyncio.sleep(0)
+            assert steps - before <= 1
+        for answer in await answers(asked):
+            assert isinstance(answer, ProxyInfo)
+            assert len(answer.ownerships) == 5
 
 
 @virtual_time

@@ -159,6 +159,23 @@ async def test_a_proxy_is_found_where_it_listens_and_writes() -> None:
 
 
 @virtual_time
+async def test_proxies_with_one_number_warn_of_each_other_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with tiers() as tier:
+        first, other = await tier.add(server_shard=0), await tier.add(server_shard=1)
+        unnumbered = [await tier.add(), await tier.add()]
+        await asyncio.sleep(1)
+        assert "too: give each a server_shard" not in caplog.text
+        twin = await tier.add(server_shard=0)
+        await asyncio.sleep(1)
+        said = [one.getMessage() for one in caplog.records if "too: give each a server_shard" in one.getMessage()]
+        assert sorted(line.split()[2] for line in said) == sorted([first.location, twin.location])
+        await tier.add()  # another change of the members
+        await asyncio.sleep(1)
+        assert sum("too: give each a server_shard" in one.getMessage() for one in caplog.records) == 2
+        assert all(one.serving for one in (other, *unnumbered))
+
+
+@virtual_time
 async def test_a_foreign_owner_is_answered_at_once() -> None:
     async with tiers() as tier:
         first, second = await tier.add(), await tier.add()

@@ -94,6 +94,18 @@ def test_a_log_is_read_by_name_with_its_columns(sql: SparkSession, flights: str)
     assert bytes(read[7].value) == f"{flights}:{MS + 7}".encode()
 
 
+def test_a_session_that_takes_timestamp_for_one_without_a_zone_reads_tables(sql: SparkSession, flights: str) -> None:
+    asked = f"SELECT min(timestamp), count(*) FROM dlog.{flights} WHERE timestamp >= '1970-01-01 00:16:40.225'"
+    usual = rows(sql, asked), sql.table(f"dlog.{flights}").schema, sql.table("dlog.bookies").schema
+    sql.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert (rows(sql, asked), sql.table(f"dlog.{flights}").schema, sql.table("dlog.bookies").schema) == usual
+        assert usual[0][0][1] == len(sql.table(f"dlog.{flights}").where("transaction_id >= 1000225").collect()) == 5
+        assert len(rows(sql, "SELECT registered_at FROM dlog.bookies WHERE registered_at IS NOT NULL")) == 4
+    finally:
+        sql.conf.unset("spark.sql.timestampType")
+
+
 def test_columns_filters_and_limits_reach_the_source(sql: SparkSession, flights: str) -> None:
     later = sql.sql(f"SELECT transaction_id FROM dlog.{flights} WHERE timestamp >= timestamp'1970-01-01 00:16:40.225'")
     assert [row[0] for row in later.collect()] == [MS + n for n in range(225, 230)]

@@ -32,6 +32,8 @@ from dlspark.serving.process.membership import (
     write_proxy_member,
 )
 from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.read_proxy.balance import ReadBalance
+from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.spark.announced_proxies import announced_proxies
 from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.registry import Scope
@@ -93,6 +95,27 @@ async def through(
         return await taken(ProxyEntries(proxies, spans), spans)
     finally:
         await proxies.close()
+
+
+@pytest.mark.parametrize("other_runs", [True, False])
+async def test_a_task_is_sent_to_the_proxy_that_has_room_and_served_where_it_cannot_go(
+    world: World, fleet: ProxyFleet, other_runs: bool
+) -> None:
+    """Also where each proxy is asked once, and the list has one."""
+    balance = fleet[A].service.balance = ReadBalance(1.0)
+    balance.use_members([ProxyHost(B)])
+    balance.heard(B, 0)
+    fleet[B].up = other_runs
+    for log in ("first", "second", "third"):
+        await world.create(log)
+        await world.write(log, range(25))
+        driver = await world.driver(Scope.SOURCE_BATCH, log=log)
+        (spans,) = await planned(driver)
+        outage_ms = 0 if other_runs else PATIENT_MS
+        assert await through(fleet, spans, outage_ms=outage_ms, addresses=(A,)) == await direct(driver, spans)
+    asked = {log: {one.stream for one in fleet[log].asked} for log in (A, B)}
+    assert asked == {A: {"first", "second", "third"}, B: {"second"} if other_runs else set()}
+    assert fleet[A].service.figures().logs == (2 if other_runs else 3)
 
 
 async def large_log(world: World, name: str = "large", entries: int = 60) -> str:

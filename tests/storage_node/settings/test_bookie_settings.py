@@ -82,6 +82,8 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "no ledger directory": ({"ledgerDirectories": ""}, "names no directory"),
     "a directory twice": ({"ledgerDirectories": "/l,/l"}, "twice"),
     "marks the wrong way round": ({"diskUsageThreshold": "0.5", "diskUsageLwmThreshold": "0.9"}, "does not hold"),
+    "percent in place of a fraction": ({"diskUsageThreshold": "95"}, "with 95.0 and 95.0.*0.95 is 95 percent"),
+    "percent of the warning": ({"diskUsageWarnThreshold": "90"}, "with 90.0.*0.9 is 90 percent"),
     "a compaction that never ends": ({"majorCompactionThreshold": "1.0"}, "not below 1"),
     "minor above major": ({"minorCompactionThreshold": "0.9"}, "above majorCompactionThreshold"),
     "compaction more often than collection": ({"minorCompactionInterval": "60"}, "shorter than gcWaitTime"),

@@ -192,11 +192,12 @@ class RecentRate:
         self._amounts[second % RECENT_S] += amount
         self._total += amount
 
-    def per_second(self, now_s: float) -> float:
-        """The mean; over the time since it was made, where that is shorter than a minute."""
-        if int(now_s) != self._second:
-            self._move_to(int(now_s))
-        return self._total / min(RECENT_S, max(1.0, now_s - self._began_s))
+    def per_second(self, now_s: float, more: int = 0) -> float:
+        """The mean, with `more` that is not noted yet; over the time since it was made, where that is shorter than a
+        minute. It changes nothing: any thread may call it."""
+        passed = range(self._second + 1, min(int(now_s), self._second + RECENT_S) + 1)
+        left = self._total - sum([self._amounts[second % RECENT_S] for second in passed])
+        return (left + more) / min(RECENT_S, max(1.0, now_s - self._began_s))
 
     def _move_to(self, second: int) -> None:
         for passed in range(self._second + 1, min(second, self._second + RECENT_S) + 1):
@@ -228,14 +229,12 @@ class AcquireLimit:
         self._since_s, self._count, self._size = now_s, 0, 0
 
     def requests_per_second(self, now_s: float) -> float:
-        """The mean of writes."""
-        self._turn(now_s)
-        return self._requests.per_second(now_s)
+        """The mean of writes. Any thread may call it."""
+        return self._requests.per_second(now_s, self._count)
 
     def bytes_per_second(self, now_s: float) -> float:
-        """The mean of bytes."""
-        self._turn(now_s)
-        return self._bytes.per_second(now_s)
+        """The mean of bytes. Any thread may call it."""
+        return self._bytes.per_second(now_s, self._size)
 
     def is_over(self, settings: WriteProxySettings, now_s: float) -> bool:
         """Whether no other stream should be taken."""

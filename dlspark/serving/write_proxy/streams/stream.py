@@ -148,10 +148,11 @@ class ProxyStream:
         self._host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
         taken.on_end = self._ended
-        if self._on_request is OnRequest.RUN and self._opening is None:
+        if self._on_request is OnRequest.RUN and self._opening is None and not self._waiting:
             self._begin(taken)
         elif self._on_request is not OnRequest.REFUSE:
             self._waiting.append(taken)
+            self._host.waited.add(self)
             if self.state is StreamState.UNINITIALIZED:
                 self.start()
         else:
@@ -193,15 +194,20 @@ class ProxyStream:
         if self.state is StreamState.UNINITIALIZED:
             self._happened(StreamEvent.GIVE_UP)
 
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait to be begun."""
+        return bool(self._waiting) or self._opening is not None
+
     def caller_gone(self, caller: Caller) -> None:
         """Nobody waits for the answers of what this caller asked: what waits is not begun."""
-        if any(taken.caller is caller for taken in self._waiting):
-            gone = WriteCancelledError("the client has gone; the request was not begun", log=self.name)
-            kept = [taken for taken in self._waiting if taken.caller is not caller]
-            dropped = [taken for taken in self._waiting if taken.caller is caller]
-            self._waiting = deque(kept)
-            for taken in dropped:
-                taken.fail(gone)
+        dropped = [taken for taken in self._waiting if taken.caller is caller]
+        if dropped:
+            self._waiting = deque([taken for taken in self._waiting if taken.caller is not caller])
+        if self._opening is not None and self._opening.caller is caller:
+            dropped.append(self._opening)
+        for taken in dropped:
+            taken.fail(WriteCancelledError("the client has gone; the request was not begun", log=self.name))
 
     async def refresh_permissions(self) -> None:
         """Look at the log's access control again. Raises what the metadata store does."""
@@ -237,30 +243,42 @@ class ProxyStream:
         """Open its record sets in a thread, and begin it then: the other streams have their turns meanwhile."""
         check_record_sets(request)
         self._opening = taken
+        self._host.waited.add(self)
         self._host.run(self._open_sets_of(taken, request))
 
     async def _open_sets_of(self, taken: TakenRequest, request: WriteRecords) -> None:
         try:
-            async with self._host.opening_sets:
-                taken.sets = await self._loop.run_in_executor(None, opened_sets, request.payloads)
+            async with self._host.opening_sets.turn(taken.caller.address):
+                if not (taken.answered or taken.is_too_late(self._loop.time())):
+                    taken.sets = await self._loop.run_in_executor(None, opened_sets, request.payloads)
         except Exception as error:
             _LOG.exception("the record sets of a request on %s could not be opened", self.name)
             taken.fail(error)
         self._opening = None
         self._waiting.appendleft(taken)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what waits, or refuse it; until the stream is closed it waits on."""
         if self._on_request is OnRequest.RUN:
             self._run_waiting()
         elif self._on_request is OnRequest.REFUSE:
             self._refuse_waiting()
 
     def _run_waiting(self) -> None:
-        now = self._loop.time()
+        """Begin what waits, in order. Tens of thousands may, and each may be a record set of milliseconds: what a turn
+        of the loop has no time for is for the next ones, and what comes meanwhile waits behind it."""
+        turns, now = self._host.turns, self._loop.time()
+        deadline = turns.now() + turns.share_s
         while self._waiting and self._on_request is OnRequest.RUN and self._opening is None:
             taken = self._waiting.popleft()
             if taken.is_too_late(now):
                 taken.fail(too_late_error(self.name))
             elif not taken.answered:
                 self._begin(taken)
+            if self._waiting and turns.now() > deadline:
+                turns.join(self._go_on)
+                return
 
     def _refuse_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -373,7 +391,7 @@ class ProxyStream:
         In short stays: of two proxies that wait, the second learns then that the first one has it.
         """
         try:
-            async with self._host.opening:
+            async with self._host.opening.turn(self._waiting[0].caller.address if self._waiting else ""):
                 return await self._open_log(0)
         except OwnershipAcquireFailedError as error:
             if not self._waits_for(error.owner):

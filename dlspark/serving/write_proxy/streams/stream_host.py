@@ -1,4 +1,7 @@
-"""`StreamHost`: what the streams of a write proxy share, and whom they tell what becomes of them."""
+"""`StreamHost`: what all streams of a write proxy share: its namespace, its bounds, its turns, whom they tell. No I/O.
+
+Fault model: none of its own. What it counts and keeps is bounded by the streams of the proxy.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import Final, Protocol
 
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.bindings.service import Caller
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.routing.hosts import is_address
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
 from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
 from metadata.foundation.plurals import counted
+from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -23,12 +29,18 @@ FOUND_LOG_S: Final = 1.0
 the others for all of its streams, several times a second, until its session has ended."""
 
 
-class NamedStream(Protocol):
-    """A stream, as far as its host is concerned."""
+class HostedStream(Protocol):
+    """What is asked of a stream (`streams.ProxyStream`)."""
+
+    name: str
 
     @property
-    def name(self) -> str:
-        """Its log's name."""
+    def waits(self) -> bool:
+        """Whether requests wait to be begun."""
+        ...
+
+    def caller_gone(self, caller: Caller) -> None:
+        """What this caller asked and was not begun is not begun any more."""
         ...
 
 
@@ -40,14 +52,19 @@ class StreamHost:
     location: str
     settings: WriteProxySettings
     traffic: RequestsUnderWay
-    opening: asyncio.Semaphore
-    opening_sets: asyncio.Semaphore
+    opening: FairTurns
+    opening_sets: FairTurns
     """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
+    turns: Turns
+    """Streams on which so much waited that one turn of the loop is too short for it."""
+    waited: set[HostedStream]
+    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
+    must not cost a look at ten thousand others."""
     tasks: set[asyncio.Task[None]]
     """What runs for streams, until it has ended."""
     on_owned: Callable[[str, bool], None]
     """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
-    on_removed: Callable[[NamedStream], None]
+    on_removed: Callable[[HostedStream], None]
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
     """Called with the reason when the process has to end."""

@@ -15,14 +15,16 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
-from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
 from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
-from dlspark.serving.write_proxy.streams.stream_host import NamedStream, StreamHost
+from dlspark.serving.write_proxy.streams.stream_host import HostedStream, StreamHost
 from metadata.foundation.tasks import end_tasks
+from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -57,8 +59,10 @@ class StreamTable:
             location=location,
             settings=settings,
             traffic=RequestsUnderWay(),
-            opening=asyncio.Semaphore(settings.max_opening),
-            opening_sets=asyncio.Semaphore(1),
+            opening=FairTurns(settings.max_opening),
+            opening_sets=FairTurns(1),
+            turns=Turns(loop.time),
+            waited=set(),
             tasks=set(),
             on_owned=self._owned_changed,
             on_removed=self._removed,
@@ -86,8 +90,8 @@ class StreamTable:
 
     @property
     def owned(self) -> list[str]:
-        """Names of the streams that are served here."""
-        return [name for name, stream in self._streams.items() if stream.owned]
+        """Names of the streams that are served here. May be called from any thread."""
+        return [name for name, stream in list(self._streams.items()) if stream.owned]
 
     def use_settings(self, settings: WriteProxySettings) -> None:
         """Let other limits and time-outs hold; the converter, and how many are opened at a time, stay as they were."""
@@ -125,6 +129,7 @@ class StreamTable:
         if self.status is not ProxyStatus.WRITE_AND_ACCEPT:
             raise ServiceUnavailableError("this proxy takes no other streams", log=name, advice="Ask another proxy")
         check_stream_length(name)
+        check_stream_parts(name)
         self.host.namespace.logs_store.validate_name(name)
         if len(self._streams) >= settings.max_streams:
             raise TooManyStreamsError(f"{len(self._streams)} streams are here already", log=name)
@@ -141,7 +146,8 @@ class StreamTable:
         else:
             self._acquired.discard(name)
 
-    def _removed(self, stream: NamedStream) -> None:
+    def _removed(self, stream: HostedStream) -> None:
+        self.host.waited.discard(stream)
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
             self._cached.discard(stream.name)

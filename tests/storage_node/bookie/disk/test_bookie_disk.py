@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from storage_node.bookie.disk.records import aligned_memory
-from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.disk.system_disk import SystemDisk, SystemFile
 
 
 def test_a_file_system_that_refuses_a_direct_write_is_written_through_the_page_cache(tmp_path: Path) -> None:
@@ -27,6 +29,23 @@ def test_a_file_system_that_refuses_a_direct_write_is_written_through_the_page_c
     assert file.size() == 4114
     file.close()
     file.close()
+
+
+@pytest.mark.parametrize("call", ["write", "read", "truncate", "sync"])
+def test_an_error_names_its_file(call: str) -> None:
+    """A pipe refuses all of it, as a disk that is gone does."""
+    reading, writing = os.pipe()
+    file = SystemFile("/data/ledgers/current/1.log", writing, direct=False)
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: file.write_at(0, [b"x"]),
+        "read": lambda: file.read_at(0, 1),
+        "truncate": lambda: file.truncate(0),
+        "sync": file.sync_data,
+    }
+    with pytest.raises(OSError, match=r"/data/ledgers/current/1\.log"):
+        calls[call]()
+    file.close()
+    os.close(reading)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ async def test_decommissioning_marks_the_ledgers_waits_for_their_repair_and_remo
     store = MemoryStore(cluster.tree)
     ledgers, replication = LedgerStore(store), ReplicationStore(store)
     told: list[int] = []
-    with pytest.raises(StillReferredToError):
+    with pytest.raises(StillReferredToError, match=r"3 ledgers still name .* stay marked, .* Then decommission again"):
         await metadata.decommission("a", now_ms=lambda: 9, timeout_s=0, progress=told.append)
     assert told == [3]
     assert [ledger_id async for ledger_id in replication.marked()] == [0, 1, 2]
