@@ -89,7 +89,7 @@ def still_missing(points: list[str], after: int) -> list[str]:
     return points
 
 
-@pytest.mark.parametrize("name", QUICK_MUTATIONS)
+@pytest.mark.parametrize("name", QUICK_MUTATIONS + mutations.NAME_MUTATIONS)
 def test_a_missing_safety_rule_is_noticed_at_once(name: str) -> None:
     assert mutations.seeds_needed(name, 12) is not None
 
