@@ -66,6 +66,8 @@ class MovingNamesCheckers(LogCheckers):
         self._ever_listed: defaultdict[str, set[int]] = defaultdict(set)
         self._begins: dict[str, DLSN] = {}
         """Of incarnations whose segments went and that live on: what is below was taken off the list."""
+        self._clearings: defaultdict[str, list[DLSN]] = defaultdict(list)
+        """All of these places of an incarnation: behind each of them sequence ids begin again."""
         self._gone: dict[tuple[str, int], SegmentMetadata] = {}
         self._homes: dict[WriterSession, LogTruth] = {}
         """The incarnation that a session writes, or what was written in it as long as that is not known."""
@@ -179,6 +181,8 @@ class MovingNamesCheckers(LogCheckers):
             cleared_log = log
         if cleared:
             self._world.reached("names.cleared")
+            incarnation = self.present[cleared_log]
+            self._clearings[incarnation].append(self._begins[incarnation])
             self.on_cleared(cleared_log)
         return cleared
 
@@ -295,11 +299,12 @@ class MovingNamesCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """What of it is still there is a piece of the log; what is gone was numbered without a gap."""
+        """What of it is still there is a piece of the log; numbers go on but behind a clearing."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]
         for before, after in zip(span.read, span.read[1:], strict=False):
-            if (before.dlsn < begin) == (after.dlsn < begin) and after.sequence_id != before.sequence_id + 1:
+            begins_again = any(before.dlsn < one <= after.dlsn for one in self._clearings[span.log])
+            if not begins_again and after.sequence_id != before.sequence_id + 1:
                 self._fail(span.log, f"{span.name} read {after} after {before} (I4)")
         if there:
             piece = replace(span, start=max(span.start, begin), read=there)
