@@ -260,7 +260,7 @@ NAMES = {
         LogAdmin,
         "_rename_ops",
         edited(
-            ("node.data) for node in nodes),", 'node.data) for node in nodes if name_of(node.path) != "producers"),')
+            ("node.data) for node in moved),", 'node.data) for node in moved if name_of(node.path) != "producers"),')
         ),
     ),
     "table-by-log": Mutation(
