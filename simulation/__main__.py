@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from simulation import mutations
-from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS
+from simulation.faults.coverage import COVERAGE_POINTS, FLEET_POINTS, NAME_POINTS
 from simulation.runs.failover import run_failovers, table
 from simulation.runs.fleets import print_fleets, run_fleet, run_fleets
 from simulation.runs.seeds import (
@@ -117,8 +117,13 @@ def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
     print_summary(summary, began=began, verbose=True)
     if summary.failures:
         return 1
-    points = [] if names else [point for point in COVERAGE_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
-    return _never_reached(summary, points if len(seeds) >= ENOUGH_FOR_ALL_POINTS else ())
+    if len(seeds) < ENOUGH_FOR_ALL_POINTS:
+        return 0
+    if names:
+        return _never_reached(summary, NAME_POINTS)
+    return _never_reached(
+        summary, [point for point in COVERAGE_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
+    )
 
 
 def _never_reached(summary: RunsSummary, points: Iterable[str]) -> int:

@@ -275,7 +275,7 @@ class AsyncNamespace(OnOneLoop):
         async def moved() -> list[Op]:
             return await permissions.move_ops(old, new) if permissions is not None else []
 
-        await LogAdmin(self._services.logs).rename(old, new, moved)
+        await LogAdmin(self._services.logs).rename(old, new, moved, client_id=default_client_id())
 
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.

@@ -3,18 +3,29 @@
 Renaming is one multi: the new znodes are created, the old ones deleted with the versions that were read, so that a
 crash leaves the log under one of its names and a change meanwhile fails it. Everything below `P` goes along; what a
 segment's znode says does not depend on the log's name. A lock on the log keeps it from being renamed.
+
+It is read and renamed under the log's lock, whose member goes by that very multi. Versions alone do not tell a log from
+one that was deleted and made again meanwhile: they begin again with it, and the new log's segments would be replaced by
+the old one's. The member is in no other log (I7).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from metadata.bookkeeper.ledgers import Versioned
-from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError, sequence_of
+from metadata.distributedlog.locks import (
+    DistributedLock,
+    LockingError,
+    LockSessionExpiredError,
+    OwnershipAcquireFailedError,
+    sequence_of,
+)
 from metadata.distributedlog.log_folders import LogFolder
 from metadata.distributedlog.log_names import (
     LogExistsError,
@@ -30,6 +41,7 @@ from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     InvariantViolation,
+    MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -38,6 +50,8 @@ from metadata.foundation.errors import (
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat, ancestors, check_request, name_of
 
+RENAMER: Final = "dlspark-rename"
+"""The name of the log's owner while it is renamed, where none is given."""
 MAX_LISTINGS: Final = 64
 """Znodes of one recursive listing that are asked for at a time."""
 
@@ -71,9 +85,11 @@ class LogAdmin:
 
     # ---- renaming ---------------------------------------------------------------------------------------------------
 
-    async def rename(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]] = _no_ops) -> None:
+    async def rename(
+        self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]] = _no_ops, *, client_id: str = RENAMER
+    ) -> None:
         """Give a log another name, with the operations of `extra` in the same transaction. Its readers must be opened
-        again.
+        again. `client_id`: who has the log meanwhile, as others see it.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while the log has
         a writer, LockingError while a reader has a lock on it, CallerError for names that cannot be, or for a log of
@@ -93,21 +109,51 @@ class LogAdmin:
                 if doubted and not await self._logs.exists(old) and await self._logs.exists(new):
                     await self._check_moved(old, new, doubted)
                     return  # the answer was lost, the change was not
-                try:
-                    ops = await self._rename_ops(old, new, extra)
-                except BadVersionError:
-                    continue  # something in it went while it was read
-                try:
-                    await self._store.multi(ops)
-                    return
-                except OutcomeUnknownError:
-                    doubted = ops
-                    raise
-                except (BadVersionError, NoNodeError, NotEmptyError, NodeExistsError):
-                    continue  # it changed since it was read: what that means shows when it is read again
+                source = await self._logs.located(old)
+                await self._check_target(old, new)
+                async with self._taken(old, source, client_id) as lock:
+                    if lock is None:
+                        continue  # the session has ended meanwhile
+                    try:
+                        ops = await self._rename_ops(old, source, new, lock.member_path, extra)
+                    except (BadVersionError, LockingError) as error:
+                        if type(error) is LockingError and lock.held:
+                            raise  # a reader has it locked
+                        continue  # something in it went while it was read
+                    try:
+                        await self._store.multi(ops)
+                        return
+                    except OutcomeUnknownError:
+                        doubted = ops
+                        raise
+                    except (BadVersionError, NoNodeError, NotEmptyError, NodeExistsError):
+                        continue  # it changed since it was read: what that means shows when it is read again
             raise BadVersionError("the log keeps changing; nothing was renamed", log=old)
 
         await repeat(self._store, attempt)
+
+    @asynccontextmanager
+    async def _taken(self, log: str, paths: LogPaths, client_id: str) -> AsyncIterator[DistributedLock | None]:
+        """Yield the log's lock, held; None where the session ended on the way. Raises LogNotFoundError, and
+        OwnershipAcquireFailedError where another client has it."""
+        lock = DistributedLock(self._store, paths.lock, client_id)
+        try:
+            await lock.acquire(0)
+        except OwnershipAcquireFailedError as error:
+            raise OwnershipAcquireFailedError(
+                error.owner, path=paths.lock, log=log, kept="nothing was renamed"
+            ) from error
+        except NoNodeError as error:
+            raise log_not_found_error(log, error.path) from error
+        except LockSessionExpiredError:
+            yield None
+            return
+        try:
+            yield lock
+        finally:
+            # Its member is gone where the log was renamed; else it ends with the session at the latest.
+            with suppress(MetadataUnavailableError, OutcomeUnknownError):
+                await lock.release()
 
     async def _check_moved(self, old: str, new: str, ops: list[Op]) -> None:
         """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there: nothing else
@@ -124,12 +170,19 @@ class LogAdmin:
                 advice=f"Either it was renamed, empty or with {new!r} made again since, or another client deleted it",
             )
 
-    async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:
-        source = await self._logs.located(old)
+    async def _check_target(self, old: str, new: str) -> tuple[LogFolder, LogPaths]:
+        """Where the new name leads to. Raises LogExistsError where that is a log."""
         chosen = await self._logs.log_folders.choose(new)
         target = self._logs.paths_in(chosen.folder, new)
         if await self._store.exists(target.partition) is not None:
             raise LogExistsError(f"there is a log {new!r} already; nothing was renamed", log=old, path=target.root)
+        return chosen, target
+
+    async def _rename_ops(
+        self, old: str, source: LogPaths, new: str, member: str, extra: Callable[[], Awaitable[list[Op]]]
+    ) -> list[Op]:
+        """What renames the log that has this `member` of ours in its lock's queue, and no other."""
+        chosen, target = await self._check_target(old, new)
         try:
             nodes = await self._subtree(source.partition)
             root = _ZnodeRead(source.root, *await self._store.get(source.root))
@@ -137,12 +190,16 @@ class LogAdmin:
             if error.path not in (source.root, source.partition):
                 raise BadVersionError("a znode of the log has just gone", log=old, path=error.path) from error
             raise log_not_found_error(old, error.path) from error
-        if source.ledgers not in {node.path for node in nodes}:
+        paths = {node.path for node in nodes}
+        if source.ledgers not in paths:
             raise log_not_found_error(old, source.ledgers)
-        _refuse_locked(old, source, nodes)
+        if member not in paths:
+            raise BadVersionError("the log was deleted while it was being renamed", log=old, path=source.root)
+        moved = [node for node in nodes if node.path != member]
+        _refuse_locked(old, source, moved)
         ops = [
             *await self._target_ops(chosen, target, root.data),
-            *(Create(target.partition + node.path[len(source.partition) :], node.data) for node in nodes),
+            *(Create(target.partition + node.path[len(source.partition) :], node.data) for node in moved),
             *(Delete(node.path, node.stat.version) for node in reversed(nodes)),
             _vacate(root),
             *await extra(),

@@ -7,15 +7,18 @@ a log is renamed        everything below its znode is there under the new name, 
                         no log any more
 a log's segments go     only where a client asked for its deletion; all of them at once, their ledgers noted
 a log's znodes go       every ledger that it ever listed is deleted (a ledger that is left could not be found any more)
-a writer                all its segments are of one incarnation; so are its acknowledgements (I7)
+a writer                all its segments are of one incarnation, which had the name while the writer was opened; so are
+                        its acknowledgements (I7)
 a reader                all its records are of one incarnation, which had the reader's name after it was opened
 at the end              what `LogCheckers` asks for, of what each name leads to by then: a renamed log has everything
+
+What producers' requests are held to by incarnation says `checkers.feeds`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dlspark.core.codec.dlsn import DLSN
@@ -63,12 +66,18 @@ class MovingNamesCheckers(LogCheckers):
         self._ever_listed: defaultdict[str, set[int]] = defaultdict(set)
         self._begins: dict[str, DLSN] = {}
         """Of incarnations whose segments went and that live on: what is below was taken off the list."""
+        self._clearings: defaultdict[str, list[DLSN]] = defaultdict(list)
+        """All of these places of an incarnation: behind each of them sequence ids begin again."""
         self._gone: dict[tuple[str, int], SegmentMetadata] = {}
         self._homes: dict[WriterSession, LogTruth] = {}
-        """The incarnation that a session writes, or what was written in it as long as it has no segment."""
+        """The incarnation that a session writes, or what was written in it as long as that is not known."""
+        self._opened_from: dict[WriterSession, int] = {}
+        """The moment at which a session's writer began to open."""
         self._opened: dict[int, _Opened] = {}
         """By the identity of each span."""
         self._opening: dict[str, int] = {}
+        self.on_cleared: Callable[[str], None] = lambda name: None
+        """Called with the name of a log whose segments have just gone."""
 
     def truth(self, log: str) -> LogTruth:
         """What is known of an incarnation, or of the log that a name leads to."""
@@ -169,8 +178,12 @@ class MovingNamesCheckers(LogCheckers):
             self._gone[truth.name, segment.lssn] = segment
             self._begins[truth.name] = max(self.begin_of(truth), DLSN(segment.lssn + 1, 0, 0))
             cleared.add(op.path)
+            cleared_log = log
         if cleared:
             self._world.reached("names.cleared")
+            incarnation = self.present[cleared_log]
+            self._clearings[incarnation].append(self._begins[incarnation])
+            self.on_cleared(cleared_log)
         return cleared
 
     def _started(self, truth: LogTruth, segment: SegmentMetadata) -> None:
@@ -194,13 +207,34 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """A writer is about to be opened; which incarnation it writes shows with its first segment."""
+        """A writer is about to be opened."""
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
+        self._opened_from[session] = self._moment
         return session
 
+    def opened(self, session: WriterSession) -> None:
+        """The session's writer was opened, and nothing was given to it. It writes the incarnation that had the name
+        meanwhile; where more than one had it, which of them shows with its first segment."""
+        since = self._opened_from[session]
+        had_the_name = [
+            incarnation
+            for incarnation, names in self._called.items()
+            if any(one.name == session.log and (one.until is None or one.until > since) for one in names)
+        ]
+        if len(had_the_name) == 1:
+            self._homes[session] = self.truth(had_the_name[0])
+
+    def is_known(self, session: WriterSession) -> bool:
+        """Whether it is known which incarnation the session writes."""
+        return self.truth_of(session).name in self._called
+
+    def has_its_name(self, session: WriterSession) -> bool:
+        """Whether the incarnation that the session writes has the name by which the writer was opened."""
+        return self.present.get(session.log) == self.truth_of(session).name
+
     def truth_of(self, session: WriterSession) -> LogTruth:
-        """The incarnation that the session writes; a log without segments until its first one is seen."""
+        """The incarnation that the session writes; a log without segments as long as that is not known."""
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
@@ -265,11 +299,12 @@ class MovingNamesCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """What of it is still there is a piece of the log; what is gone was numbered without a gap."""
+        """What of it is still there is a piece of the log; numbers go on but behind a clearing."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]
         for before, after in zip(span.read, span.read[1:], strict=False):
-            if (before.dlsn < begin) == (after.dlsn < begin) and after.sequence_id != before.sequence_id + 1:
+            begins_again = any(before.dlsn < one <= after.dlsn for one in self._clearings[span.log])
+            if not begins_again and after.sequence_id != before.sequence_id + 1:
                 self._fail(span.log, f"{span.name} read {after} after {before} (I4)")
         if there:
             piece = replace(span, start=max(span.start, begin), read=there)

@@ -68,6 +68,9 @@ COVERAGE_POINTS: Final = (
     "metadata.unreachable",
     "names.cleared",
     "names.deleted",
+    "names.feed-followed",
+    "names.feed-not-known",
+    "names.feed-renamed",
     "names.made-again",
     "names.reader-told",
     "names.renamed",
@@ -174,3 +177,29 @@ FLEET_POINTS: Final = (
     "writer.ensemble-change",
 )
 """The same for runs of proxies (`runs.fleets`)."""
+
+NAME_POINTS: Final = (
+    "log.ProducerFencedError",
+    "log.request-again",
+    "log.request-forgotten",
+    "log.request-repeated",
+    "names.cleared",
+    "names.deleted",
+    "names.feed-above-limit",
+    "names.feed-followed",
+    "names.feed-forgotten",
+    "names.feed-not-known",
+    "names.feed-renamed",
+    "names.feed-taken-for-new",
+    "names.made",
+    "names.made-again",
+    "names.reader-cleared",
+    "names.reader-told",
+    "names.renamed",
+    "names.renamed-in-progress",
+    "names.repeated-by-deposed",
+    "names.repeated-renamed",
+    "names.writer-far",
+    "names.writer-stopped",
+)
+"""The same for runs of logs whose names move (`python -m simulation --names`)."""

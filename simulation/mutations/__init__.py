@@ -15,7 +15,7 @@ from simulation.mutations.mutation import Mutation
 from simulation.runs.fleets import run_fleet
 from simulation.runs.seeds import RunReport, run_seed
 
-__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
+__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
 
 MUTATIONS: dict[str, Mutation] = {
     **ledgers.WRITER,
@@ -29,11 +29,14 @@ MUTATIONS: dict[str, Mutation] = {
     **logs.PRODUCERS,
     **logs.READERS,
     **logs.LIVES,
+    **logs.NAMES,
     **proxies.FLEETS,
 }
 """By name, in the order of docs/simulation.md."""
 FLEET_MUTATIONS = tuple(proxies.FLEETS)
 """Those that only runs of proxies and thin clients can notice."""
+NAME_MUTATIONS = tuple(logs.NAMES)
+"""Those that only runs with logs whose names move can notice."""
 
 
 @contextmanager
@@ -49,9 +52,12 @@ def applied(name: str) -> Iterator[None]:
 
 
 def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
-    """One run without the rule: of a fleet where the rule is one of proxies or thin clients."""
+    """One run without the rule: of a fleet where the rule is one of proxies or thin clients, with names that move where
+    it is one of those."""
     with applied(name):
-        return run_fleet(seed) if name in FLEET_MUTATIONS else run_seed(seed, logs=logs)
+        if name in FLEET_MUTATIONS:
+            return run_fleet(seed)
+        return run_seed(seed, logs=logs, names=name in NAME_MUTATIONS)
 
 
 def seeds_needed(name: str, limit: int, first: int = 0, *, logs: bool = False) -> tuple[int, str] | None:

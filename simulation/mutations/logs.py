@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import wraps
 from itertools import takewhile
+from weakref import WeakKeyDictionary
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
@@ -23,11 +24,12 @@ from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import WriteError
+from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segment_changes import Change, SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.distributedlog.subscribers import SubscriberStore
-from metadata.store import ANY_VERSION, Check, Delete, Op
+from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, Op
 from simulation.mutations.mutation import Method, Mutation, edited
 
 
@@ -122,6 +124,20 @@ def _delete_the_ledgers_first(purge: Method) -> Method:
 def _take_for_new(_check: Method) -> Method:
     def mutated(self: Producers, request: object) -> None:
         """Whoever is not known has never written."""
+
+    return mutated
+
+
+def _remember_by_name(learn: Method) -> Method:
+    known: WeakKeyDictionary[MetadataStore, dict[str, dict[str, bytes]]] = WeakKeyDictionary()
+
+    @wraps(learn)
+    async def mutated(self: AsyncLogWriter, highest: int) -> None:
+        """A process remembers what it knows of a log's producers by the log's name."""
+        await learn(self, highest)
+        producers = self._request_log().producers
+        of_store = known.setdefault(self._services.store, {})
+        producers._states = of_store[self.name] = {**of_store.get(self.name, {}), **producers._states}
 
     return mutated
 
@@ -236,4 +252,18 @@ LIVES = {
     "list-first": Mutation("the list, then the ledger (I7)", OwnedSegments, "purge", _delete_the_ledgers_first),
     "ledger-notes": Mutation("removed ledgers are noted", SegmentChanges, "_removal", _note_no_ledgers),
     "newest-stays": Mutation("the newest completed segment stays", deletion, "_oldest", _keep_no_completed_segment),
+}
+
+NAMES = {
+    "rename-whole": Mutation(
+        "a renamed log keeps what it knows of producers (I19)",
+        LogAdmin,
+        "_rename_ops",
+        edited(
+            ("node.data) for node in moved),", 'node.data) for node in moved if name_of(node.path) != "producers"),')
+        ),
+    ),
+    "table-by-log": Mutation(
+        "what an owner knows of producers is one log's (I19)", AsyncLogWriter, "_learn_requests", _remember_by_name
+    ),
 }

@@ -39,7 +39,7 @@ from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, Write
 from simulation.cluster import ClientMachine, World
 from simulation.environment.network import SimulatedNetwork
 from simulation.workloads.ledgers import PAYLOADS, SIZES
-from simulation.workloads.producers import ProducedLog, RequestSender
+from simulation.workloads.producers import ProducedLog, RequestSource, Sender
 from simulation.workloads.programs import HEALTHY_S, Workload
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.frames import Buffer
@@ -131,12 +131,12 @@ class LogWorkload(Workload):
         lockless = world.rng("lockless")
         self.logs = [_without_lock(log) if lockless.random() < LOCKLESS_SHARE else log for log in self.logs]
         producing = world.rng("producing")
-        self.produced = {
+        self.produced: dict[str, RequestSource] = {
             log.name: ProducedLog(world, log.name, producing)
             for log in self.logs
             if producing.random() < self.produced_share
         }
-        self.logs = [_with_snapshots(log, producing) if log.name in self.produced else log for log in self.logs]
+        self.logs = [with_snapshots(log, producing) if log.name in self.produced else log for log in self.logs]
         self.records_left = 0
         self.opened = 0
         """Namespaces so far: a name for the randomness of what is done with each."""
@@ -298,7 +298,7 @@ class LogWorkload(Workload):
         elif end < 0.7:
             await writer.abort()
 
-    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> RequestSender | None:
+    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> Sender | None:
         """What sends producers' requests through a writer that takes them."""
         produced = self.produced.get(session.log)
         if produced is None or not session.takes_requests:
@@ -490,7 +490,8 @@ class LogWorkload(Workload):
             self.produced[log.name].check(span.read, whole=self.produced_whole)
 
 
-def _with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
+def with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
+    """The same log, whose writers store snapshots of its producers more or less often."""
     return SimulatedLog(log.name, replace(log.settings, producer_snapshot_entries=rng.choice((3, 10, 1_000))))
 
 

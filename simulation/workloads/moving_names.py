@@ -2,8 +2,9 @@
 
 A few names, and fewer logs. A writer of a name without a log makes one; renamers move logs between names, deleters
 delete them. Readers keep their handles and open one reader after the other. Writers lose their sessions in the middle
-of something, so that what they send last meets another log of the same name. At the end every name's log is written and
-read, renamed and read again, deleted and made anew.
+of something, so that what they send last meets another log of the same name. Feeds send producers' requests to the
+names, and find out by the answers what became of their logs (`workloads.feeds`). At the end every name's log is written
+and read, renamed and read again, deleted and made anew.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ from dlspark.errors import AlreadyTruncatedError, LogNotFoundError
 from simulation.checkers.logs import ReadSpan, WriterSession
 from simulation.checkers.moving_names import MovingNamesCheckers
 from simulation.cluster import ClientMachine, World
-from simulation.workloads.logs import NEVER, LogWorkload, SimulatedLog, draw_log
+from simulation.workloads.feeds import Feeds, NamedFeeds
+from simulation.workloads.logs import NEVER, LogWorkload, SimulatedLog, draw_log, with_snapshots
+from simulation.workloads.producers import Sender
 from simulation.workloads.programs import Deposer
 
 DEPOSED_SHARE = 0.15
 """Of the writers: one loses its session soon."""
 LAST_NAME = "last"
 """A name that logs have at the end only."""
+FED_SHARE = 0.75
+"""Of the runs: their logs have feeds."""
+CUT_OFF_SHARE = 0.4
+"""Deletions, in those, whose client is killed once it has cleared the log."""
+CUT_OFF_WITHIN = 60
+"""Callbacks within which it is."""
+AT_ONCE_SHARE = 0.7
+"""Renamings and deletions, in those, of a log whose writer was deposed just before, where there is one."""
 
 
 class MovingNamesWorkload(LogWorkload):
@@ -36,6 +47,7 @@ class MovingNamesWorkload(LogWorkload):
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
     most_bursts = 8
     produced_share = 0.0
+    """No producer stays with a log; feeds stay with names."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, rng)
@@ -44,6 +56,22 @@ class MovingNamesWorkload(LogWorkload):
         self.names = MovingNamesCheckers(world, world.ledger_checkers)
         self._deposer = Deposer(self, "names.writer")
         world.log_checkers = self.names
+        self._feeds = Feeds(world, self.names, (), draw)  # none
+        self._deleters: dict[str, ClientMachine] = {}
+        """By the log's name, who began to delete it last."""
+        self._deposed: list[str] = []
+        """Names of logs whose writers are deposed, in runs with feeds."""
+        feeding = world.rng("feeds")
+        if feeding.random() < FED_SHARE:
+            self._add_feeds(feeding)
+
+    def _add_feeds(self, rng: Random) -> None:
+        self.logs = [with_snapshots(log, rng) for log in self.logs]
+        self._feeds = Feeds(self.world, self.names, [log.name for log in self.logs], rng)
+        for log in self.logs:
+            for name in (log.name, _last_name(log)):
+                self.produced[name] = NamedFeeds(self._feeds, name)
+        self.names.on_cleared = partial(self._cut_off, self.world.rng("cut-off"))
 
     def start_programs(self, rng: Random) -> None:
         """Add writers and readers of the names, and programs that rename and delete the logs under them."""
@@ -62,7 +90,13 @@ class MovingNamesWorkload(LogWorkload):
     async def _push(self, rng: Random, writer: AsyncLogWriter, session: WriterSession) -> None:
         if rng.random() < DEPOSED_SHARE:
             self._deposer.soon(self.world.clients[session.client], rng)
+            if self.produced:
+                self._deposed.append(session.log)
         await super()._push(rng, writer, session)
+
+    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> Sender | None:
+        self.names.opened(session)
+        return super()._sender(writer, session, rng)
 
     # ------------------------------------------------------------------------------------ renaming, deleting
 
@@ -74,7 +108,7 @@ class MovingNamesWorkload(LogWorkload):
             try:
                 for _ in range(rng.randint(1, 8)):
                     await asyncio.sleep(rng.uniform(0.01, 0.15))
-                    taken = sorted(self.names.present)
+                    taken = self._worth_moving(rng)
                     free = sorted({log.name for log in self.logs} - self.names.present.keys())
                     if not taken or not (free or rng.random() < 0.1) or self.over:
                         continue
@@ -83,6 +117,7 @@ class MovingNamesWorkload(LogWorkload):
                         continue
                     with self.world.history.operation(client.name, "rename", old):
                         await namespace.rename_log(old, new)
+                    self._feeds.renamed(old, new)
             finally:
                 await self.close_namespace(namespace)
 
@@ -91,15 +126,31 @@ class MovingNamesWorkload(LogWorkload):
         while not self.over:
             rng = self.world.rng(f"delete/{client.name}/{client.runs}/{self.opened}")
             await asyncio.sleep(rng.uniform(0.1, 0.8))
-            name = rng.choice(sorted(self.names.present) or [self.logs[0].name])
+            name = rng.choice(self._worth_moving(rng) or [self.logs[0].name])
             log = next(log for log in self.logs if log.name == name)
             namespace = await self.open_namespace(log, client)
             try:
                 self.names.deleting(name)
+                self._deleters[name] = client
                 with self.world.history.operation(client.name, "delete", name):
                     await delete_log(namespace.services, name, log.settings, client.name)
             finally:
                 await self.close_namespace(namespace)
+
+    def _worth_moving(self, rng: Random) -> list[str]:
+        """The names of all logs, or of one whose writer was deposed lately and still takes requests perhaps."""
+        while self._deposed:
+            name = self._deposed.pop(0)
+            if name in self.names.present and rng.random() < AT_ONCE_SHARE:
+                return [name]
+        return sorted(self.names.present)
+
+    def _cut_off(self, rng: Random, name: str) -> None:
+        """Kill who deletes a log once that has no segments: its znodes are left, for the next writer."""
+        client = self._deleters.pop(name, None)
+        if client is not None and client.process is not None and rng.random() < CUT_OFF_SHARE:
+            self.world.reached("names.deletion-cut-off")
+            client.process.at_step(rng.randint(1, CUT_OFF_WITHIN), client.kill)
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -151,7 +202,7 @@ class MovingNamesWorkload(LogWorkload):
         anew."""
         await super().verify(client)
         for log in self.logs:
-            renamed = SimulatedLog(f"{LAST_NAME}-{log.name}", log.settings)
+            renamed = SimulatedLog(_last_name(log), log.settings)
             await self.patiently(f"renaming {log.name}", partial(self._rename_last, log, renamed, client))
             await self._read_and_write(renamed, client)
             await self._read_and_write(log, client)
@@ -169,6 +220,7 @@ class MovingNamesWorkload(LogWorkload):
         try:
             if renamed.name not in self.names.present:
                 await namespace.rename_log(log.name, renamed.name)
+            self._feeds.renamed(log.name, renamed.name)
         finally:
             await self.close_namespace(namespace)
 
@@ -180,6 +232,10 @@ class MovingNamesWorkload(LogWorkload):
             self.world.reached("names.deleted-before")
         finally:
             await self.close_namespace(namespace)
+
+
+def _last_name(log: SimulatedLog) -> str:
+    return f"{LAST_NAME}-{log.name}"
 
 
 def _untimed(log: SimulatedLog) -> SimulatedLog:

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT
@@ -27,6 +28,38 @@ from simulation.cluster import World
 
 IMPATIENT_SHARE = 0.15
 """Requests before which the last one is sent again, without waiting for its answer."""
+
+
+class Sender(Protocol):
+    """Sends producers' requests through one writer."""
+
+    def send_some(self, rng: Random, count: int) -> int:
+        """Send the next request of a producer, a new one of `count` records where all were sent; returns how many
+        records are new."""
+        ...
+
+    def send_rest(self) -> list[asyncio.Future[Appended]]:
+        """Send everything that was not answered."""
+        ...
+
+
+class RequestSource(Protocol):
+    """The producers of a log."""
+
+    def answered(self) -> dict[str, int]:
+        """By what the checks of an answer go, how many requests were answered so far."""
+        ...
+
+    def sender(
+        self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
+    ) -> Sender | None:
+        """What sends requests through an opened writer; `record` makes a new record. None where there is nothing to
+        send."""
+        ...
+
+    def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
+        """The requests in the log: all that it has, or, where it is not read as a `whole`, those that are left."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +120,7 @@ class SimulatedProducer:
 
 
 class ProducedLog:
-    """The producers of one log."""
+    """The producers of one log that keeps its name: a `RequestSource`."""
 
     def __init__(self, world: World, log: str, rng: Random) -> None:
         self._world = world

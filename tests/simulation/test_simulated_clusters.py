@@ -48,6 +48,13 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert run_seed(5).trace_sum != first.trace_sum
 
 
+def test_the_same_seed_gives_the_same_run_of_names_that_move() -> None:
+    first, second = run_seed(3, names=True, trace=True), run_seed(3, names=True, trace=True)
+    assert first.failure is None
+    assert first.points["names.feed-not-known"] > 0
+    assert first.trace == second.trace
+
+
 @pytest.mark.processes
 def test_the_same_seed_gives_the_same_run_whatever_the_hashes_of_strings_are() -> None:
     """Sets and dictionaries of strings have another order in each interpreter: it must not leak into a run."""
@@ -82,7 +89,7 @@ def still_missing(points: list[str], after: int) -> list[str]:
     return points
 
 
-@pytest.mark.parametrize("name", QUICK_MUTATIONS)
+@pytest.mark.parametrize("name", QUICK_MUTATIONS + mutations.NAME_MUTATIONS)
 def test_a_missing_safety_rule_is_noticed_at_once(name: str) -> None:
     assert mutations.seeds_needed(name, 12) is not None
 

@@ -361,3 +361,32 @@ async def test_what_goes_from_a_log_while_it_is_read_does_not_make_it_another_or
     assert store.going is None
     assert await logs.list() == ["new"]
     await store.close()
+
+
+async def test_a_log_that_is_made_again_while_one_of_its_name_is_renamed_keeps_what_it_has(
+    logs: LogStore, admin: LogAdmin
+) -> None:
+    """Versions begin again with a log: the transaction finds those that it read, of another log."""
+    await filled(logs, "old")
+    again: list[list[SegmentMetadata]] = []
+
+    async def make_again() -> list:
+        if not again:
+            await logs.delete_tree("old")
+            made = await filled(logs, "old")
+            await logs.delete_tree("old")
+            await logs.create("old")
+            state = await logs.open("old")
+            for segment in made:
+                other = replace(segment, ledger_id=segment.ledger_id + 100, in_progress=True)
+                state = await logs.start_segment("old", state, other)
+                if segment.lssn < 3:
+                    done = other.completed(
+                        last_txid=segment.last_txid, completion_time_ms=1, record_count=2, last_entry=1, last_slot=0
+                    )
+                    state = await logs.complete_segment("old", state, done, other)
+            again.append(await logs.segments("old"))
+        return []
+
+    await admin.rename("old", "new", make_again)
+    assert [one.ledger_id for one in await logs.segments("new")] == [one.ledger_id for one in again[0]]
