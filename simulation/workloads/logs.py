@@ -1,9 +1,8 @@
 """Log workloads: `dlspark.core`'s namespaces, logs, writers and readers over the simulated network, disks and metadata.
 
 Writers take a log over from each other: by its lock, by recovery of what is in progress, by segments of their own that
-are small and roll soon. Readers follow from the beginning, a position or a transaction id, one record or many or whole
-batches at a time, and start again elsewhere. All of them are killed, paused and started again. The answers that they
-get go to `checkers.logs`; the entries of the segments go to `checkers.ledgers` as well.
+are small and roll soon. Readers follow from a position or a transaction id, by records or by batches, and start again
+elsewhere. All are killed, paused and started again. What they hear goes to `checkers.logs` and `checkers.ledgers`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, Write
 from simulation.cluster import ClientMachine, World
 from simulation.environment.network import SimulatedNetwork
 from simulation.workloads.ledgers import PAYLOADS, SIZES
-from simulation.workloads.producers import ProducedLog, RequestSource, Sender
+from simulation.workloads.producers import ProducedLog, ProducerSender, RequestSource
 from simulation.workloads.programs import HEALTHY_S, Workload
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.frames import Buffer
@@ -298,7 +297,7 @@ class LogWorkload(Workload):
         elif end < 0.7:
             await writer.abort()
 
-    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> Sender | None:
+    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> ProducerSender | None:
         """What sends producers' requests through a writer that takes them."""
         produced = self.produced.get(session.log)
         if produced is None or not session.takes_requests:
@@ -491,7 +490,7 @@ class LogWorkload(Workload):
 
 
 def with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
-    """The same log, whose writers store snapshots of its producers more or less often."""
+    """Returns it with snapshots of producers more or less often."""
     return SimulatedLog(log.name, replace(log.settings, producer_snapshot_entries=rng.choice((3, 10, 1_000))))
 
 

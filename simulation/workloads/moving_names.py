@@ -24,7 +24,7 @@ from simulation.checkers.moving_names import MovingNamesCheckers
 from simulation.cluster import ClientMachine, World
 from simulation.workloads.feeds import Feeds, NamedFeeds
 from simulation.workloads.logs import NEVER, LogWorkload, SimulatedLog, draw_log, with_snapshots
-from simulation.workloads.producers import Sender
+from simulation.workloads.producers import ProducerSender
 from simulation.workloads.programs import Deposer
 
 DEPOSED_SHARE = 0.15
@@ -94,7 +94,7 @@ class MovingNamesWorkload(LogWorkload):
                 self._deposed.append(session.log)
         await super()._push(rng, writer, session)
 
-    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> Sender | None:
+    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> ProducerSender | None:
         self.names.opened(session)
         return super()._sender(writer, session, rng)
 

@@ -30,7 +30,7 @@ IMPATIENT_SHARE = 0.15
 """Requests before which the last one is sent again, without waiting for its answer."""
 
 
-class Sender(Protocol):
+class ProducerSender(Protocol):
     """Sends producers' requests through one writer."""
 
     def send_some(self, rng: Random, count: int) -> int:
@@ -52,7 +52,7 @@ class RequestSource(Protocol):
 
     def sender(
         self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
-    ) -> Sender | None:
+    ) -> ProducerSender | None:
         """What sends requests through an opened writer; `record` makes a new record. None where there is nothing to
         send."""
         ...
