@@ -242,8 +242,8 @@ class Scene:
 
     # ------------------------------------------------------------------ what changes
 
-    def _change(self) -> None:
-        """Append to a log; sometimes truncate it, or replace it by another one."""
+    def _change(self, *, in_sql: bool = True) -> None:
+        """Append to a log; sometimes truncate it, or replace it by another one. `in_sql`: by `INSERT INTO` as well."""
         rng = self._rng
         name = rng.choice(sorted(self._logs.logs))
         kind = rng.random()
@@ -259,7 +259,7 @@ class Scene:
             self._logs.create_again(name)
             self._lost(name)
         else:
-            self._insert(name, in_sql=self._catalog is not None and self._rng.random() < 0.7)
+            self._insert(name, in_sql=self._catalog is not None and self._rng.random() < 0.7 and in_sql)
 
     def _lost(self, log: str) -> None:
         self._outdated |= {one.name for one in self._relations if log in one.logs and one.kept is not None}
@@ -317,7 +317,7 @@ class Scene:
             try:
                 # A frame that was collected before keeps the plan of then, which fills no cache; another one does.
                 self._same("when it is cached", tree, _rows_of(frame.select("*")), expected)
-                self._change()
+                self._change(in_sql=False)  # that has Spark fill the caches of its table anew: `_table_cache`
                 self._same("while it is cached", tree, _rows_of(frame.select("*")), expected)
             finally:
                 frame.unpersist(blocking=True)
@@ -410,7 +410,13 @@ class Scene:
 
     def _made(self, tree: Tree, *, truth: bool, in_sql: bool = False) -> DataFrame:
         frames, names = self._bound(tree, truth=truth)
-        return self._spark.sql(tree.sql(names)) if in_sql else tree.frame(frames, names)
+        if in_sql:
+            return self._spark.sql(tree.sql(names))
+        made = tree.frame(frames, names)
+        # Spark keeps the physical plan of a frame object: `collect` on that very object again repeats it, with the jar
+        # (docs/spark.md). A query over the frame is planned anew.
+        kept = self._catalog is not None and any(made is one.kept for one in self._relations)
+        return made.select("*") if kept else made
 
     def _compare(self, tree: Tree, *, in_sql: bool) -> None:
         self._say(f"{'in SQL' if in_sql else 'by frames'}, pushdown {self._pushdown}: {self._text(tree)}")
