@@ -2,7 +2,7 @@
 
 Upstream sets its client by a builder whose methods have these names; here they are keys, of a mapping or a properties
 file. A key that cannot be honoured is an error that names the nearest one, or says why (`WITHOUT_MEANING`). Times are
-in the unit that their keys say. `settings_page` makes docs/thin-client-settings.md.
+in the unit that their keys say. They are listed in docs/settings/thin-client.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
-PAGE: Final = "docs/thin-client-settings.md"
+PAGE: Final = "docs/settings/thin-client.md"
 MINUTE_MS: Final = 60_000
 MAX_BATCH_BYTES: Final = 1_000_000
 """A request lies in one entry, which has room for a little more, and its records have headers there."""
