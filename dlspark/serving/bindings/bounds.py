@@ -26,6 +26,8 @@ CONNECTIONS: Final = 12_000
 """Of one binding of a proxy, unless its settings say otherwise."""
 IDLE_MS: Final = 900_000
 """How long a connection on which nothing is asked is kept, unless a setting says otherwise."""
+KEEPALIVE_MS: Final = 60_000
+"""After how long a proxy pings a gRPC client from which nothing comes, unless a setting says otherwise."""
 KEPT_VIEW_BYTES: Final = 256 * 1024
 """A longer frame stays where it was received; a shorter one is copied, lest it keeps a chunk of 2 MiB in use."""
 
@@ -125,7 +127,7 @@ class GrpcLimits:
     memory_bytes: int = 512 * 1024 * 1024
     """Of all calls together: requests without an answer, and what was read and not taken yet. Beyond it what is new is
     refused with OVER_CAPACITY, and a Read ends so."""
-    keepalive_ms: int = 60_000
+    keepalive_ms: int = KEEPALIVE_MS
     """A connection over which nothing has come for so long is pinged."""
     keepalive_timeout_ms: int = 20_000
     """When nothing comes within this after that, the connection is closed."""

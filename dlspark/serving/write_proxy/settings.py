@@ -19,7 +19,7 @@ from typing import Final
 from dlspark.core.services import LOCAL_REGION_ID, check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
 from dlspark.errors import SettingsError
-from dlspark.serving.bindings.bounds import CONNECTIONS, IDLE_MS
+from dlspark.serving.bindings.bounds import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -302,7 +302,7 @@ class LifeKeys:
 
     keep_alive_ms: int = setting(
         WHOLE,
-        60_000,
+        KEEPALIVE_MS,
         "server_keep_alive_ms",
         "The proxy pings a gRPC client from which nothing has come for so long, in milliseconds. How often clients may "
         "ping it does not depend on this: docs/serving/bindings.md#grpc",
