@@ -101,7 +101,7 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
     for value in values or ():
         key, equals, text = value.partition("=")
         if not equals:
-            raise CallerError(f"--set {value!r} sets nothing", advice="Write --set key=value (docs/settings.md)")
+            raise CallerError(f"--set {value!r} sets nothing", advice="Write --set key=value (docs/settings/logs.md)")
         given[key.strip()] = text
     return settings.with_values(given)
 

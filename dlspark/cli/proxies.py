@@ -86,7 +86,7 @@ def write(
 ) -> None:
     """Run a write proxy in the foreground, until SIGTERM: it hands its streams over to the others then.
 
-    Settings: docs/proxy-settings.md. A second signal ends it at once.
+    Settings: docs/settings/write-proxy.md. A second signal ends it at once.
     """
     from dlspark.serving.write_proxy.__main__ import main
 
@@ -104,7 +104,7 @@ def write(
 
 
 def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
-    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/read-proxy-settings.md."""
+    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/settings/read-proxy.md."""
     from dlspark.serving.read_proxy.__main__ import main
 
     raise typer.Exit(main(_common(uri, conf, values)))

@@ -10,8 +10,8 @@ when it was set before the session started, by `SparkSession.builder.config`, `s
 `spark-defaults.conf`. One set later in a running session (`spark.conf.set`), or a Spark Connect client's, cannot be
 seen: `dlspark.spark.register(spark)` hands the session's values on.
 
-Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings.md). Spark hands options
-over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
+Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings/logs.md). Spark hands
+options over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
 
 Only the driver side asks: a task gets all it needs with its partition.
 """

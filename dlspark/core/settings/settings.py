@@ -1,7 +1,7 @@
 """`Settings`: upstream's configuration keys, those that mean something here.
 
 The settings stand in groups (`cluster`, `writing`, `reading`, `operations`): a field, its upstream key, what it means,
-and whether one log may override it. `pages` makes conf/distributedlog.conf and docs/settings.md from them.
+and whether one log may override it. conf/distributedlog.conf and docs/settings/logs.md are made from them.
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
@@ -9,7 +9,7 @@ Java's system properties, `python -X dlspark.writerOutputBufferSize=0`; a mappin
 log; and, while a log is open, its dynamic settings files (`DynamicSettings`).
 
 Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
-from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
+from the settings here (docs/settings/ledger-client.md). In an environment variable the prefix is written `bkc_`.
 A key or value that cannot be honoured is an error that names the nearest key, never ignored; for a key of upstream's
 that means nothing here (`WITHOUT_MEANING`) the error gives the reason.
 """

@@ -48,7 +48,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
 from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import BackOff, Finished, lost_refusal
+from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished, lost_refusal
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -78,10 +78,10 @@ class SessionLimits:
     max_in_flight: int = KEPT
     """At most `KEPT`: of more, the log would not know the first ones again."""
     max_queued: int = MAX_QUEUED
-    request_timeout_ms: int = 60_000
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
     """How long one sending of a request may take, all its attempts together; below 0: as long as it is remembered."""
     memory_s: float = 3_600.0
-    backoff_start_ms: int = 25
+    backoff_start_ms: int = BACKOFF_START_MS
     backoff_max_ms: int = 1_000
 
 

@@ -59,6 +59,9 @@ MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
 UNREACHABLE: Final = "ProxyUnreachableError"
 LOST: Final = "ProxyLostError"
+REQUEST_TIMEOUT_MS: Final = 60_000
+"""How long a request may take, all its attempts together, unless something else is said."""
+BACKOFF_START_MS: Final = 25
 
 
 class Cancellable(Protocol):
@@ -73,10 +76,10 @@ class Cancellable(Protocol):
 class WayLimits:
     """How long, and how often, a request is tried. Numbers below 0: without a bound."""
 
-    request_timeout_ms: int = 60_000
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
     max_redirects: int = -1
     """Attempts after the first."""
-    backoff_start_ms: int = 25
+    backoff_start_ms: int = BACKOFF_START_MS
     backoff_max_ms: int = 100
     attempt_timeout_ms: int = 10_000
     """How long one host is waited for, where the request may be sent again. 0 or less: as long as for the request."""

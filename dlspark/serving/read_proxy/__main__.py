@@ -17,7 +17,7 @@ from typing import Final
 
 from dlspark.core.runtime import new_event_loop
 from dlspark.serving.read_proxy.proxy import ReadProxy
-from dlspark.serving.read_proxy.settings import ReadProxySettings, settings_page
+from dlspark.serving.read_proxy.settings import ReadProxySettings
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.disk.resources import raise_limit
@@ -31,9 +31,6 @@ GC_THRESHOLDS: Final = (20_000, 20, 50)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a proxy; returns the exit status."""
     options = _parser().parse_args(arguments)
-    if options.settings:
-        print(settings_page(), end="")
-        return 0
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     before, now = raise_limit()
     if now > before:
@@ -52,9 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m dlspark.serving.read_proxy", description="Run one read proxy of a namespace."
     )
     parser.add_argument("-u", "--uri", help="the namespace; DLSPARK_URI, or a running sandbox's, unless given")
-    parser.add_argument("-c", "--conf", help="properties file; docs/read-proxy-settings.md lists the keys")
+    parser.add_argument("-c", "--conf", help="properties file; docs/settings/read-proxy.md lists the keys")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, over the file's")
-    parser.add_argument("--settings", action="store_true", help="print the page of all settings, and end")
     return parser
 
 

@@ -83,7 +83,9 @@ def _given(options: argparse.Namespace) -> Mapping[str, Value]:
     for one in options.set:
         key, equals, text = one.partition("=")
         if not equals:
-            raise CallerError(f"--set {one!r} sets nothing", advice="Write --set key=value (docs/proxy-settings.md)")
+            raise CallerError(
+                f"--set {one!r} sets nothing", advice="Write --set key=value (docs/settings/write-proxy.md)"
+            )
         given[key.strip()] = text
     flags = {"server_port": options.port, "server_grpc_port": options.grpc_port, "server_shard": options.shard}
     return given | {key: value for key, value in flags.items() if value is not None}

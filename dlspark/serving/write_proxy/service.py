@@ -12,8 +12,8 @@ Requests of one caller on one stream are begun in the order in which they come: 
 log's writer nothing waits, but for a log that is not open yet, whose requests wait in line.
 
 Fault model: nothing from a client is trusted. What it says is checked before anything is done for it; what it holds
-here is bounded by name (docs/proxy-settings.md). A stream that fails takes no other with it. The process must end where
-this proxy's own location holds a log by another session of ZooKeeper: clients would be sent in circles.
+here is bounded by name (docs/settings/write-proxy.md). A stream that fails takes no other with it. The process must
+end where this proxy's own location holds a log by another session of ZooKeeper: clients would be sent in circles.
 """
 
 from __future__ import annotations

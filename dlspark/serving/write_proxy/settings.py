@@ -19,6 +19,7 @@ from typing import Final
 from dlspark.core.services import LOCAL_REGION_ID, check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
 from dlspark.errors import SettingsError
+from dlspark.serving.bindings.bounds import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -33,7 +34,7 @@ from metadata.foundation.settings import (
     settings_of,
 )
 
-PAGE: Final = "docs/proxy-settings.md"
+PAGE: Final = "docs/settings/write-proxy.md"
 _LOCAL_REGION: Final = "LOCAL"
 _MIB: Final = 1 << 20
 _OFF: Final = "0 or less: off"
@@ -286,7 +287,7 @@ class BoundKeys:
     )
     max_connections: int = setting(
         WHOLE,
-        12_000,
+        CONNECTIONS,
         "server_max_connections",
         "Connections at most, of each binding",
         minimum=1,
@@ -301,7 +302,7 @@ class LifeKeys:
 
     keep_alive_ms: int = setting(
         WHOLE,
-        60_000,
+        KEEPALIVE_MS,
         "server_keep_alive_ms",
         "The proxy pings a gRPC client from which nothing has come for so long, in milliseconds. How often clients may "
         "ping it does not depend on this: docs/serving/bindings.md#grpc",
@@ -311,7 +312,7 @@ class LifeKeys:
     )
     idle_timeout_ms: int = setting(
         WHOLE,
-        900_000,
+        IDLE_MS,
         "server_idle_timeout_ms",
         "A connection for frames on which nothing was asked for so long, in milliseconds, is closed",
         minimum=1000,

@@ -64,7 +64,9 @@ _CURSOR = (
 )
 _HEADERS = "Records have no key and no headers, only a transaction id and a value: put them into the value"
 _KEY = "Records have no key: put it into the value, or route by a column log"
-_CLIENT = "Settings of the ledger client go by bkc.<key> (docs/client-settings.md), others by distributedlog.<key>"
+_CLIENT = (
+    "Settings of the ledger client go by bkc.<key> (docs/settings/ledger-client.md), others by distributedlog.<key>"
+)
 _TIMEOUT = "How long a storage node may take to answer a read is set by bkc.readEntryTimeoutSec"
 _RETRIES = "Positions come from metadata and are asked for again by themselves; there is nothing to set"
 _BY_TIME = "Times are given by startingTimestamp and endingTimestamp, or log by log by startingOffsetsByTimestamp"
@@ -321,7 +323,7 @@ def _known(name: str) -> Option:
     instead = elsewhere(name)
     if instead is not None:
         raise OptionError(f"Option {name!r} is another connector's", advice=instead)
-    advice = nearest(name, (option.key for option in OPTIONS), "docs/spark-options.md")
+    advice = nearest(name, (option.key for option in OPTIONS), "docs/settings/spark.md")
     raise OptionError(f"Unknown option {shown(name)}", advice=advice)
 
 

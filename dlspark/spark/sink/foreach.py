@@ -50,7 +50,7 @@ _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 class ForeachLogWriter:
     """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
 
-    `log` and `options` are those of the sink (docs/spark-options.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
+    `log` and `options` are those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
     and so on, with the columns `value`, `transaction_id` and `log` as there. A group of rows is published when it has
     `group_rows` rows or `group_bytes` bytes, `group_ms` milliseconds after its first one, and when the task ends. Each
     group makes one segment a log, so small ones are dear.

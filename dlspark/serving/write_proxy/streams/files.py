@@ -3,9 +3,9 @@
     <streamConfigDirectory>/<stream>.conf     for the logs of one stream (`streamConfigRouterClass` says which)
     <streamConfigDefaultPath>                 for all logs; a key in their stream's file wins
 
-They are the files that the log library reads for its own keys (docs/settings.md). Here the four limits of writes are
-taken from them; all other keys are the library's to judge. The directory is looked at as a whole, so what is held is
-bounded by the operators' files and not by names that clients send.
+They are the files that the log library reads for its own keys (docs/settings/logs.md). Here the four limits of writes
+are taken from them; all other keys are the library's to judge. The directory is looked at as a whole, so what is held
+is bounded by the operators' files and not by names that clients send.
 
 Fault model: as `WatchedFile`: a file that cannot be used is reported, and what it said before stays in force.
 """
