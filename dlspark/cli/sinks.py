@@ -13,7 +13,7 @@ from metadata.foundation.times import short_time, time_text
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.spark.sink.leftovers import SinkLeftovers
+    from dlspark.spark.sink.segments.leftovers import SinkLeftovers
     from metadata.distributedlog.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
@@ -47,7 +47,7 @@ async def list_sinks(
 
 
 def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, ...]]:
-    from dlspark.spark.sink.leftovers import StagedLedgerState
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
     from metadata.distributedlog.sink_marks import NO_BATCH
 
     for one in found:
@@ -75,7 +75,7 @@ async def sweep_sinks(
     those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
     would do, and asks.
     """
-    from dlspark.spark.sink.leftovers import LedgerSweeper, StagedLedgerState, sweep_leftovers
+    from dlspark.spark.sink.segments.leftovers import LedgerSweeper, StagedLedgerState, sweep_leftovers
 
     async with at.open() as namespace:
         store, found = await _found(namespace, sinks, min_age)
@@ -106,7 +106,7 @@ async def sweep_sinks(
 
 
 def _plan(one: SinkLeftovers) -> str:
-    from dlspark.spark.sink.leftovers import StagedLedgerState
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
 
     counts = [
         f"{len(one.of(verdict))} {verdict.value}"
@@ -123,7 +123,7 @@ def _gone(removed: bool) -> str:
 async def _found(
     namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
 ) -> tuple[SinkStore, list[SinkLeftovers]]:
-    from dlspark.spark.sink.leftovers import find_leftovers
+    from dlspark.spark.sink.segments.leftovers import find_leftovers
     from metadata.distributedlog.sinks import SinkStore
 
     store = SinkStore(namespace.store, namespace.uri.path)
@@ -134,7 +134,7 @@ async def _found(
 
 
 def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
-    from dlspark.spark.sink.leftovers import StagedLedgerState
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
     from metadata.distributedlog.sink_marks import NO_BATCH
 
     result: dict[str, Json] = {

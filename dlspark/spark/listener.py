@@ -12,12 +12,11 @@ It must never harm a query: whatever goes wrong in it is logged, once a kind, an
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,9 +33,7 @@ from pyspark.sql.streaming.listener import (
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
 from dlspark.core.metrics.registries import Statistics, lags_of
 from dlspark.errors import CallerError
-from dlspark.spark.errors import OffsetError
-from dlspark.spark.source.extents import NO_LAG, Lag
-from dlspark.spark.source.offsets import BEHIND, Offsets
+from dlspark.spark.source.lag import Lag, larger_lag, read_behind
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import NS_PER_S, read_time
 
@@ -239,29 +236,10 @@ def reported_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | N
     found: dict[str, Lag | None] = {}
     ours = False
     for source in progress.sources:
-        for log, lag in (_of_source(source.latestOffset) or {}).items():
+        for log, lag in (read_behind(source.latestOffset) or {}).items():
             ours = True
-            found[log] = lag if log not in found else _larger(found[log], lag)
+            found[log] = lag if log not in found else larger_lag(found[log], lag)
     return found if ours else None
-
-
-def _of_source(latest: str | None) -> dict[str, Lag | None] | None:
-    """The lags in one source's `latestOffset`; None where it is not of a log."""
-    try:
-        report = json.loads(latest or "null")
-        behind = report.pop(BEHIND)
-        logs = Offsets.from_stored(report)
-    except (ValueError, AttributeError, KeyError, TypeError, OffsetError):
-        return None  # Of another source, or of a batch before the first.
-    if not isinstance(behind, Mapping):
-        return None
-    return {log: Lag.of_report(behind[log]) if log in behind else NO_LAG for log in logs}
-
-
-def _larger(one: Lag | None, other: Lag | None) -> Lag | None:
-    if one is None or other is None:
-        return one or other
-    return max(one, other, key=lambda lag: (lag.records or 0, lag.bytes))
 
 
 def _values(lag: Lag | None) -> tuple[int | None, int | None, int | None]:

@@ -23,6 +23,7 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import DistributedLogError
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NOTHING, Extent, extent
+from dlspark.spark.source.lag import lag_of
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
@@ -179,7 +180,7 @@ class LogTables:
             found: dict[str, Row] = {}
             for cursor, position in positions.items():
                 unset = position == DLSN.NON_INCLUSIVE_LOWER_BOUND
-                lag = (NOTHING if unset else await extent(view, position, latest)).lag
+                lag = lag_of(NOTHING if unset else await extent(view, position, latest))
                 lost = not unset and position < view.earliest() and view.lost_before(position)
                 measured: Row = {
                     "lag_records": lag.records,

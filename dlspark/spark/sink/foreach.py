@@ -179,7 +179,7 @@ class _Task:
 
     def _publish(self) -> None:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
-        from dlspark.spark.sink.staging import run_task
+        from dlspark.spark.sink.segments.staging import run_task
 
         # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex

@@ -3,9 +3,9 @@
 | where | what happens |
 |---|---|
 | planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
-| each task | rows are staged in ledgers that no log refers to (`sink.task`), a small message goes back |
-| driver's commit | one conditional metadata write publishes all or nothing (`sink.commit`), then left-overs are swept |
-| the same, small batches | rows travel in the messages, and are appended to an open segment (`sink.appender`) |
+| each task | rows are staged in ledgers that no log refers to (`segments.task`), a small message goes back |
+| driver's commit | one conditional metadata write publishes all or nothing (`segments.commit`), left-overs are swept |
+| the same, small batches | rows travel in the messages, and are appended to an open segment (`append.appender`) |
 | driver's abort | what the job has listed is swept; what a publication took in time stays published |
 
 Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
@@ -101,7 +101,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.staging import run_task
+        from dlspark.spark.sink.segments.staging import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
@@ -133,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.staging import run_task
+        from dlspark.spark.sink.segments.staging import run_task
 
         context = _task_context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)

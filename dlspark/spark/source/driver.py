@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
-from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.process.membership import READ_PROXIES
 from dlspark.spark.announced_proxies import announced_proxies
@@ -29,8 +28,8 @@ from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
-from dlspark.spark.source.extents import NO_LAG, Lag, extent
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.lag import Lag, find_lags
 from dlspark.spark.source.live_replicas import check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
 from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
@@ -45,9 +44,6 @@ from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
-
-LAG_S = 2.0
-"""How long it may take to find how far a query is behind in one log; the batch waits for it."""
 
 MAX_NAMED = 10
 """How many names an error lists."""
@@ -341,24 +337,8 @@ class SourceDriver:
         return self.newest
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
-        """How far `reached` is behind what `latest` last found. Logs that are not behind are left out; None is a log
-        whose lag could not be found within `LAG_S`. Raises no DistributedLogError: a lag must not fail a query."""
-        newest = self.newest or Offsets({})
-        begins = {
-            log: max(reached.get(log, DLSN.INITIAL), self._views[log].earliest())
-            for log in newest
-            if log in self._views
-        }
-        asked = {log: begin for log, begin in begins.items() if begin < newest[log]}
-        found = await asyncio.gather(*(self._lag(log, begin, newest[log]) for log, begin in asked.items()))
-        return {log: lag for log, lag in zip(asked, found, strict=True) if lag != NO_LAG}
-
-    async def _lag(self, log: str, begin: DLSN, end: DLSN) -> Lag | None:
-        try:
-            return (await asyncio.wait_for(extent(self._views[log], begin, end), LAG_S)).lag
-        except (DistributedLogError, asyncio.TimeoutError) as error:
-            _log.warning("log %s: how far the query is behind is not known: %s", log, error, extra=about(log=log))
-            return None
+        """How far `reached` is behind what `latest` last found, as of `find_lags`."""
+        return await find_lags(self._views, reached, self.newest or Offsets({}))
 
     # ------------------------------------------------------------------ how far a batch goes
 

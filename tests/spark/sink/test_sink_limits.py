@@ -9,9 +9,9 @@ from sink_world import NS, SINK, job, staged_segment
 
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.commit import MAX_MULTI_BYTES, Publisher, check_size
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.segments.commit import MAX_MULTI_BYTES, Publisher, check_size
+from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.log_names import LogState
 from metadata.distributedlog.logs import LogStore

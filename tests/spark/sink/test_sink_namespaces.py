@@ -8,9 +8,9 @@ import pytest
 from sink_world import NS, SINK, job, staged_segment
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.commit import Publisher
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.segments.commit import Publisher
+from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_folders import FederatedFolders
 from metadata.distributedlog.logs import LogStore

@@ -7,7 +7,7 @@ from sink_world import SINK, Process, World, job
 
 from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.leftovers import (
+from dlspark.spark.sink.segments.leftovers import (
     ABANDONED_AFTER_MS,
     SinkLeftovers,
     StagedLedgerState,

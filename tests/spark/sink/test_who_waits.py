@@ -15,7 +15,7 @@ from helpers.virtual_time import virtual_time
 
 from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError
 from dlspark.serving.client.client import AsyncClient
-from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name

@@ -15,9 +15,10 @@ from typing import Final
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.batch_rules import CommitOutcome, judge, old_logs, replay_differs_error
-from dlspark.spark.sink.leftovers import LedgerSweeper
-from dlspark.spark.sink.log_access import NamespaceLogs
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from dlspark.spark.sink.segments.leftovers import LedgerSweeper
+from dlspark.spark.sink.segments.log_access import NamespaceLogs, session_logs
+from dlspark.spark.sink.session import SinkSession
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.sink_marks import NO_BATCH, LogMark, SinkState, history_kept
@@ -38,6 +39,12 @@ class AppendTools:
     sinks: SinkStore
     sweeper: LedgerSweeper
     owner: str
+
+    @classmethod
+    def of(cls, session: SinkSession) -> AppendTools:
+        """Return the tools for a session's namespace."""
+        sweeper = LedgerSweeper(session.sinks, session.namespace.services.ledgers.delete)
+        return cls(session.namespace, session_logs(session), session.sinks, sweeper, session.owner)
 
 
 class KeptMark:

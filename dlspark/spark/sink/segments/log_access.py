@@ -8,18 +8,24 @@ request. After a wait for the lock its last owner may have changed everything: t
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
+from dlspark.core.writing.recovery import recover_segments
+from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.batch_rules import LogHistory
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.segments.merging import rewrite
+from dlspark.spark.sink.session import SinkSession
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogEnd, LogNotFoundError, LogPaths
 from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.permissions import Action
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
@@ -281,6 +287,48 @@ class NamespaceLogs:
         With `txid` (not None) in place of their ids. The old ledgers are left as they are.
         """
         return await self._rewrite(publication, segments, txid)
+
+
+def session_logs(session: SinkSession) -> NamespaceLogs:
+    """Return the logs of a session's namespace, written in its name and by its settings."""
+    services = session.namespace.services
+    rules = LogRules(
+        owner=session.owner,
+        lock_timeout_ms=session.settings.lock_timeout_s * 1000,
+        create_missing=session.create_missing,
+        first_lssn=services.binding.first_lssn or session.settings.first_lssn,
+    )
+
+    async def recover(log: str) -> None:
+        # Under the log's lock, which the caller holds: recovery fences and closes ledgers of the log (I7, I10).
+        transitions = SegmentTransitions(services, log, session.settings, await services.logs.open(log))
+        await transitions.load()
+        await recover_segments(services, transitions, session.settings)
+
+    async def write_again(
+        publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        return await rewrite(
+            services.ledgers,
+            await session.create_ledger(publication.job, segments[0].log),
+            segments,
+            txid,
+            password=session.settings.password,
+            compression=session.compression,
+        )
+
+    async def permit(log: str) -> None:
+        await services.permit(log, Action.ACQUIRE, Action.WRITE)
+
+    return NamespaceLogs(
+        session.namespace.store,
+        services.logs,
+        rules,
+        recover=recover,
+        rewrite=write_again,
+        permit=None if services.permissions is None else permit,
+        asked_to_yield=functools.partial(session.proxies.asked_to_yield, services),
+    )
 
 
 def _completed(lssn: int) -> str:

@@ -22,7 +22,7 @@ from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
 from dlspark.spark.sink.inline_rows import decoded
 from dlspark.spark.sink.messages import InlineRows, StagedSegment
-from dlspark.spark.sink.task import StagedSegmentWriter, WriteWindow, cut_entries
+from dlspark.spark.sink.segments.task import StagedSegmentWriter, WriteWindow, cut_entries
 from metadata.foundation.errors import check
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter

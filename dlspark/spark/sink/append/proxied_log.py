@@ -59,9 +59,9 @@ from dlspark.errors import (
 )
 from dlspark.serving.protocol.operations import ProducerStamp, WriteReceipt, WriteRecords
 from dlspark.spark.errors import BatchRefusedError, PublishUnknownError, ReplayDiffersError, TransactionOrderError
+from dlspark.spark.sink.append.marks import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import records
-from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.write_proxies import WriteProxies
 from metadata.distributedlog.sink_marks import NamedBatch

@@ -1,10 +1,10 @@
-"""The process that appends for a driver: `python -m dlspark.spark.sink.appender_process FOLDER` (`appender_client`).
+"""The process that appends for a driver: `python -m dlspark.spark.sink.append.process FOLDER` (`clients`).
 
 It is given the query's options, the driver's name and what a killed predecessor left on its standard input. The command
 itself ends as soon as the process listens in the folder, so that this is no child of a worker of Spark's: by a fork,
 before anything is loaded.
 
-It ends by itself (`appender_server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,
+It ends by itself (`server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,
 it leaves segments in progress and marks that say so, and any other owner of these logs goes on from there (I20).
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from dlspark.spark.sink.appender_folder import ProcessName
+    from dlspark.spark.sink.append.folders import ProcessName
 
 LOOK_EVERY_S: Final = 0.5
 GRACE_S: Final = 60.0
@@ -60,8 +60,8 @@ def _detach(folder: Path) -> None:
 
 def _run(folder: Path, given: bytes, saying: int) -> None:
     from dlspark.core.runtime import Runtime
-    from dlspark.spark.sink.appender_folder import AppenderFolder, this_process
-    from dlspark.spark.sink.appender_server import serve
+    from dlspark.spark.sink.append.folders import AppenderFolder, this_process
+    from dlspark.spark.sink.append.server import serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     options, driver, left_session = pickle.loads(given)

@@ -43,9 +43,9 @@ from dlspark.core.codec.producer_records import KEPT, ProducerState
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.log import AsyncLog
 from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.spark.sink.append.marks import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.batch_rules import CommitOutcome, check_above, log_sealed_error
 from dlspark.spark.sink.inline_rows import records
-from dlspark.spark.sink.kept_mark import HISTORY, AppendTools, KeptMark
 from dlspark.spark.sink.messages import InlineRows, JobId
 from metadata.distributedlog.log_names import LogPaths
 from metadata.distributedlog.sink_marks import LogMark

@@ -17,7 +17,12 @@ from contextlib import suppress
 from typing import Final
 
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.append_messages import (
+from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
+from dlspark.spark.sink.append.clients import find_peer
+from dlspark.spark.sink.append.folders import AppenderFolder, ProcessName, ShortPath
+from dlspark.spark.sink.append.log_opening import LogOpener
+from dlspark.spark.sink.append.marks import AppendTools
+from dlspark.spark.sink.append.messages import (
     LENGTHS,
     MAX_BODY_BYTES,
     check_lengths,
@@ -25,12 +30,7 @@ from dlspark.spark.sink.append_messages import (
     encode_error,
     encode_outcome,
 )
-from dlspark.spark.sink.appender import AppendedLog, BatchToAppend, SinkAppender
-from dlspark.spark.sink.appender_folder import AppenderFolder, ProcessName
-from dlspark.spark.sink.appender_peers import find_peer
-from dlspark.spark.sink.log_opening import LogOpener
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
-from dlspark.spark.sink.user_folders import ShortPath
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
@@ -159,7 +159,8 @@ async def serve(
         session = await open_session(options, appending=True)
         if await noting.take(session.namespace.store) or opener is None:
             always = options.proxies is not None
-            opener = LogOpener(session.append_tools, session.proxies, always=always, find=find_peer, idle_ms=idle_ms)
+            tools = AppendTools.of(session)
+            opener = LogOpener(tools, session.proxies, always=always, find=find_peer, idle_ms=idle_ms)
         return await opener.open(log)
 
     appender = SinkAppender(open_one, deadline_s=max(options.outage_ms / 1000, HAND_OVER_S))

@@ -33,8 +33,8 @@ from dlspark.spark.sink.columns import LogRows, SinkColumns
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.inline_rows import gather_inline
 from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
+from dlspark.spark.sink.segments.task import EntriesToSend, StageSettings, TaskWriter
 from dlspark.spark.sink.session import SinkSession, open_session
-from dlspark.spark.sink.task import EntriesToSend, StageSettings, TaskWriter
 from dlspark.spark.workers import begin_use
 from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points

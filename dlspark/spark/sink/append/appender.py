@@ -19,8 +19,8 @@ from typing import Final, Protocol
 from dlspark.errors import EndOfStreamError
 from dlspark.spark.errors import BatchRefusedError, PublishUnknownError
 from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
-from dlspark.spark.sink.log_access import log_busy_error
 from dlspark.spark.sink.messages import InlineRows, JobId
+from dlspark.spark.sink.segments.log_access import log_busy_error
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import DistributedLogError, NotAppliedError, OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class AppendedLog(Protocol):
-    """A log that is open for batches (`owned_log`, `shared_log`, `proxied_log`). One call at a time; after any error
+    """A log that is open for batches (`owned_log`, `log_opening`, `proxied_log`). One call at a time; after any error
     `abandon` it."""
 
     @property

@@ -18,7 +18,7 @@ import json
 from struct import Struct
 from typing import Final
 
-from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM
 from dlspark.spark.sink.messages import InlineRows, JobId

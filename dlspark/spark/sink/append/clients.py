@@ -1,17 +1,23 @@
 """Appending from the driver's commits: through a process that lives beside the driver, started by the first of them.
 
 Spark commits each batch in a process that it may end afterwards, and a log's writer has to live on from batch to batch.
-So a small process has it (`appender_process`): one for each driver, namespace and settings. Here it is found, or
+So a small process has it (`process`): one for each driver, namespace and settings. Here it is found, or
 started, and handed the batch.
 
 While an answer is waited for, what that process says is passed on: a query that waits for storage nodes says so.
 
 Fault model: that process may die at any line. Then the connection ends without an answer; another one is started, and
 gets the same batch again: it is appended once all the same (I20).
+
+Such a process asks others of its kind in turn: other drivers' processes on this machine that append for this user are
+found by a lock's owner (`find_peer`). The owner's name says host and process; in that process's private folder is where
+it listens, and what it must be shown (`folders`). Nothing else of the machine is asked, and no other user's
+process is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -22,15 +28,18 @@ import sys
 import time
 from typing import Final
 
-from dlspark.spark.errors import AppenderStartError, PublishUnknownError
+from dlspark.spark.errors import AppenderStartError, LogBusyError, PublishUnknownError
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.append_messages import LENGTHS, check_lengths, decode_answer, encode_request
-from dlspark.spark.sink.appender import DEADLINE_S, BatchToAppend
-from dlspark.spark.sink.appender_folder import AppenderFolder, driver_process
+from dlspark.spark.sink.append.appender import DEADLINE_S, BatchToAppend
+from dlspark.spark.sink.append.folders import AppenderFolder, driver_process
+from dlspark.spark.sink.append.messages import LENGTHS, check_lengths, decode_answer, encode_request
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.session import settings_of
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.owner_names import process_of, sink_owner
+from metadata.foundation.errors import CorruptDataError, OutcomeUnknownError
 
-PROCESS_MODULE: Final = "dlspark.spark.sink.appender_process"
+PROCESS_MODULE: Final = "dlspark.spark.sink.append.process"
 START_TIMEOUT_S: Final = 60.0
 SLACK_S: Final = 30.0
 """How much longer than the process's own limits its answer is waited for."""
@@ -188,3 +197,51 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
             raise ConnectionResetError("the process ended before it answered")
         found += more
     return bytes(found)
+
+
+def find_peer(holder: LockId) -> Peer | None:
+    """The process that holds a lock, if it is another one of this user's on this machine that appends."""
+    pid = process_of(holder.client_id)
+    if pid is None or pid == os.getpid() or holder.client_id != sink_owner(socket.gethostname(), pid, appending=True):
+        return None
+    folder = AppenderFolder.of_process(pid)
+    return Peer(folder) if folder is not None else None
+
+
+class Peer:
+    """One such process. One call at a time."""
+
+    def __init__(self, folder: AppenderFolder) -> None:
+        self._folder = folder
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
+        """As `OtherAppender.append_as_owner`."""
+        try:
+            secret = self._folder.secret.read_text()
+            if self._connection is None:
+                with self._folder.address() as address:
+                    self._connection = await asyncio.open_unix_connection(address)
+        except OSError as error:
+            raise LogBusyError(
+                f"The log's owner on this machine cannot be reached ({error}); nothing of the batch is visible",
+                log=batch.rows.log,
+            ) from error
+        reader, writer = self._connection
+        try:
+            writer.write(encode_request(secret, batch, session_id))
+            await writer.drain()
+            head, body = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
+            check_lengths(head, body)
+            answer = (await reader.readexactly(head + body))[:head]
+        except (OSError, EOFError, CorruptDataError) as error:
+            raise OutcomeUnknownError(
+                f"the log's owner on this machine has not answered ({error!r})", log=batch.rows.log
+            ) from error
+        return decode_answer(answer)
+
+    async def close(self) -> None:
+        """End the connection. Never raises."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection[1].close()
