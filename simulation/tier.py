@@ -23,11 +23,11 @@ from dlspark.core.metrics.registries import NO_STATISTICS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.host import ServiceDoor
 from dlspark.serving.protocol.operations import Answer, Request
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.proxy import WriteProxy
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.tier.forwarding import ServiceDoor
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers
@@ -295,7 +295,7 @@ class ProxyTier:
             statistics=NO_STATISTICS,
             namespace=namespace,
         )
-        proxy._door = WatchedDoor(self.checkers, process)
+        proxy.host.door = WatchedDoor(self.checkers, process)
         return proxy
 
     def _ledger_created(self, session: WriterSession, writer: LedgerWriter) -> None:

@@ -91,19 +91,14 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
     Raises SettingsError, and CallerError for a value without '='.
     """
     from dlspark.core.settings.settings import Settings
+    from metadata.foundation.settings import values_given
 
     if conf is None:
         settings = Settings.from_environment()
     else:
         others = {name: value for name, value in os.environ.items() if name != "DLSPARK_CONF"}
         settings = Settings.from_environment(others, Settings.from_properties(conf))
-    given: dict[str, str] = {}
-    for value in values or ():
-        key, equals, text = value.partition("=")
-        if not equals:
-            raise CallerError(f"--set {value!r} sets nothing", advice="Write --set key=value (docs/settings/logs.md)")
-        given[key.strip()] = text
-    return settings.with_values(given)
+    return settings.with_values(values_given(values or ()))
 
 
 @dataclass(frozen=True, slots=True)

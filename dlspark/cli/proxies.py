@@ -68,7 +68,7 @@ def write(
     port: PortOption = None,
     grpc_port: GrpcPortOption = None,
     stats_port: Annotated[
-        int | None, typer.Option("--stats-port", min=0, max=65535, help="For health and metrics; none if not said.")
+        int | None, typer.Option("--stats-port", min=-1, max=65535, help="For health and metrics; 0: any, -1: none.")
     ] = None,
     shard: Annotated[
         int | None, typer.Option("--shard", min=-1, help="Its number among all proxies; 0 leads placement.")
@@ -88,32 +88,22 @@ def write(
 
     Settings: docs/settings/write-proxy.md. A second signal ends it at once.
     """
-    from dlspark.serving.write_proxy.__main__ import main
+    from dlspark.serving.write_proxy.__main__ import Flags, run_write_proxy
+    from dlspark.serving.write_proxy.proxy import ProxyRole
 
-    arguments = _common(uri, conf, values)
-    for name, value in (
-        ("--port", port),
-        ("--grpc-port", grpc_port),
-        ("--stats-port", stats_port),
-        ("--shard", shard),
-        ("--stream-conf", stream_conf),
-    ):
-        arguments += [f"{name}={value}"] if value is not None else []
-    arguments += [] if announce else ["--no-announce"]
-    raise typer.Exit(main([*arguments, f"--load-appraiser={load_appraiser.value}"]))
+    flags = Flags(port, grpc_port, stats_port, shard)
+    role = ProxyRole(announce, measured_loads=load_appraiser is Appraiser.MEASURED)
+    raise typer.Exit(run_write_proxy(namespace_uri(uri), conf, values or (), flags, role, stream_conf))
 
 
 def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
-    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/settings/read-proxy.md."""
-    from dlspark.serving.read_proxy.__main__ import main
+    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/settings/read-proxy.md.
 
-    raise typer.Exit(main(_common(uri, conf, values)))
+    A second signal ends it at once.
+    """
+    from dlspark.serving.read_proxy.__main__ import run_read_proxy
 
-
-def _common(uri: str | None, conf: Path | None, values: Sequence[str] | None) -> list[str]:
-    arguments = [f"--uri={namespace_uri(uri)}"]
-    arguments += [f"--conf={conf}"] if conf is not None else []
-    return arguments + [f"--set={value}" for value in values or ()]
+    raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or ()))
 
 
 # ---------------------------------------------------------------------- who they are

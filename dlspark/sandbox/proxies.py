@@ -125,12 +125,12 @@ class SandboxProxies:
                 "server_advertised_host": "127.0.0.1",
                 "server_port": self._state.proxy_ports[index],
                 "server_grpc_port": self._state.proxy_grpc_ports[index],
+                "server_stats_port": 0,
                 "server_shard": index,
                 "zkSessionTimeoutSeconds": SESSION_S,
             }
             module = "dlspark.serving.write_proxy"
-        arguments = [sys.executable, "-m", module, uri, *(f"--set={key}={value}" for key, value in values.items())]
-        return arguments if index == READER else [*arguments, "--stats-port=0"]
+        return [sys.executable, "-m", module, uri, *(f"--set={key}={value}" for key, value in values.items())]
 
     def _spawn(self, index: int) -> None:
         if not self._folder(index).is_dir():

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Final, Generic, TypeAlias, TypeVar, overload
 
-from metadata.foundation.errors import DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, check
 
 T = TypeVar("T")
 
@@ -336,6 +336,17 @@ class Registry:
             value = getattr(settings, name)
             if value is not None:
                 _check_value(info, info.key, value, self._error)
+
+
+def values_given(texts: Iterable[str]) -> dict[str, str]:
+    """Return the settings that options `--set key=value` give, by key. Raises CallerError for a text without '='."""
+    given: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise CallerError(f"--set {text!r} sets nothing", advice="Write --set key=value")
+        given[key.strip()] = value
+    return given
 
 
 def _bound(limit: float, info: Setting) -> str:

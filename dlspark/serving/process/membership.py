@@ -149,7 +149,7 @@ class ProxyMember:
         )
 
 
-def write_proxy_member(
+def proxy_member(
     endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
 ) -> ProxyMember:
     """What a proxy announces: upstream's names for its addresses, and this project's."""
@@ -161,7 +161,7 @@ def read_proxy_member(
     endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
 ) -> ProxyMember:
     """The same of a read proxy, which says how many logs it reads."""
-    member = write_proxy_member(endpoint, shard, grpc=grpc, stats=stats)
+    member = proxy_member(endpoint, shard, grpc=grpc, stats=stats)
     return replace(member, endpoints=MappingProxyType({**member.endpoints, LOGS_READ: endpoint}))
 
 

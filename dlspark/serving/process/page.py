@@ -79,7 +79,8 @@ class ProxyPage:
             cause, where = error.__cause__ or error, host_text(host) or "all interfaces"
             raise CallerError(
                 f"the page with health and metrics cannot listen on {where}:{port}: {cause}",
-                advice="Give its port another number: --stats-port of a write proxy, statsPort of a read proxy",
+                advice="Give its port another number: server_stats_port (--stats-port) of a write proxy, "
+                "statsPort of a read proxy",
             ) from error
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -172,7 +173,9 @@ class ReadProxySettings:
         return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
 
     @classmethod
-    def from_properties(cls, path: str | None, given: Mapping[str, object] | None = None) -> ReadProxySettings:
+    def from_properties(
+        cls, path: str | os.PathLike[str] | None, given: Mapping[str, object] | None = None
+    ) -> ReadProxySettings:
         """Settings of a properties file, where there is one, and over them those given. Raises SettingsError, also for
         a file that cannot be read."""
         values: dict[str, object] = {}

@@ -70,6 +70,16 @@ class AddressKeys:
         maximum=65535,
         own=True,
     )
+    stats_port: int = setting(
+        WHOLE,
+        -1,
+        "server_stats_port",
+        "The port of the page with health and metrics; 0: any that is free; -1: no page, and single requests are not "
+        "measured",
+        minimum=-1,
+        maximum=65535,
+        own=True,
+    )
     shard: int = setting(
         WHOLE,
         -1,

@@ -30,9 +30,9 @@ from dlspark.serving.process.membership import (
     READ_PROXIES,
     Announcement,
     ProxyEndpoint,
+    proxy_member,
     read_members,
     read_proxy_member,
-    write_proxy_member,
 )
 from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (
@@ -293,11 +293,11 @@ async def test_a_proxy_of_an_older_release_is_not_asked_and_not_sent_to(world: R
     async with running(world, pipes) as new, running(world, pipes, read_balance=0.0) as old:
         old_submit = old.service.submit
         store = world.operator
-        await old._announcement.withdraw()  # type: ignore[union-attr]
-        member = write_proxy_member(old.member.endpoint, -1)
+        await old.host.withdraw()
+        member = proxy_member(old.member.endpoint, -1)
         announcement = Announcement(store, f"/dl/{READ_PROXIES}", member)
         await announcement.begin()
-        await until(lambda: member.location in [one.location for one in new._directory.listed().proxies])
+        await until(lambda: member.location in [one.location for one in new.host.directory.listed().proxies])
         monkeypatch.setattr(
             old.service, "submit", lambda request, *rest: (asked.append(request), old_submit(request, *rest))
         )

@@ -1,40 +1,15 @@
-"""What stands between a write proxy's service and the outside: the door that clients come to, and the way to others."""
+"""`TierForwarder`: how a write proxy's service asks other write proxies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlspark.errors import ServiceUnavailableError
-from dlspark.serving.bindings.service import Caller, ProxyService, Reply
 from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.process.peers import CALL_TIMEOUT_MS, ProxyPeers
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Request
 from dlspark.serving.routing.hosts import address_of
 from metadata.foundation.errors import CallerError
-
-
-class ServiceDoor:
-    """Stands at the port as soon as it is open; the service comes behind it when the location is known."""
-
-    def __init__(self) -> None:
-        self._service: ProxyService | None = None
-
-    def open(self, service: ProxyService) -> None:
-        """Hand everything on from here on."""
-        self._service = service
-
-    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
-        """See `ProxyService`."""
-        if self._service is None:
-            reply(refusal_of(ServiceUnavailableError("the proxy is starting", advice="Ask another one, or again")))
-            return
-        self._service.submit(request, caller, reply)
-
-    def caller_gone(self, caller: Caller) -> None:
-        """See `ProxyService`."""
-        if self._service is not None:
-            self._service.caller_gone(caller)
 
 
 class TierForwarder:
