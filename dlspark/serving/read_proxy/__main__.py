@@ -18,9 +18,9 @@ from typing import Final
 from dlspark.core.runtime import new_event_loop
 from dlspark.serving.read_proxy.proxy import ReadProxy
 from dlspark.serving.read_proxy.settings import ReadProxySettings, settings_page
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
 
 logger = logging.getLogger("dlspark.serving.read_proxy")
 

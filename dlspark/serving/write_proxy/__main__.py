@@ -21,10 +21,10 @@ from typing import Final
 from dlspark.core.runtime import new_event_loop
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration, with_stream_files
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
 
 logger = logging.getLogger("dlspark.serving.write_proxy")
 
