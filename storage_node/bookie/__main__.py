@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.edge import Disk, Network

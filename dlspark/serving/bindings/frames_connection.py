@@ -43,10 +43,10 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from metadata.foundation.pacing import MessageLimit
-from storage_node.bookie.requests.limits import Budget
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.transport.budgets import Budget
 from storage_node.transport.turns import Turns
 
 NO_REQUEST: Final = 0

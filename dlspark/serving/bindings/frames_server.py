@@ -21,9 +21,10 @@ from dlspark.serving.bindings.frames_connection import FramesConnection
 from dlspark.serving.bindings.service import ProxyService
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import MessageLimit
-from storage_node.bookie.requests.limits import Admission, Budget
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
+from storage_node.transport.admission import Admission
+from storage_node.transport.budgets import Budget
 from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.turns import Turns
 

@@ -8,7 +8,8 @@
 | `/api/v1/proxy/state` | JSON: what it is |
 | `/api/v1/proxy/streams` | JSON: the streams that it serves |
 
-It is the storage node's HTTP server. What is shown is for every client that can connect; nothing can be changed by it.
+It is served as a storage node's endpoints are. What is shown is for every client that can connect; nothing can be
+changed by it.
 
 The metrics of a thousand streams are megabytes, and take a second to make. So they are made in a thread, one text at a
 time: who asks meanwhile is given the same one, and so is who asks soon after.
@@ -25,8 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from metadata.foundation.addresses import host_text
 from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.node.http_server import JSON, HttpServer, Reply
-from storage_node.errors import BookieConfigurationError
+from storage_node.transport.http_server import JSON, HttpServer, Reply
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -75,10 +75,10 @@ class ProxyPage:
         """Listen; port 0 takes a free one. Raises CallerError where that is not possible."""
         try:
             await self._server.start(host, port)
-        except BookieConfigurationError as error:
-            cause, where = error.__cause__ or error, host_text(host) or "all interfaces"
+        except OSError as error:
+            where = host_text(host) or "all interfaces"
             raise CallerError(
-                f"the page with health and metrics cannot listen on {where}:{port}: {cause}",
+                f"the page with health and metrics cannot listen on {where}:{port}: {error}",
                 advice="Give its port another number: server_stats_port (--stats-port) of a write proxy, "
                 "statsPort of a read proxy",
             ) from error

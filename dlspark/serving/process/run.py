@@ -28,9 +28,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dlspark.core.runtime import new_event_loop
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
 
 _LOG: Final = logging.getLogger(__name__)
 

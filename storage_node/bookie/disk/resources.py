@@ -11,9 +11,9 @@ directory makes the node read-only; of the ledger directories either any one doe
 or only all together, and then new logs go to those that have room. A disk whose usage cannot be read counts as full.
 
 *Descriptors.* Without a bound, a thousand idle connections would take what the journal needs to go on in its next file.
-So the soft limit is raised to the hard one at start, connections get what files do not need (`Admission` keeps to it),
-and the disk keeps a few descriptors in reserve (`SpareDescriptors`) for the moment at which the last one was taken by
-others.
+So the soft limit is raised to the hard one at start (`metadata.foundation.descriptors`), connections get what files do
+not need (`Admission` keeps to it), and the disk keeps a few descriptors in reserve (`SpareDescriptors`) for the moment
+at which the last one was taken by others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,13 +31,12 @@ from metadata.foundation.errors import check
 from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport.http_server import HTTP_CONNECTIONS
 
 T = TypeVar("T")
 
 OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT}) | OUT_OF_DESCRIPTORS
-HIGHEST_LIMIT: Final = 1 << 20
-"""More than this is not asked for, whatever the hard limit is."""
 BASE: Final = 128
 """Standard streams, the loop's own, listeners, ZooKeeper's sessions, name look-ups, auto-recovery's connections."""
 A_JOURNAL: Final = 8
@@ -48,25 +46,7 @@ A_DIRECTORY: Final = 8
 READ_FILES: Final = 256
 """Logs kept open for reading, where there are descriptors enough; a part of that where there are few."""
 SPARE: Final = 8
-HTTP_CONNECTIONS: Final = 64
-"""Connections to the HTTP endpoints, at most."""
 FEWEST_CONNECTIONS: Final = 16
-
-
-def raise_limit() -> tuple[int, int]:
-    """Raise this process's soft limit to the hard one: (before, now)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = HIGHEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, HIGHEST_LIMIT)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return soft, soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft, wanted
-
-
-def current_limit() -> int:
-    """Descriptors that this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return HIGHEST_LIMIT if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_LIMIT)
 
 
 def read_files(limit: int) -> int:

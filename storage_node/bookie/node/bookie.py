@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.foundation.descriptors import current_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.store import MetadataStore
@@ -28,7 +29,6 @@ from storage_node.bookie.disk.resources import (
     NoSpaceError,
     cannot_start_error,
     connection_limit,
-    current_limit,
     is_no_space,
     needing_space,
 )
@@ -36,12 +36,13 @@ from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
 from storage_node.bookie.requests.connections import ServedConnection
-from storage_node.bookie.requests.limits import Admission, NodeLimits
+from storage_node.bookie.requests.limits import NodeLimits
 from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
 from storage_node.errors import BookieConfigurationError, BookieFailedError, TooManyConnectionsError
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport.admission import Admission
 from storage_node.transport.tcp import TcpNetwork
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
+from metadata.foundation.descriptors import current_limit
 from storage_node.bookie.disk.records import (
     ALIGN,
     HEADER_BYTES,
@@ -36,7 +37,6 @@ from storage_node.bookie.disk.records import (
 from storage_node.bookie.disk.resources import (
     Disks,
     NoSpaceError,
-    current_limit,
     lacks_descriptors,
     needing_space,
     read_files,

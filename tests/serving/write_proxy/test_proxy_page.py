@@ -18,7 +18,7 @@ from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
 from dlspark.serving.write_proxy.page import WriteProxyView
 from dlspark.serving.write_proxy.tier.placement_keeper import fetch_stream_loads
 from metadata.foundation.errors import CallerError
-from storage_node.bookie.node.http_server import Reply
+from storage_node.transport.http_server import Reply
 
 
 class Proxy:

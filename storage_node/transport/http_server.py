@@ -1,4 +1,4 @@
-"""A small HTTP server to observe a node: for probes of container platforms, Prometheus, an operator's browser.
+"""A small HTTP server to observe a process: for probes of container platforms, Prometheus, an operator's browser.
 
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
 of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
@@ -19,11 +19,11 @@ from http import HTTPStatus
 from typing import Final
 
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import HTTP_CONNECTIONS
-from storage_node.errors import BookieConfigurationError
 
 logger = logging.getLogger(__name__)
 
+HTTP_CONNECTIONS: Final = 64
+"""Connections to one server, at most."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 MOST_READS_OF_REFUSED: Final = 64
 BACKLOG: Final = 1024
@@ -66,15 +66,8 @@ class HttpServer:
         return int(self._socket.getsockname()[1]) if self._socket is not None else 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one. Raises BookieConfigurationError where that is not possible."""
-        try:
-            self._socket = _listening(host, port)
-        except OSError as error:
-            where = f"port {port} of {host or 'all interfaces'}"
-            raise BookieConfigurationError(
-                f"the HTTP server cannot listen on {where}: {error.strerror or error}",
-                advice="Stop what listens there, or set another httpServerPort, or httpServerEnabled=false",
-            ) from error
+        """Listen; port 0 takes a free one. Raises OSError where that is not possible."""
+        self._socket = _listening(host, port)
         self._accept_on()
 
     async def stop(self) -> None:
