@@ -261,18 +261,18 @@ def check_request(ops: Sequence[Op]) -> None:
 
 
 def request_bytes(ops: Sequence[Op]) -> int:
-    """Bytes of a request of these operations, counted generously."""
+    """Return bytes of a request of these operations, counted generously."""
     data = sum(len(op.data) for op in ops if isinstance(op, Create | SetData))
     return _OVERHEAD_BYTES + data + sum(_OVERHEAD_BYTES + len(op.path.encode("utf-8")) for op in ops)
 
 
 def parent_of(path: str) -> str:
-    """The path of the znode above; the root for what lies right below it."""
+    """Return the path of the znode above; the root for what lies right below it."""
     return path.rpartition("/")[0] or "/"
 
 
 def name_of(path: str) -> str:
-    """The last component of a path."""
+    """Return the last component of a path."""
     return path.rpartition("/")[2]
 
 
@@ -283,6 +283,6 @@ def join(parent: str, *names: str) -> str:
 
 
 def ancestors(path: str) -> list[str]:
-    """Every proper ancestor except the root, outermost first."""
+    """Return every proper ancestor except the root, outermost first."""
     parts = path.split("/")[1:-1]
     return ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]

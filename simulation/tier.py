@@ -53,7 +53,7 @@ class QuietNode(NodeMachine):
     """A storage node that keeps house rarely: that is what other runs test, and it takes most of the processor."""
 
     def settings(self) -> BookieSettings:
-        """The same at each start."""
+        """Return the same at each start."""
         return replace(
             super().settings(),
             ledger_directories=("/ledgers1",),
@@ -113,7 +113,7 @@ class ServingMachine(Machine):
         self.world.loop.call_soon(self._exit, process, failed, context=self.world.context)
 
     def _exit(self, process: Process, failed: bool) -> None:
-        """The process ends by itself."""
+        """Note that the process ends by itself."""
         if process is self.process and not process.dead:
             self.world.reached("proxy.stopped-itself" if failed else "proxy.left")
             self.kill()
@@ -147,7 +147,7 @@ class Supervisor:
 
 
 async def open_namespace(machine: Machine, process: Process, store: SimulatedStore, logs: Settings) -> AsyncNamespace:
-    """The namespace, in this process of the machine."""
+    """Return the namespace, in this process of the machine."""
     return await AsyncNamespace.over(
         store,
         URI,
@@ -243,7 +243,7 @@ class ProxyTier:
             self._supervisor.keep(machine)
 
     def next_client(self) -> int:
-        """A number that no other client of the tier has."""
+        """Return a number that no other client of the tier has."""
         self._clients += 1
         return self._clients
 
@@ -275,7 +275,7 @@ class ProxyTier:
     async def make_proxy(
         self, machine: ProxyMachine, process: Process, store: SimulatedStore, shard: int
     ) -> WriteProxy:
-        """A proxy in this process, which is not started."""
+        """Return a proxy in this process, which is not started."""
         namespace = await open_namespace(machine, process, store, self.logs)
         session = WriterSession("", machine.name, process, machine.runs)
         create = _watched(namespace.ledgers.create, partial(self._ledger_created, session))

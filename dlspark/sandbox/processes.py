@@ -41,13 +41,13 @@ def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment in which a child finds the same packages as this process, installed or not."""
+    """Return the environment in which a child finds the same packages as this process, installed or not."""
     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def first_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """The first line a child prints, or empty if it ends or the time runs out."""
+    """Return the first line a child prints, or empty if it ends or the time runs out."""
     import select
 
     deadline = time.monotonic() + timeout_s
@@ -62,5 +62,5 @@ def first_line(stream: IO[bytes], timeout_s: float) -> bytes:
 
 
 def log_tail(path: Path, begin: int) -> str:
-    """What was logged from `begin` on, at most the end of it."""
+    """Return what was logged from `begin` on, at most the end of it."""
     return path.read_bytes()[begin:][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()

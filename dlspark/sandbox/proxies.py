@@ -65,7 +65,7 @@ class SandboxProxies:
         return f"127.0.0.1:{self._state.read_proxy_grpc_port}"
 
     def pid(self, index: int) -> int | None:
-        """The process of a write proxy, or of the read proxy (`READER`); None where it does not run."""
+        """Return the process of a write proxy, or of the read proxy (`READER`); None where it does not run."""
         process = self._processes.get(index)
         return process.pid if process is not None and process.poll() is None else None
 

@@ -139,7 +139,7 @@ class Sandbox(OpenedHere):
         return self._proxies
 
     def node_pid(self, index: int) -> int | None:
-        """The process of a node, or None where it does not run."""
+        """Return the process of a node, or None where it does not run."""
         process = self._processes.get(index)
         return process.pid if process is not None and process.poll() is None else None
 
@@ -149,7 +149,7 @@ class Sandbox(OpenedHere):
         return self._zookeeper.pid if self._zookeeper is not None else None
 
     def node_directory(self, index: int) -> Path:
-        """Where a storage node's journal and ledgers are."""
+        """Return where a storage node's journal and ledgers are."""
         return self.directory / f"node-{index}"
 
     def start(self) -> None:
@@ -255,7 +255,7 @@ class Sandbox(OpenedHere):
         self._lock = lock  # held until `stop`; the kernel drops it if this process dies
 
     def _claim(self) -> SandboxState:
-        """The state to run with: the directory's own, or a new one with free ports."""
+        """Return the state to run with: the directory's own, or a new one with free ports."""
         kept = SandboxState.load(self.directory)
         if kept is not None and kept.running():
             raise _already_running_error(self.directory, kept)

@@ -22,7 +22,7 @@ _STATE_FILE = "sandbox.json"
 
 
 def default_directory() -> Path:
-    """Where `dlspark sandbox start` keeps its data if no other directory is given."""
+    """Return where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
 
 
@@ -49,7 +49,8 @@ class SandboxState:
 
     @classmethod
     def load(cls, directory: Path) -> SandboxState | None:
-        """The state kept in `directory`, None where there is none. Raises CallerError for one that cannot be used."""
+        """Return the state kept in `directory`, None where there is none. Raises CallerError for one that cannot be
+        used."""
         path = directory / _STATE_FILE
         try:
             text = path.read_text()
@@ -89,7 +90,7 @@ class SandboxState:
         scratch.replace(path)  # a rename is atomic
 
     def running(self) -> bool:
-        """Whether the process that owns the sandbox is alive, and is the one that was recorded."""
+        """Return whether the process that owns the sandbox is alive, and is the one that was recorded."""
         return self.pid is not None and self.started is not None and processes.started(self.pid) == self.started
 
     def signal_owner(self, number: signal.Signals) -> bool:

@@ -21,7 +21,7 @@ _WORDS: Final = {READ_PROXIES: "read", WRITE_PROXIES: "write"}
 
 
 async def announced_proxies(namespace: AsyncNamespace, folder: str, wait_ms: int = 0) -> tuple[str, ...]:
-    """Where the namespace's proxies of one kind (`READ_PROXIES`, `WRITE_PROXIES`) take frames; one at least.
+    """Return where the namespace's proxies of one kind (`READ_PROXIES`, `WRITE_PROXIES`) take frames; one at least.
 
     Waits up to `wait_ms` for the first. Raises NoProxiesError, MetadataUnavailableError or an OutcomeUnknownError.
     """

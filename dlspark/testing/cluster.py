@@ -119,7 +119,7 @@ class InProcessCluster(OpenedHere):
     async def connect(
         self, settings: Settings | None = None, *, client: ClientSettings | None = None
     ) -> AsyncNamespace:
-        """A new client of the cluster, with a metadata session of its own. The cluster closes it at the end."""
+        """Return a new client of the cluster, with a metadata session of its own. The cluster closes it at the end."""
         store = MemoryStore(self.tree)
         namespace = await AsyncNamespace.over(
             store, URI, settings or self._settings, network=self._network, client_settings=client, own=(store,)
@@ -134,7 +134,7 @@ class InProcessCluster(OpenedHere):
         await namespace.store.close()
 
     async def writable_nodes(self) -> list[str]:
-        """Ids of the nodes that are registered as usable."""
+        """Return ids of the nodes that are registered as usable."""
         return [address.bookie_id for address in await BookieRegistry(self.operator).writable()]
 
     async def stop(self) -> None:

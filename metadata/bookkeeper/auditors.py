@@ -85,7 +85,7 @@ class AuditorStore:
         return await repeat(self._store, cast)
 
     async def votes(self) -> list[str]:
-        """All votes, the auditor's first."""
+        """Return all votes, the auditor's first."""
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(self._election))
         except NoNodeError:
@@ -104,7 +104,7 @@ class AuditorStore:
         await repeat(self._store, delete)
 
     async def watch_vote(self, vote: str, watch: Watcher) -> bool:
-        """Whether a vote is there; `watch` hears of its end."""
+        """Return whether a vote is there; `watch` hears of its end."""
         return await repeat(self._store, lambda: self._store.exists(join(self._election, vote), watch)) is not None
 
     async def announce(self, bookie_id: str) -> None:
@@ -112,7 +112,7 @@ class AuditorStore:
         await repeat(self._store, lambda: self._store.put(self._election, _vote_of(bookie_id), ANY_VERSION))
 
     async def auditor(self) -> str | None:
-        """Who audits: the owner of the lowest vote; None where there is no vote, or it does not name one."""
+        """Return who audits: the owner of the lowest vote; None where there is no vote, or it does not name one."""
         for name in await self.votes():
             path = join(self._election, name)
             try:
@@ -126,7 +126,7 @@ class AuditorStore:
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     async def last_run_ms(self, check: PeriodicCheck) -> int | None:
-        """When a check last ran; None where it never did, or the time is not to be read: then it is due."""
+        """Return when a check last ran; None where it never did, or the time is not to be read: then it is due."""
         path = join(self._base, check.value)
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(path))
@@ -156,7 +156,7 @@ class AuditorStore:
     # ---- bookies ----------------------------------------------------------------------------------------------------
 
     async def registered(self) -> RegisteredBookies:
-        """The names in both lists. Raises CallerError where no cluster is initialised: never an empty answer."""
+        """Return the names in both lists. Raises CallerError where no cluster is initialised: never an empty answer."""
         # A bookie that changes its mode joins one list before it leaves the other; so whichever way it goes, one of
         # three looks finds it.
         writable = await self._writable()
@@ -174,7 +174,7 @@ class AuditorStore:
         return _bookies(names)
 
     async def known(self) -> set[str]:
-        """Every bookie that ever registered."""
+        """Return every bookie that ever registered."""
         return await self._names(self._cookies)
 
     async def _names(self, path: str) -> set[str]:

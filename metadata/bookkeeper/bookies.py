@@ -64,7 +64,7 @@ class BookieAddress:
     port: int
 
     def encode(self, version: str | None = None) -> bytes:
-        """What a registration holds (BookieServiceInfoFormat); `version`: of the node's software."""
+        """Return what a registration holds (BookieServiceInfoFormat); `version`: of the node's software."""
         message: Any = BOOKIE_SERVICE_INFO()
         message.endpoints.add(id=_ENDPOINT_ID, port=self.port, host=self.host, protocol=_PROTOCOL)
         if version is not None:
@@ -131,7 +131,7 @@ class Cookie:
     layout_version: int = _COOKIE_LAYOUT
 
     def encode(self) -> bytes:
-        """The text of the znode and of the VERSION files."""
+        """Return the text of the znode and of the VERSION files."""
         head = f"{self.layout_version}\n".encode("ascii")
         if self.layout_version == _PLAIN_COOKIE_LAYOUT:
             lines = (self.bookie_id, ",".join(self.journal_dirs), _pack_dirs(self.ledger_dirs))
@@ -176,7 +176,7 @@ class Cookie:
         return cls(host, tuple(journal.split(",")), _unpack_dirs(ledgers, path), None, None, _PLAIN_COOKIE_LAYOUT)
 
     def matches(self, other: Cookie) -> bool:
-        """True where both stand for the same bookie; without index directories these are the ledger directories."""
+        """Return True where both stand for one bookie; without index directories these are the ledger directories."""
         return (
             self.bookie_id == other.bookie_id
             and self.journal_dirs == other.journal_dirs
@@ -412,7 +412,7 @@ class BookieRegistry:
             return None
 
     async def _registration(self, folder: str, bookie_id: str) -> BookieAddress | None:
-        """The address that a registration gives; None where there is none."""
+        """Return the address that a registration gives; None where there is none."""
         path = join(folder, bookie_id)
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(path))
@@ -421,7 +421,7 @@ class BookieRegistry:
         return BookieAddress.decode(bookie_id, data, path)
 
     async def registrations(self) -> list[Registration]:
-        """Every bookie that is registered, by id; those that cannot be resolved too."""
+        """Return every bookie that is registered, by id; those that cannot be resolved too."""
         found: dict[str, Registration] = {}
         for folder, readonly in ((self._readonly, True), (self._available, False)):
             names, _ = await repeat(self._store, lambda folder=folder: self._ids(folder, None))  # type: ignore[misc]
@@ -444,7 +444,7 @@ class BookieRegistry:
         return Registration(bookie_id, readonly, stat.ctime_ms, address, version=_version_in(data, path))
 
     async def resolve(self, bookie_id: str) -> BookieAddress:
-        """Where a bookie listens: by its registration, else by its id as host:port.
+        """Return where a bookie listens: by its registration, else by its id as host:port.
 
         Raises UnknownBookieError, or CorruptDataError for a registration that cannot be decoded.
         """
@@ -461,13 +461,14 @@ class BookieRegistry:
         return self._watch.add(listener)
 
     async def health_check_disabled(self) -> bool:
-        """Whether the operators have switched quarantine off for all clients of the cluster (`disableHealthCheck`)."""
+        """Return whether the operators have switched quarantine off for all clients of the cluster
+        (`disableHealthCheck`)."""
         return await repeat(self._store, lambda: self._store.exists(self._no_health_check)) is not None
 
     # ---- identity ---------------------------------------------------------------------------------------------------
 
     async def instance_id(self) -> str | None:
-        """The cluster's UUID, None where it has none."""
+        """Return the cluster's UUID, None where it has none."""
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(self._instance_path))
         except NoNodeError:
@@ -478,7 +479,7 @@ class BookieRegistry:
             raise CorruptDataError(f"the instance id is not text: {error}", path=self._instance_path) from error
 
     async def cookies(self) -> list[str]:
-        """Ids of the bookies that have a cookie: all that ever joined the cluster and were not removed."""
+        """Return ids of the bookies that have a cookie: all that ever joined the cluster and were not removed."""
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(self._cookies))
         except NoNodeError:
@@ -486,7 +487,7 @@ class BookieRegistry:
         return sorted(names)
 
     async def read_cookie(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """The bookie's cookie, None where it has none. Raises CorruptDataError."""
+        """Return the bookie's cookie, None where it has none. Raises CorruptDataError."""
         path = join(self._cookies, bookie_id)
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))

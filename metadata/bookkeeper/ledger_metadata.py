@@ -85,7 +85,7 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     def ensemble_for(self, entry: int) -> Ensemble:
-        """The fragment that holds `entry` (>= 0)."""
+        """Return the fragment that holds `entry` (>= 0)."""
         check(entry >= 0, f"no fragment holds entry {entry}")
         for ensemble in reversed(self.ensembles):
             if ensemble.first_entry <= entry:
@@ -93,19 +93,20 @@ class LedgerMetadata:
         return self.ensembles[0]
 
     def with_state(self, state: LedgerState) -> LedgerMetadata:
-        """The same ledger OPEN or IN_RECOVERY; a CLOSED one stays closed for ever (I2)."""
+        """Return the same ledger OPEN or IN_RECOVERY; a CLOSED one stays closed for ever (I2)."""
         check(not self.is_closed, "a closed ledger cannot change its state")
         check(state is not LedgerState.CLOSED, "use closed(): it needs the last entry and the length")
         return replace(self, state=state, last_entry=-1, length=0, creator_token=0)
 
     def closed(self, last_entry: int, length: int) -> LedgerMetadata:
-        """The ledger closed after `last_entry` (-1: empty) with `length` bytes of payload."""
+        """Return the ledger closed after `last_entry` (-1: empty) with `length` bytes of payload."""
         check(not self.is_closed, "a closed ledger cannot be closed again")  # I2: one last entry for ever
         check(last_entry >= -1 and length >= 0, f"last entry {last_entry} or length {length} out of range")
         return replace(self, state=LedgerState.CLOSED, last_entry=last_entry, length=length, creator_token=0)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> LedgerMetadata:
-        """The ledger with `bookies` from `first_entry` on: appended, or in place of a last fragment that starts there.
+        """Return the ledger with `bookies` from `first_entry` on: appended, or in place of a last fragment that starts
+        there.
 
         Earlier fragments are never touched (docs/reference/wire.md#ensemble-change).
         """
@@ -117,8 +118,9 @@ class LedgerMetadata:
         return replace(self, ensembles=(*kept, Ensemble(first_entry, tuple(bookies))), creator_token=0)
 
     def with_copies_on(self, first_entry: int, swaps: Mapping[int, tuple[str, str]]) -> LedgerMetadata | None:
-        """The ledger with other bookies in the fragment that starts at `first_entry`, where copies were restored:
-        index -> (old, new). Everything else stays, also of a closed ledger. None where there is nothing to do.
+        """Return the ledger with other bookies in the fragment that starts at `first_entry`, where copies were
+        restored: index -> (old, new). Everything else stays, also of a closed ledger. None where there is nothing to
+        do.
 
         An old bookie that is not in its place any more, or a new one that is a member, leaves its index as it is.
         """
@@ -135,7 +137,8 @@ class LedgerMetadata:
         return replace(self, ensembles=tuple(changed), creator_token=0)
 
     def encode(self) -> bytes:
-        """The znode's bytes, in this value's format version. Raises CallerError where that version cannot hold it."""
+        """Return the znode's bytes, in this value's format version. Raises CallerError where that version cannot hold
+        it."""
         fault = _fault(self)
         if fault is not None:
             raise CallerError(f"invalid ledger metadata: {fault}")
@@ -165,7 +168,7 @@ class LedgerMetadata:
 
 
 def _fault(metadata: LedgerMetadata) -> str | None:
-    """What is wrong with the value, or None. Held both before writing and after reading."""
+    """Return what is wrong with the value, or None. Held both before writing and after reading."""
     e, w, a = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
     if not e >= w >= a > 0:
         return f"ensemble {e} >= write quorum {w} >= ack quorum {a} > 0 does not hold"
@@ -311,7 +314,7 @@ def _varint(value: int) -> bytes:
 
 
 def _delimited(body: bytes, path: str) -> bytes:
-    """The message after its varint length: exactly that many bytes must follow."""
+    """Return the message after its varint length: exactly that many bytes must follow."""
     length = 0
     for index, byte in enumerate(body[:_MAX_VARINT]):
         length |= (byte & 0x7F) << (7 * index)

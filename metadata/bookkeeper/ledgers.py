@@ -76,7 +76,7 @@ class LedgerLayout(Enum):
     FLAT = "FlatLedgerManagerFactory"
 
     def encode(self) -> bytes:
-        """The text of the layout's znode."""
+        """Return the text of the layout's znode."""
         return f"2\norg.apache.bookkeeper.meta.{self.value}:1".encode("ascii")
 
     @classmethod
@@ -94,7 +94,7 @@ class LedgerLayout(Enum):
         return layout
 
     def path(self, root: str, ledger_id: int) -> str:
-        """The znode of a ledger."""
+        """Return the znode of a ledger."""
         if not 0 <= ledger_id <= MAX_LEDGER_ID:
             raise CallerError(f"ledger id {ledger_id} is not in 0..{MAX_LEDGER_ID}", ledger_id=ledger_id)
         if self is LedgerLayout.FLAT:
@@ -148,7 +148,7 @@ class LedgerStore:
         return self._root
 
     def path(self, ledger_id: int) -> str:
-        """A ledger's znode, by the cluster's layout; the default one before LAYOUT was read."""
+        """Return a ledger's znode, by the cluster's layout; the default one before LAYOUT was read."""
         return (self._layout or LedgerLayout.HIERARCHICAL).path(self._root, ledger_id)
 
     # ---- cluster ----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class LedgerStore:
                 pass
 
     async def layout(self) -> LedgerLayout:
-        """The cluster's layout, read once, and written where there is none yet.
+        """Return the cluster's layout, read once, and written where there is none yet.
 
         Bookies, auto-recovery and clients of Apache BookKeeper do the same: the first that finds no LAYOUT writes the
         one of its configuration, by default the hierarchical one. Apache Pulsar's set-up leaves it to them. Raises
@@ -215,7 +215,7 @@ class LedgerStore:
         return self._layout
 
     async def stored_layout(self) -> LedgerLayout | None:
-        """What LAYOUT says; None where there is none. Raises CorruptDataError."""
+        """Return what LAYOUT says; None where there is none. Raises CorruptDataError."""
         path = join(self._root, "LAYOUT")
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(path))
@@ -260,7 +260,8 @@ class LedgerStore:
                 self._reserved = await self._draw_id()
 
     async def generate_id(self) -> int:
-        """A ledger id that was never given out before. After a lost answer another one is drawn; the lost id is unused.
+        """Return a ledger id that was never given out before. After a lost answer another one is drawn; the lost id is
+        unused.
 
         Raises CallerError once the ids of a layout with short ids are used up.
         """
@@ -290,7 +291,7 @@ class LedgerStore:
             pass
 
     def _short_ids(self, layout: LedgerLayout) -> str:
-        """What the znodes begin with whose numbers are ids of 31 bits."""
+        """Return what the znodes begin with whose numbers are ids of 31 bits."""
         return join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
 
     async def _draw_id(self) -> int:
@@ -329,12 +330,12 @@ class LedgerStore:
         raise InvariantViolation("every new HOB znode overflowed at once", path=self._idgen_long)
 
     async def _hobs(self) -> list[int]:
-        """The high order bits that are in use, ascending."""
+        """Return the high order bits that are in use, ascending."""
         names, _ = await repeat(self._store, lambda: self._store.children(self._idgen_long))
         return sorted(int(match[1]) for match in map(_HOB.fullmatch, names) if match)
 
     async def _next_suffix(self, prefix: str) -> int | None:
-        """The number that a new ephemeral sequential znode gets; None when the 31 bits are used up."""
+        """Return the number that a new ephemeral sequential znode gets; None when the 31 bits are used up."""
         created = await repeat(
             self._store, lambda: self._store.create(prefix, ephemeral=True, sequential=True, make_parents=True)
         )
@@ -427,7 +428,7 @@ class LedgerStore:
             return None
 
     async def read(self, ledger_id: int, watch: Watcher | None = None) -> Versioned[LedgerMetadata]:
-        """A ledger's metadata and version. Raises NoNodeError when there is no such ledger, CorruptDataError."""
+        """Return a ledger's metadata and version. Raises NoNodeError when there is no such ledger, CorruptDataError."""
         await self.layout()
         path = self.path(ledger_id)
         return await repeat(self._store, lambda: self._read(ledger_id, path, watch))
@@ -521,9 +522,9 @@ class LedgerStore:
     # ---- scan -------------------------------------------------------------------------------------------------------
 
     async def ids(self) -> AsyncIterator[int]:
-        """Every ledger id, ascending. What is created or deleted meanwhile may or may not show; any failure to list is
-        raised, a missing root too, so an id that does not come was not there (I13). A caller that must not miss what
-        other clients have created syncs the store first."""
+        """Yield every ledger id, ascending. What is created or deleted meanwhile may or may not show; any failure to
+        list is raised, a missing root too, so an id that does not come was not there (I13). A caller that must not miss
+        what other clients have created syncs the store first."""
         layout = await self.layout()
         tops = (await repeat(self._store, lambda: self._store.children(self._root)))[0]
         if layout is LedgerLayout.FLAT:
@@ -537,7 +538,7 @@ class LedgerStore:
                         yield number
 
     async def _ids_below(self, path: str, digits: str, levels: int) -> AsyncIterator[int]:
-        """Ids whose decimal form begins with `digits`; `levels` of inner znodes are still below `path`."""
+        """Yield ids whose decimal form begins with `digits`; `levels` of inner znodes are still below `path`."""
         for name in await self._children(path):
             if levels:
                 if re.fullmatch(r"\d{4}", name):
@@ -556,7 +557,7 @@ class LedgerStore:
 
 
 def _layout_of(tops: Sequence[str], root: str, wanted: LedgerLayout | None) -> LedgerLayout:
-    """The layout that a tree without LAYOUT is given: the hierarchical one, or `wanted`.
+    """Return the layout that a tree without LAYOUT is given: the hierarchical one, or `wanted`.
 
     Raises CallerError where ledgers are there that it would not find: they would look deleted, and be collected.
     """
@@ -593,5 +594,5 @@ class _Refused(Exception):
 
 
 def _version_error_at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:
-    """The same error, which names the ledger."""
+    """Return the same error, which names the ledger."""
     return type(error)(error.message, ledger_id=ledger_id, path=error.path)

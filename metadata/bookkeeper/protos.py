@@ -174,7 +174,7 @@ def _complete(message: Message, path: str) -> Message:
 
 
 def _strings_are_text(message: Message) -> bool:
-    """False for a string that is not UTF-8: of proto2 the runtime lets it pass, as bytes."""
+    """Return False for a string that is not UTF-8: of proto2 the runtime lets it pass, as bytes."""
     for field, value in message.ListFields():
         parts = [value] if isinstance(value, str | bytes | int | Message) else value
         for part in parts:

@@ -69,7 +69,7 @@ class UnderReplicatedLedger:
     ctime_ms: int | None = None
 
     def encode(self) -> bytes:
-        """The text of the ledger's mark."""
+        """Return the text of the ledger's mark."""
         message: Any = UNDERREPLICATED_LEDGER()
         message.replica.extend(self.missing)
         if self.ctime_ms is not None:
@@ -98,7 +98,7 @@ remains of a lost answer."""
 
 
 def mark_name(ledger_id: int) -> str:
-    """The last component of a mark's path, and of a lock's."""
+    """Return the last component of a mark's path, and of a lock's."""
     if not 0 <= ledger_id <= MAX_LEDGER_ID:
         raise CallerError(f"ledger id {ledger_id} is not in 0..{MAX_LEDGER_ID}", ledger_id=ledger_id)
     return f"urL{ledger_id:010d}"
@@ -124,12 +124,12 @@ class ReplicationStore:
         return self._store
 
     def mark_path(self, ledger_id: int) -> str:
-        """The znode of a ledger's mark."""
+        """Return the znode of a ledger's mark."""
         name, digits = mark_name(ledger_id), f"{ledger_id:016x}"
         return join(self._marks, digits[:4], digits[4:8], digits[8:12], digits[12:], name)
 
     def lock_path(self, ledger_id: int) -> str:
-        """The ephemeral znode of the worker that repairs this ledger."""
+        """Return the ephemeral znode of the worker that repairs this ledger."""
         return join(self._locks, mark_name(ledger_id))
 
     async def prepare(self) -> None:
@@ -194,15 +194,15 @@ class ReplicationStore:
         return news
 
     async def _create_mark(self, path: str, data: bytes) -> None:
-        """One write instead of three in the usual case, which counts where a lost bookie has very many ledgers: of the
-        folders only the innermost is missing, since hardly any two ledgers share it."""
+        """Note that one write instead of three in the usual case, which counts where a lost bookie has very many
+        ledgers: of the folders only the innermost is missing, since hardly any two ledgers share it."""
         try:
             await self._store.multi([Create(parent_of(path)), Create(path, data)])
         except (NoNodeError, NodeExistsError):
             await self._store.create(path, data, make_parents=True)
 
     async def read(self, ledger_id: int) -> Versioned[UnderReplicatedLedger] | None:
-        """A ledger's mark, None where it has none. Raises CorruptDataError."""
+        """Return a ledger's mark, None where it has none. Raises CorruptDataError."""
         path = self.mark_path(ledger_id)
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
@@ -234,7 +234,7 @@ class ReplicationStore:
         return True
 
     async def marked(self) -> AsyncIterator[int]:
-        """Ids of all marked ledgers, ascending. What changes meanwhile may or may not show."""
+        """Yield ids of all marked ledgers, ascending. What changes meanwhile may or may not show."""
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -244,7 +244,8 @@ class ReplicationStore:
                 yield ledger_id
 
     async def folder(self, name: str, watch: Watcher | None = None) -> tuple[list[str], list[int]]:
-        """A folder of marks (the outermost is ""): its folders and its ledgers, ascending. `watch` hears of a change.
+        """Return a folder of marks (the outermost is ""): its folders and its ledgers, ascending. `watch` hears of a
+        change.
 
         A folder that is gone counts as empty: it was pruned since its parent was listed
         (docs/reference/znodes.md#parents).
@@ -298,7 +299,7 @@ class ReplicationStore:
         return await repeat(self._store, take)
 
     def holds(self, lock: LedgerLock) -> bool:
-        """Whether the lock's session is still the store's: once it has ended, another may have the lock."""
+        """Return whether the lock's session is still the store's: once it has ended, another may have the lock."""
         return lock.path in self._held and self._store.session_id == lock.session_id
 
     async def unlock(self, lock: LedgerLock) -> None:
@@ -318,7 +319,7 @@ class ReplicationStore:
             self._held.discard(lock.path)
 
     async def lock_owner(self, ledger_id: int) -> str | None:
-        """Who holds a ledger's lock; None where it is not locked, or the lock does not say."""
+        """Return who holds a ledger's lock; None where it is not locked, or the lock does not say."""
         path = self.lock_path(ledger_id)
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(path))
@@ -328,7 +329,7 @@ class ReplicationStore:
         return str(message.bookieId) if message.HasField("bookieId") else None
 
     async def locked(self, watch: Watcher | None = None) -> set[int]:
-        """Ids of the ledgers that are locked, by any worker; `watch` hears of a lock that comes or goes."""
+        """Return ids of the ledgers that are locked, by any worker; `watch` hears of a lock that comes or goes."""
 
         async def children() -> list[str]:
             return (await self._store.children(self._locks, watch))[0]
@@ -342,7 +343,7 @@ class ReplicationStore:
     # ---- switches ---------------------------------------------------------------------------------------------------
 
     async def enabled(self, watch: Watcher | None = None) -> bool:
-        """Whether auto-recovery is switched on; `watch` hears of the next switch."""
+        """Return whether auto-recovery is switched on; `watch` hears of the next switch."""
         return await repeat(self._store, lambda: self._store.exists(self._disable, watch)) is None
 
     async def disable(self) -> bool:
@@ -370,8 +371,8 @@ class ReplicationStore:
             await switched.wait()
 
     async def lost_bookie_recovery_delay(self, watch: Watcher | None = None) -> Versioned[int] | None:
-        """Seconds to wait for a single lost bookie before its ledgers are marked; None where it was never set: then
-        `watch` hears of its creation. Raises CorruptDataError."""
+        """Return seconds to wait for a single lost bookie before its ledgers are marked; None where it was never set:
+        then `watch` hears of its creation. Raises CorruptDataError."""
 
         async def read() -> Versioned[int] | None:
             try:
@@ -444,8 +445,8 @@ class RepairQueue:
         self._locked: set[int] = set()
 
     async def next(self) -> RepairTask | None:
-        """A ledger under our lock. None where a whole descent found none: then `watch` hears of a new mark, and of a
-        lock that was given back.
+        """Return a ledger under our lock. None where a whole descent found none: then `watch` hears of a new mark, and
+        of a lock that was given back.
 
         A mark that cannot be read is passed over: its error is raised only where nothing else is left to repair.
         """
@@ -497,7 +498,7 @@ class RepairQueue:
         return RepairTask(lock, mark)
 
     async def settle(self, task: RepairTask) -> bool:
-        """The ledger is whole: remove its mark unless it was set again, then give the lock back.
+        """Return the ledger is whole: remove its mark unless it was set again, then give the lock back.
 
         False where it was marked again, or the lock's session has ended: then it is not ours to say.
         """

@@ -61,7 +61,7 @@ class AllocatorStore:
         self._counters = counters if counters is not None else Counter()
 
     async def read(self, path: str) -> Allocation:
-        """The znode as it is now. Raises NoNodeError."""
+        """Return the znode as it is now. Raises NoNodeError."""
         await repeat(self._store, lambda: self._store.sync(path))
         return await self._get(path)
 
@@ -82,7 +82,8 @@ class AllocatorStore:
         return await self._put(allocation, b"")
 
     async def _put(self, allocation: Allocation, data: bytes) -> Allocation:
-        """A conditional set. A lost answer is settled by looking: exactly one version on, with our data, is ours."""
+        """Return a conditional set. A lost answer is settled by looking: exactly one version on, with our data, is
+        ours."""
         doubt = False
 
         async def attempt() -> Allocation:
@@ -108,18 +109,18 @@ class AllocatorStore:
 
     @staticmethod
     def hand_over(allocation: Allocation) -> SetData:
-        """The operation that clears the znode, for the transaction that makes its ledger a segment."""
+        """Return the operation that clears the znode, for the transaction that makes its ledger a segment."""
         return SetData(allocation.path, b"", allocation.version)
 
     # ---- pools ------------------------------------------------------------------------------------------------------
 
     async def members(self, pool: str) -> Paths:
-        """The allocators of a pool, oldest first. Raises NoNodeError."""
+        """Return the allocators of a pool, oldest first. Raises NoNodeError."""
         names, _ = await repeat(self._store, lambda: self._store.children(pool))
         return [f"{pool}/{name}" for name in names if _MEMBER.fullmatch(name)]
 
     async def ensure_pool(self, pool: str, core_size: int) -> Paths:
-        """The allocators of a pool, created where there are fewer than `core_size`. Repeating it is harmless."""
+        """Return the allocators of a pool, created where there are fewer than `core_size`. Repeating it is harmless."""
 
         async def make() -> None:
             try:
@@ -159,7 +160,7 @@ class AllocatorStore:
 
 
 def pool_path(namespace: str, folder: str, name: str) -> str:
-    """Where a pool is. Raises CallerError for a folder or name that upstream would refuse."""
+    """Return where a pool is. Raises CallerError for a folder or name that upstream would refuse."""
     if not folder.startswith(".") or folder == "." or folder.endswith("/"):
         raise CallerError(
             f"the path of allocator pools is {folder!r}: it has to begin with '.' and must not end with '/'",

@@ -64,7 +64,7 @@ class Binding:
 
     @classmethod
     def for_cluster(cls, servers: str, ledgers_path: str = "/ledgers") -> Binding:
-        """The usual binding: one ZooKeeper ensemble for everything."""
+        """Return the usual binding: one ZooKeeper ensemble for everything."""
         return cls(bk_servers=servers, ledgers_path=ledgers_path, dl_servers=servers)
 
     @property
@@ -73,11 +73,11 @@ class Binding:
         return DEFAULT_FIRST_LSSN if self.first_lssn is None else self.first_lssn
 
     def encode(self) -> bytes:
-        """The namespace znode's data."""
+        """Return the namespace znode's data."""
         return f"{_FORMAT}\n{_TAG}\n{self.body()}".encode()
 
     def body(self) -> str:
-        """The TJSON text alone."""
+        """Return the TJSON text alone."""
         return encode_struct(
             {
                 1: self.bk_servers,
@@ -179,7 +179,7 @@ Struct: TypeAlias = Mapping[int, str | int | bool | None]
 
 
 def encode_struct(struct: Struct) -> str:
-    """The text of a struct."""
+    """Return the text of a struct."""
     fields = {str(number): _tagged(value) for number, value in sorted(struct.items()) if value is not None}
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
@@ -219,21 +219,21 @@ class StructFields:
         return field[tag]
 
     def text(self, number: int) -> str | None:
-        """A string field; None where it is absent."""
+        """Return a string field; None where it is absent."""
         value = self._value(number, "str")
         if value is not None and not isinstance(value, str):
             raise self._corrupt_error(f"field {number} is not a string: {value!r}")
         return value
 
     def required(self, number: int, name: str) -> str:
-        """A string field that must be there and not be empty; `name` is what an error calls it."""
+        """Return a string field that must be there and not be empty; `name` is what an error calls it."""
         value = self.text(number)
         if not value:
             raise self._corrupt_error(f"{name} is missing")
         return value
 
     def flag(self, number: int) -> bool | None:
-        """A boolean field, 0 or 1 in the text; None where it is absent."""
+        """Return a boolean field, 0 or 1 in the text; None where it is absent."""
         value = self._value(number, "tf")
         if value is None:
             return None
@@ -242,7 +242,7 @@ class StructFields:
         return bool(value)
 
     def number(self, number: int) -> int | None:
-        """An integer field; None where it is absent."""
+        """Return an integer field; None where it is absent."""
         value = self._value(number, "i64")
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise self._corrupt_error(f"field {number} is not a number: {value!r}")

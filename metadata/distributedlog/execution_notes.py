@@ -52,7 +52,7 @@ class ExecutionStore:
         self._root = f"{namespace_path.rstrip('/')}/.executions"
 
     async def agree(self, driver: str, execution: int, extend: Extend) -> Note:
-        """The note of an execution, which `extend` makes of what is noted already ({} at first).
+        """Return the note of an execution, which `extend` makes of what is noted already ({} at first).
 
         `extend` is called again where another task was faster, with what that one noted; it returns all of that, and
         perhaps more. Raises ForgottenExecutionError; BadVersionError if others were faster every time; what `extend`
@@ -83,7 +83,8 @@ class ExecutionStore:
         return extended
 
     async def _read(self, path: str) -> tuple[dict[str, Note], int, int | None]:
-        """The notes of a driver, the highest execution that is forgotten, and the version; None where it has none."""
+        """Return the notes of a driver, the highest execution that is forgotten, and the version; None where it has
+        none."""
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
         except NoNodeError:

@@ -132,7 +132,7 @@ class _Registry:
                 del self._entering[lock_path]
 
     def disowns(self, lock_path: str, name: str) -> bool:
-        """True where the member certainly belongs to no lock object of this process."""
+        """Return True where the member certainly belongs to no lock object of this process."""
         return lock_path not in self._entering and join(lock_path, name) not in self.live
 
 
@@ -145,12 +145,12 @@ def encode_client_id(client_id: str) -> str:
 
 
 def member_prefix(client_id: str, session_id: int) -> str:
-    """A member's name without its sequence number."""
+    """Return a member's name without its sequence number."""
     return f"member_{encode_client_id(client_id)}_s{session_id:10d}_"
 
 
 def sequence_of(name: str) -> int:
-    """A member's place in the queue: the number after the last `_`; one without a number comes last."""
+    """Return a member's place in the queue: the number after the last `_`; one without a number comes last."""
     try:
         return int(name.rpartition("_")[2])
     except ValueError:
@@ -158,7 +158,7 @@ def sequence_of(name: str) -> int:
 
 
 def parse_member(name: str) -> LockId | None:
-    """The owner that the name gives; None where it gives none (a `_` in the client id, an old prefix)."""
+    """Return the owner that the name gives; None where it gives none (a `_` in the client id, an old prefix)."""
     parts = name.split("_")
     if len(parts) != 4 or not parts[2].startswith("s"):
         return None
@@ -216,7 +216,8 @@ class DistributedLock:
         return Delete(self.member_path)
 
     def deleted(self, op: Op) -> None:
-        """A transaction with this `release_op` was applied: unless we own another member since, none is left."""
+        """Note that a transaction with this `release_op` was applied: unless we own another member since, none is
+        left."""
         if self._member is not None and self._member.path == op.path:
             self._forget()
 
@@ -280,7 +281,7 @@ class DistributedLock:
         return tries == looks == 1
 
     async def _foreign_owner(self) -> str | None:
-        """The client that owns the lock now, unless that is us or the remains of us."""
+        """Return the client that owns the lock now, unless that is us or the remains of us."""
         while True:
             names = await self._members()
             if not names:
@@ -423,7 +424,8 @@ class DistributedLock:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     async def _members(self) -> list[str]:
-        """Names in order of the queue. Raises LockReplacedError where the lock is not the one that was acquired."""
+        """Return names in order of the queue. Raises LockReplacedError where the lock is not the one that was
+        acquired."""
         return self._in_order(await self._list())
 
     async def _list(self) -> _Queue:
@@ -444,7 +446,7 @@ class DistributedLock:
         )
 
     async def _identify(self, name: str) -> LockId | None:
-        """Who a member belongs to: by its name, else by its data and its session; None where it is gone."""
+        """Return who a member belongs to: by its name, else by its data and its session; None where it is gone."""
         known = parse_member(name)
         if known is not None:
             return known
@@ -455,7 +457,7 @@ class DistributedLock:
         return LockId(data.decode("utf-8", "replace"), stat.ephemeral_owner)
 
     def _is_remains(self, name: str, owner: LockId) -> bool:
-        """True for a member of our own client and session that belongs to no lock object.
+        """Return True for a member of our own client and session that belongs to no lock object.
 
         Upstream claims past any member of its own client and session. Here another lock object of this process is an
         owner like any other, so that two writers in one process exclude each other too.
@@ -507,7 +509,7 @@ class DistributedLock:
         raise self._failure or self._not_held_error()
 
     async def confirmed(self) -> bool:
-        """Whether the store itself says, after this call, that we own the lock."""
+        """Return whether the store itself says, after this call, that we own the lock."""
         member = self._member
         if self._state is not _State.HELD or member is None:
             return False

@@ -171,7 +171,7 @@ class LogAdmin:
             )
 
     async def _check_target(self, old: str, new: str) -> tuple[LogFolder, LogPaths]:
-        """Where the new name leads to. Raises LogExistsError where that is a log."""
+        """Return where the new name leads to. Raises LogExistsError where that is a log."""
         chosen = await self._logs.log_folders.choose(new)
         target = self._logs.paths_in(chosen.folder, new)
         if await self._store.exists(target.partition) is not None:
@@ -181,7 +181,7 @@ class LogAdmin:
     async def _rename_ops(
         self, old: str, source: LogPaths, new: str, member: str, extra: Callable[[], Awaitable[list[Op]]]
     ) -> list[Op]:
-        """What renames the log that has this `member` of ours in its lock's queue, and no other."""
+        """Return what renames the log that has this `member` of ours in its lock's queue, and no other."""
         chosen, target = await self._check_target(old, new)
         try:
             nodes = await self._subtree(source.partition)
@@ -215,7 +215,7 @@ class LogAdmin:
         return ops
 
     async def _target_ops(self, chosen: LogFolder, target: LogPaths, data: bytes) -> list[Op]:
-        """What makes the znode of the new name, which may be there as a folder of nested logs."""
+        """Return what makes the znode of the new name, which may be there as a folder of nested logs."""
         above = [path for path in ancestors(target.root) if len(path) > len(chosen.folder)]
         stats = await asyncio.gather(*(self._store.exists(path) for path in [*above, target.root]))
         ops: list[Op] = list(chosen.guard) if stats[0] is None else []
@@ -226,7 +226,7 @@ class LogAdmin:
         return [*ops, SetData(target.root, data, present.version)]
 
     async def _subtree(self, path: str) -> list[_ZnodeRead]:
-        """The znode and all below it, parents first. Raises NoNodeError for the first."""
+        """Return the znode and all below it, parents first. Raises NoNodeError for the first."""
         node = _ZnodeRead(path, *await self._store.get(path))
         names = (await self._store.children(path))[0] if node.stat.num_children else []
         below = await asyncio.gather(*(self._subtree(f"{path}/{name}") for name in names))
@@ -235,7 +235,7 @@ class LogAdmin:
     # ---- the application's own bytes --------------------------------------------------------------------------------
 
     async def metadata(self, name: str) -> Versioned[bytes]:
-        """The application's bytes, empty where there are none, with their version. Raises LogNotFoundError."""
+        """Return the application's bytes, empty where there are none, with their version. Raises LogNotFoundError."""
         paths = await self._logs.located(name)
 
         async def read() -> Versioned[bytes]:
@@ -289,7 +289,8 @@ class LogAdmin:
         return sorted({name for part in found for name in part})
 
     async def below(self, prefix: str = "") -> list[Below]:
-        """What is directly below the namespace, or below `prefix` in it, sorted; nothing where that does not exist.
+        """Return what is directly below the namespace, or below `prefix` in it, sorted; nothing where that does not
+        exist.
 
         Raises InvalidLogNameError, DuplicateLogError.
         """
@@ -310,7 +311,7 @@ class LogAdmin:
         return [one for one in found if one is not None and (one.is_log or one.is_folder)]
 
     async def _walk(self, path: str, name: str, room: asyncio.Semaphore) -> list[str]:
-        """Names of the logs below the znode at `path`, which is called `name`."""
+        """Return names of the logs below the znode at `path`, which is called `name`."""
 
         async def list_children() -> list[str]:
             try:
@@ -348,7 +349,7 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
 
 
 def _vacate(root: _ZnodeRead) -> Op:
-    """The old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
+    """Return the old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
     if root.stat.num_children > 1:
         return SetData(root.path, b"", root.stat.version)
     return Delete(root.path, root.stat.version)

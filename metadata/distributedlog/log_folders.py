@@ -64,19 +64,19 @@ class LogFolders(Protocol):
         ...
 
     def known(self, name: str) -> str | None:
-        """Where the log is, if that is known without asking; None otherwise."""
+        """Return where the log is, if that is known without asking; None otherwise."""
         ...
 
     async def find(self, name: str) -> str | None:
-        """Where the log is; None where it is not. Raises DuplicateLogError."""
+        """Return where the log is; None where it is not. Raises DuplicateLogError."""
         ...
 
     async def choose(self, name: str) -> LogFolder:
-        """Where to create the log: the folder of what exists of it, else one with room. Raises NotBoundError."""
+        """Return where to create the log: the folder of what exists of it, else one with room. Raises NotBoundError."""
         ...
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
-        """All folders, the namespace's own first. The watch is heard once when there may be others."""
+        """Return all folders, the namespace's own first. The watch is heard once when there may be others."""
         ...
 
 
@@ -92,19 +92,19 @@ class PlainFolders(LogFolders):
         return self._root
 
     def known(self, name: str) -> str | None:
-        """The one folder that there is."""
+        """Return the one folder that there is."""
         return self._root
 
     async def find(self, name: str) -> str | None:
-        """The namespace itself, whether the log exists or not."""
+        """Return the namespace itself, whether the log exists or not."""
         return self._root
 
     async def choose(self, name: str) -> LogFolder:
-        """The namespace itself, for any log."""
+        """Return the namespace itself, for any log."""
         return LogFolder(self._root)
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
-        """The namespace itself; it does not change, so nothing is watched."""
+        """Return the namespace itself; it does not change, so nothing is watched."""
         return [self._root]
 
 
@@ -151,13 +151,13 @@ class FederatedFolders(LogFolders):
     # ---- looking up -------------------------------------------------------------------------------------------------
 
     def known(self, name: str) -> str | None:
-        """The folder while its watch stands, else the last one known, which may be out of date; None for a log that was
-        not looked up."""
+        """Return the folder while its watch stands, else the last one known, which may be out of date; None for a log
+        that was not looked up."""
         first = _first(name)
         return self._fresh.get(first) or self._passing.get(first)
 
     async def find(self, name: str) -> str | None:
-        """The log's folder, None where there is no such log. Raises DuplicateLogError.
+        """Return the log's folder, None where there is no such log. Raises DuplicateLogError.
 
         A folder that a watch guards is returned without asking. Else the answer is as of what was committed before this
         call; with `ask_on_miss` off, as of the lists that are kept.
@@ -171,7 +171,7 @@ class FederatedFolders(LogFolders):
         return await repeat(self._store, lambda: self._ask(first))
 
     async def _ask(self, first: str) -> str | None:
-        """Where the component is, as of what was committed before this call."""
+        """Return where the component is, as of what was committed before this call."""
         await self._store.sync(self._root)
         for _ in range(MAX_REPEATS):
             folders = await self._list_folders()
@@ -221,7 +221,8 @@ class FederatedFolders(LogFolders):
             self._passing.popitem(last=False)
 
     def _forget(self, first: str) -> None:
-        """The log went, or the watch on it: its place is asked for again, and until then the last one known."""
+        """Note that the log went, or the watch on it: its place is asked for again, and until then the last one
+        known."""
         self._changes += 1
         self._watched.discard(first)
         folder = self._fresh.pop(first, None)
@@ -229,7 +230,7 @@ class FederatedFolders(LogFolders):
             self._pass(first, folder)
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
-        """The namespace's own znode first, then the sub-namespaces, oldest first. The watch also hears the first
+        """Return the namespace's own znode first, then the sub-namespaces, oldest first. The watch also hears the first
         sub-namespace that is created, whose parent may be missing until then."""
 
         async def look() -> list[str]:
@@ -245,7 +246,7 @@ class FederatedFolders(LogFolders):
         return await repeat(self._store, look)
 
     async def _list_folders(self) -> list[str]:
-        """The namespace's own znode, then the others, oldest first; kept until a watch reports another."""
+        """Return the namespace's own znode, then the others, oldest first; kept until a watch reports another."""
         if self._folders is not None:
             return self._folders
         changes = self._changes
@@ -283,7 +284,7 @@ class FederatedFolders(LogFolders):
     # ---- creating ---------------------------------------------------------------------------------------------------
 
     async def choose(self, name: str) -> LogFolder:
-        """Where to create the log, with the guard that keeps another client from creating it elsewhere.
+        """Return where to create the log, with the guard that keeps another client from creating it elsewhere.
 
         Makes a sub-namespace where none has room. Raises NotBoundError, DuplicateLogError.
         """
@@ -314,7 +315,7 @@ class FederatedFolders(LogFolders):
         raise BadVersionError("the index of sub-namespaces keeps coming and going", path=self._index)
 
     async def _with_room(self) -> str:
-        """The newest sub-namespace with room for a log; a new one where there is none."""
+        """Return the newest sub-namespace with room for a log; a new one where there is none."""
         for folder in reversed(await self._list_folders()):
             if await self._count(folder) < self._max_logs:
                 return folder

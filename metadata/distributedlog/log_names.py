@@ -82,15 +82,15 @@ class LogPaths:
         return f"{self.partition}/producers"
 
     def sink_mark(self, sink_id: str) -> str:
-        """How far a Spark sink has published into this log (`sink_marks`): it goes where the log goes."""
+        """Return how far a Spark sink has published into this log (`sink_marks`): it goes where the log goes."""
         return f"{self.partition}/sink-{sink_id}"
 
     def segment(self, segment: SegmentMetadata) -> str:
-        """The znode of one segment."""
+        """Return the znode of one segment."""
         return f"{self.ledgers}/{segment.znode_name}"
 
     def initial(self, metadata: bytes = b"") -> list[Create]:
-        """The znodes of a new log, in the order in which they are made; `metadata` are the application's."""
+        """Return the znodes of a new log, in the order in which they are made; `metadata` are the application's."""
         return [
             Create(self.root, metadata),
             Create(self.partition),
@@ -119,7 +119,7 @@ class LogState(LogEnd):
 
 
 def validate_name(name: str) -> str:
-    """The name, if it can be a log's. Raises InvalidLogNameError.
+    """Return the name, if it can be a log's. Raises InvalidLogNameError.
 
     A leading slash is refused here, and so everywhere: with two spellings of one name, code that keeps something by
     name (offsets, locks, the parts of a batch) would take one log for two.
@@ -143,7 +143,7 @@ def validate_name(name: str) -> str:
 
 
 def validate_folder(prefix: str) -> str:
-    """The folder that names of logs begin with, without the slash behind it; "" is the namespace itself.
+    """Return the folder that names of logs begin with, without the slash behind it; "" is the namespace itself.
 
     Raises as `validate_name`.
     """
@@ -167,7 +167,7 @@ def _bad_name_error(name: str, why: str, advice: str = "Choose another name") ->
 
 
 def log_not_found_error(name: str, path: str | None) -> LogNotFoundError:
-    """The error for a log that is not there; `path` is the znode that was missed."""
+    """Return the error for a log that is not there; `path` is the znode that was missed."""
     return LogNotFoundError(
         "no such log in this namespace", log=name, path=path, advice="Check the name, or create the log first"
     )

@@ -114,11 +114,11 @@ class LogQueries:
 
     @staticmethod
     def validate_name(name: str) -> str:
-        """The name, if it can be a log's. Raises InvalidLogNameError."""
+        """Return the name, if it can be a log's. Raises InvalidLogNameError."""
         return validate_name(name)
 
     def paths(self, name: str) -> LogPaths:
-        """The znodes of a log that has been looked up before (`located`, or any other call about it).
+        """Return the znodes of a log that has been looked up before (`located`, or any other call about it).
 
         Raises InvalidLogNameError; in a federated namespace LogNotFoundError for a log that was never looked up.
         """
@@ -129,12 +129,12 @@ class LogQueries:
         return self.paths_in(folder, plain)
 
     def paths_in(self, folder: str, name: str) -> LogPaths:
-        """The znodes of a log in one of the log_folders (`LogFolders`)."""
+        """Return the znodes of a log in one of the log_folders (`LogFolders`)."""
         root = join(folder, name)
         return LogPaths(root, join(root, self._partition))
 
     async def located(self, name: str) -> LogPaths:
-        """The znodes of a log. Raises InvalidLogNameError; LogNotFoundError, in a plain namespace never."""
+        """Return the znodes of a log. Raises InvalidLogNameError; LogNotFoundError, in a plain namespace never."""
         plain = self.validate_name(name)
         folder = await self._log_folders.find(plain)
         if folder is None:
@@ -144,7 +144,7 @@ class LogQueries:
     # ---- logs -------------------------------------------------------------------------------------------------------
 
     async def exists(self, name: str) -> bool:
-        """Whether the log exists, as of what was committed before this call."""
+        """Return whether the log exists, as of what was committed before this call."""
         try:
             path = (await self.located(name)).ledgers
         except LogNotFoundError:
@@ -157,7 +157,7 @@ class LogQueries:
         return await repeat(self._store, look)
 
     async def list(self, prefix: str = "") -> Names:
-        """Names directly below the namespace, or below `prefix` in it; none where that does not exist.
+        """Return names directly below the namespace, or below `prefix` in it; none where that does not exist.
 
         A name with an inner slash shows as its first component. Raises DuplicateLogError.
         """
@@ -189,7 +189,7 @@ class LogQueries:
         return sorted(found)
 
     def logs_among(self, names: Iterable[str]) -> Names:
-        """Of the children of a znode, those that are logs or lead to some."""
+        """Return of the children of a znode, those that are logs or lead to some."""
         return [name for name in names if not name.startswith(RESERVED) and name != self._partition]
 
     async def _look(self, path: str) -> Stat | None:
@@ -207,7 +207,7 @@ class LogQueries:
         _check_layout(name, paths, version.value)
 
     async def open(self, name: str) -> LogState:
-        """The log's conditional values and their versions.
+        """Return the log's conditional values and their versions.
 
         Raises LogNotFoundError, also for a half-made log, and CorruptDataError. A `maxtxid` that is not a number
         counts as -999, as upstream has it: it is overwritten by the next completion.
@@ -223,8 +223,8 @@ class LogQueries:
         return LogState(end.max_lssn, end.max_txid, allocation)
 
     async def end(self, name: str) -> LogEnd:
-        """What `open` returns, without the allocation, of a log that is known to be whole. Raises as `open` does, but
-        does not notice that a lock or `allocation` is missing."""
+        """Return what `open` returns, without the allocation, of a log that is known to be whole. Raises as `open`
+        does, but does not notice that a lock or `allocation` is missing."""
         paths = await self.located(name)
         try:
             ledgers, max_txid, version = await asyncio.gather(
@@ -265,7 +265,7 @@ class LogQueries:
         raise BadVersionError("the log was changed while it was read", log=name, path=self.paths(name).ledgers)
 
     async def producer_segments(self, name: str) -> ProducerSegments | None:
-        """Which segments say something of the log's producers; None where it never had one.
+        """Return which segments say something of the log's producers; None where it never had one.
 
         Raises LogNotFoundError in a federation, and CorruptDataError.
         """
@@ -276,7 +276,7 @@ class LogQueries:
             return None
 
     async def highest_txid(self, name: str) -> int | None:
-        """The transaction id of `open`, by one read; None if there is no such log."""
+        """Return the transaction id of `open`, by one read; None if there is no such log."""
         try:
             value = (await self._get((await self.located(name)).max_txid)).value
         except (LogNotFoundError, NoNodeError):
@@ -290,7 +290,7 @@ class LogQueries:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     async def segments(self, name: str, watch: Watcher | None = None) -> Segments:
-        """All segments in order. `watch` fires once when one comes or goes.
+        """Return all segments in order. `watch` fires once when one comes or goes.
 
         Raises LogNotFoundError, CorruptDataError, and SegmentListError where one in the middle is missing. A child that
         vanishes while it is read has just been completed or deleted: the list is read again, and where that keeps
@@ -302,7 +302,7 @@ class LogQueries:
             raise log_not_found_error(name, error.path) from error
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
-        """The segments by their names, to read single ones. `watch` is heard once when one comes or goes, unless
+        """Return the segments by their names, to read single ones. `watch` is heard once when one comes or goes, unless
         `unwatch` takes it back.
 
         Raises LogNotFoundError, SegmentListError.
@@ -318,7 +318,7 @@ class LogQueries:
         self._watches.leave(name, watch)
 
     async def ask(self, name: str, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
-        """The answer that `question` finds in a listing, asked again where the list changed under it.
+        """Return the answer that `question` finds in a listing, asked again where the list changed under it.
 
         Raises as `listing` does, and what the question raises.
         """

@@ -51,7 +51,7 @@ class _Lists:
         self.heard.set()
 
     async def read(self) -> frozenset[str]:
-        """All names there are now. `heard` is set when that changes from here on."""
+        """Return all names there are now. `heard` is set when that changes from here on."""
         self.heard.clear()
         if None not in self.fresh:
             watch = self.logs.list_watches.watch(_FOLDERS, self.folders_changed)
@@ -63,7 +63,7 @@ class _Lists:
         return frozenset(name for names in self.names.values() for name in names)
 
     async def _asked(self, what: str | None, question: Awaitable[T]) -> T:
-        """The answer, fresh unless its watch is heard on the way."""
+        """Return the answer, fresh unless its watch is heard on the way."""
         self.fresh.add(what)  # before the answer: a watch that is heard meanwhile must be able to take it out
         try:
             return await question
@@ -83,7 +83,8 @@ class _Lists:
                     return frozenset()
 
     def session_changed(self, state: SessionState) -> None:
-        """The session's end: a list that is answered while the session closes leaves no watch that would report it."""
+        """Note that the session's end: a list that is answered while the session closes leaves no watch that would
+        report it."""
         if state is SessionState.CLOSED:
             self.heard.set()
 
@@ -112,7 +113,7 @@ async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False
 
 
 async def _changes(lists: _Lists, known: frozenset[str] | None) -> AsyncGenerator[LogChange, None]:
-    """What comes and goes after `known`; with None, after the first look."""
+    """Yield what comes and goes after `known`; with None, after the first look."""
     store = lists.logs.store
     while True:
         try:

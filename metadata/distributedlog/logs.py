@@ -200,7 +200,7 @@ class LogStore(LogQueries):
         return replace(state, max_lssn=lssn, allocation=allocated)
 
     def claim_op(self, name: str, state: LogState) -> SetData:
-        """The part of `claim` that moves the version of `ledgers`, for a transaction that does more."""
+        """Return the part of `claim` that moves the version of `ledgers`, for a transaction that does more."""
         return SetData(self.paths(name).ledgers, _decimal(state.max_lssn.value), state.max_lssn.version)
 
     async def start_segment(

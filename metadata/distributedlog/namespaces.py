@@ -154,7 +154,7 @@ class NamespaceStore:
         return True
 
     async def _make_index(self, binding: Binding) -> None:
-        """A federated namespace has the znode of its sub-namespaces from the start."""
+        """Note that a federated namespace has the znode of its sub-namespaces from the start."""
         if binding.federated:
             try:
                 await self._store.create(join(self._path, SUB_NAMESPACES))
@@ -185,11 +185,11 @@ class NamespaceStore:
         return await repeat(self._store, update)
 
     async def resolve(self) -> Binding:
-        """The binding that holds at the path: its own or its nearest ancestor's. Raises NotBoundError."""
+        """Return the binding that holds at the path: its own or its nearest ancestor's. Raises NotBoundError."""
         return (await self.find())[0]
 
     async def find(self) -> tuple[Binding, str]:
-        """The binding that holds at the path, and the path that has it. Raises NotBoundError."""
+        """Return the binding that holds at the path, and the path that has it. Raises NotBoundError."""
         path = self._path
         while path != "/":
             data = await repeat(self._store, lambda path=path: self._data(path))  # type: ignore[misc]
@@ -227,7 +227,7 @@ class NamespaceStore:
         await repeat(self._store, clear)
 
     async def _logs(self) -> list[str]:
-        """Names of logs, those of sub-namespaces included."""
+        """Return names of logs, those of sub-namespaces included."""
         names, _ = await self._store.children(self._path)
         index = join(self._path, SUB_NAMESPACES)
         if SUB_NAMESPACES in names:

@@ -18,23 +18,23 @@ _PROXY: Final = "1;"
 
 
 def sink_owner(host: str, pid: int, *, appending: bool = False) -> str:
-    """The name of a Spark query's process. It must not look like an address: a client that a proxy sends to a log's
-    owner would dial it."""
+    """Return the name of a Spark query's process. It must not look like an address: a client that a proxy sends to a
+    log's owner would dial it."""
     return f"{_SINK}{host}/{pid}{_APPENDS if appending else ''}"
 
 
 def gives_way(owner: str) -> bool:
-    """Whether the owner gives its lock up in a moment if another client waits in the lock's queue."""
+    """Return whether the owner gives its lock up in a moment if another client waits in the lock's queue."""
     return owner.startswith(_SINK)
 
 
 def appends(owner: str) -> bool:
-    """Whether it is a query's process that keeps its logs for the next batch."""
+    """Return whether it is a query's process that keeps its logs for the next batch."""
     return gives_way(owner) and owner.endswith(_APPENDS)
 
 
 def process_of(owner: str) -> int | None:
-    """The number of such a process, on the host that the name has."""
+    """Return the number of such a process, on the host that the name has."""
     number = owner.removesuffix(_APPENDS).rpartition("/")[2]
     return int(number) if appends(owner) and number.isascii() and number.isdecimal() else None
 

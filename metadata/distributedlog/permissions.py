@@ -55,14 +55,14 @@ class Permissions:
     deny_release: bool | None = None
 
     def denies(self, action: Action) -> bool:
-        """Whether what this field stands for may not be done."""
+        """Return whether what this field stands for may not be done."""
         return bool(self._values()[action.value - 1])
 
     def _values(self) -> tuple[bool | None, ...]:
         return tuple(getattr(self, item.name) for item in fields(self))
 
     def encode(self) -> bytes:
-        """The znode's data."""
+        """Return the znode's data."""
         return encode_struct(dict(enumerate(self._values(), start=1))).encode()
 
     @classmethod
@@ -95,7 +95,7 @@ class PermissionStore:
         return self._root if log is None else join(self._root, validate_name(log))
 
     async def get(self, log: str | None = None) -> Permissions | None:
-        """A log's own entry, or the default one; None where there is none."""
+        """Return a log's own entry, or the default one; None where there is none."""
         path = self._path(log)
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
@@ -106,7 +106,7 @@ class PermissionStore:
         return Permissions.decode(data, path)
 
     async def of(self, log: str) -> Permissions:
-        """What holds for a log: its own entry, else the default one, else everything is allowed."""
+        """Return what holds for a log: its own entry, else the default one, else everything is allowed."""
         for name in (log, None):
             found = await self.get(name)
             if found is not None:
@@ -151,7 +151,7 @@ class PermissionStore:
         return await repeat(self._store, remove)
 
     async def logs(self) -> list[str]:
-        """Names of the logs at the first level that have an entry, or nested ones that do."""
+        """Return names of the logs at the first level that have an entry, or nested ones that do."""
         try:
             return (await repeat(self._store, lambda: self._store.children(self._root)))[0]
         except NoNodeError:
@@ -191,6 +191,6 @@ class PermissionStore:
 
 
 def _between(root: str, path: str) -> list[str]:
-    """The znodes below `root` and above `path`, outermost first."""
+    """Return the znodes below `root` and above `path`, outermost first."""
     parts = path[len(root) + 1 :].split("/")[:-1]
     return [join(root, *parts[: count + 1]) for count in range(len(parts))]

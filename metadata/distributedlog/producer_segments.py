@@ -36,14 +36,14 @@ class ProducerSegments:
     """How often what was known of the log's producers was found to be gone."""
 
     def encode(self) -> bytes:
-        """The znode's data."""
+        """Return the znode's data."""
         fields = {"v": LOSSES_VERSION if self.losses else VERSION, "newest": self.newest, "whole": self.whole}
         if self.losses:
             fields["losses"] = self.losses
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def is_lost(self, first: int | None, assigned: int) -> bool:
-        """Whether a segment may be gone that had the newest whole snapshot, where no segment of the log has one.
+        """Return whether a segment may be gone that had the newest whole snapshot, where no segment of the log has one.
 
         `first`: the number of the log's first segment, None for none. `assigned`: the highest number given so far.
         """

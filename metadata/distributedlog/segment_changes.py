@@ -71,7 +71,7 @@ class SegmentChanges:
     # ---- truncation -------------------------------------------------------------------------------------------------
 
     async def turn(self) -> Turn:
-        """What `mark` depends on. Call it before you read the list that decides what to mark.
+        """Return what `mark` depends on. Call it before you read the list that decides what to mark.
 
         Raises LogNotFoundError.
         """
@@ -148,7 +148,7 @@ class SegmentChanges:
         return sorted(int(name) for name in names if name.isdecimal())
 
     async def forget(self, ledger_id: int) -> None:
-        """The ledger is gone: remove its note."""
+        """Note that the ledger is gone: remove its note."""
         await self._delete(f"{notes_path(self._paths)}/{ledger_id}")
 
     async def forget_all(self) -> None:
@@ -181,7 +181,8 @@ def notes_path(paths: LogPaths) -> str:
 
 
 def _transactions(units: Iterable[Ops], guard: Guard) -> Iterator[Ops]:
-    """The units in order, in as few transactions as MAX_CHANGE_BYTES allows, each behind a guard of its moment."""
+    """Yield the units in order, in as few transactions as MAX_CHANGE_BYTES allows, each behind a guard of its
+    moment."""
     pending: Ops = []
     size = 0
     for unit in units:

@@ -81,11 +81,11 @@ class SegmentCache:
         self._count = 0
 
     def __len__(self) -> int:
-        """Segments kept."""
+        """Return segments kept."""
         return self._count
 
     def refresh(self, log: str, names: frozenset[str], stat: Stat) -> dict[str, SegmentMetadata]:
-        """What is kept and still right now that the log's parent znode has these names and this stat."""
+        """Return what is kept and still right now that the log's parent znode has these names and this stat."""
         if not self._max_segments:
             return {}
         now = asyncio.get_running_loop().time()
@@ -165,12 +165,12 @@ class SegmentListing:
         return bisect_left(self._listed, lssn, key=lambda one: one.lssn)
 
     def find(self, lssn: int) -> ListedSegment | None:
-        """The segment with this LSSN."""
+        """Return the segment with this LSSN."""
         index = self.index_of(lssn)
         return self._listed[index] if index < len(self) and self._listed[index].lssn == lssn else None
 
     async def read(self, listed: ListedSegment) -> SegmentMetadata:
-        """A segment's metadata. Raises SegmentVanishedError, CorruptDataError."""
+        """Return a segment's metadata. Raises SegmentVanishedError, CorruptDataError."""
         found = self._data.get(listed.name)
         if found is None:
             if self._read is None:
@@ -180,7 +180,7 @@ class SegmentListing:
         return found
 
     async def read_all(self, first: int = 0, after: int | None = None) -> list[SegmentMetadata]:
-        """The metadata of the segments of these indices, in order. Raises as `read` does."""
+        """Return the metadata of the segments of these indices, in order. Raises as `read` does."""
         found: list[SegmentMetadata] = []
         wanted = self._listed[first:after]
         for start in range(0, len(wanted), _READS_AT_ONCE):
@@ -220,7 +220,7 @@ class SegmentLister:
         self._misnamed: set[str] = set()
 
     async def listing(self, log: str, path: str, watch: Watcher | None = None) -> SegmentListing:
-        """The segments below `path`; `watch` fires once when one comes or goes.
+        """Return the segments below `path`; `watch` fires once when one comes or goes.
 
         Raises NoNodeError where the path does not exist, SegmentListError where a segment in the middle is missing.
         """
@@ -231,7 +231,8 @@ class SegmentLister:
         return self._listing(log, path, named, data, stat)
 
     async def segments(self, log: str, path: str, watch: Watcher | None = None) -> list[SegmentMetadata]:
-        """All segments, read. A segment that keeps vanishing while it is read is left out. Raises as `listing` does."""
+        """Return all segments, read. A segment that keeps vanishing while it is read is left out. Raises as `listing`
+        does."""
         for _ in range(RELISTS):
             listing = await self.listing(log, path, watch)
             try:
@@ -243,7 +244,7 @@ class SegmentLister:
     # ------------------------------------------------------------------ by name
 
     def _by_names(self, log: str, names: Sequence[str]) -> list[ListedSegment] | None:
-        """The segments in order, by their names; None where the names do not give numbers."""
+        """Return the segments in order, by their names; None where the names do not give numbers."""
         if self._skip_minimum_version or log in self._misnamed:
             return None  # Segments of version 1 have no LSSN of their own, so their names cannot be trusted.
         found = []
@@ -277,7 +278,7 @@ class SegmentLister:
         return SegmentListing(log, listed, {s.znode_name: s for s in segments}, stat=stat)
 
     async def _read_in_order(self, log: str, path: str, watch: Watcher | None) -> tuple[list[SegmentMetadata], Stat]:
-        """The segments, and the stat of the listing they were read by."""
+        """Return the segments, and the stat of the listing they were read by."""
         for _ in range(RELISTS):
             names, data, stat = await self._names(log, path, watch)
             read = await asyncio.gather(*(self._read(log, f"{path}/{name}", data) for name in names))
@@ -302,7 +303,7 @@ class SegmentLister:
     async def _names(
         self, log: str, path: str, watch: Watcher | None
     ) -> tuple[list[str], dict[str, SegmentMetadata], Stat]:
-        """Names of segments, what is kept of them and right, and their parent's stat."""
+        """Return names of segments, what is kept of them and right, and their parent's stat."""
         names, stat = await repeat(self._store, lambda: self._store.children(path, watch))
         data = self._cache.refresh(log, frozenset(names), stat)
         segments = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]
@@ -329,5 +330,5 @@ class SegmentLister:
 
 
 def _has_gap(listed: Sequence[ListedSegment]) -> bool:
-    """Whether two names do not follow each other; a number twice counts as well: then the data must decide."""
+    """Return whether two names do not follow each other; a number twice counts as well: then the data must decide."""
     return any(listed[i + 1].lssn != listed[i].lssn + 1 for i in range(len(listed) - 1))

@@ -92,7 +92,7 @@ class SegmentMetadata:
         return f"{IN_PROGRESS_PREFIX if self.in_progress else COMPLETED_PREFIX}_{self.lssn:018d}"
 
     def named(self, name_version: int) -> SegmentMetadata:
-        """This segment with the name that its znode gets: by its number (1), or by transaction ids (0):
+        """Return this segment with the name that its znode gets: by its number (1), or by transaction ids (0):
         docs/reference/znodes.md#segment-names.
 
         Segments of metadata version 1 have no numbers: only transaction ids make their names distinct.
@@ -125,7 +125,7 @@ class SegmentMetadata:
         last_slot: int,
         start_sequence_id: int = UNASSIGNED_SEQUENCE_ID,
     ) -> SegmentMetadata:
-        """This in-progress segment, completed. Below version 5 it has no start sequence id."""
+        """Return this in-progress segment, completed. Below version 5 it has no start sequence id."""
         check(self.in_progress, f"segment {self.lssn} is completed already")
         return replace(
             self,
@@ -140,7 +140,7 @@ class SegmentMetadata:
         )
 
     def encode(self) -> bytes:
-        """The znode's data."""
+        """Return the znode's data."""
         check(self.version in _COUNTS, f"segment metadata version {self.version} is not one of 1 to 5")
         check(0 <= self.record_count <= MAX_RECORD_COUNT, f"{self.record_count} records do not fit the format")
         fields = [self._packed(), self.ledger_id, self.first_txid]
@@ -219,12 +219,12 @@ def _unpack(numbers: list[int], version: int, *, in_progress: bool, name: str) -
 
 
 def _signed(number: int) -> int:
-    """As a signed 64-bit number, wrapped around."""
+    """Return as a signed 64-bit number, wrapped around."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def order(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
-    """By LSSN; by first transaction id where one of two has none; in progress before completed where equal."""
+    """Return by LSSN; by first transaction id where one of two has none; in progress before completed where equal."""
     return sorted(segments, key=cmp_to_key(_compare))
 
 
@@ -237,7 +237,7 @@ def _compare(one: SegmentMetadata, other: SegmentMetadata) -> int:
 
 
 def gap_in(segments: Iterable[SegmentMetadata]) -> tuple[int, int] | None:
-    """The first two LSSNs of an ordered list that do not follow each other (versions from 2 on)."""
+    """Return the first two LSSNs of an ordered list that do not follow each other (versions from 2 on)."""
     for one, other in pairwise(segments):
         if one.version >= 2 and other.version >= 2 and other.lssn != one.lssn + 1:
             return one.lssn, other.lssn

@@ -63,15 +63,15 @@ class SinkMark:
     rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     def covers(self, batch: int) -> bool:
-        """Whether `batch` has been published: compared by order, never by equality (D15)."""
+        """Return whether `batch` has been published: compared by order, never by equality (D15)."""
         return batch <= self.batch
 
     def rows_of(self, batch: int) -> int | None:
-        """How many rows `batch` was published with; None if that is not known (any more)."""
+        """Return how many rows `batch` was published with; None if that is not known (any more)."""
         return dict(self.rows).get(batch)
 
     def encode(self) -> bytes:
-        """The mark as JSON."""
+        """Return the mark as JSON."""
         return _encoded(self._fields())
 
     def _fields(self) -> dict[str, object]:
@@ -117,30 +117,31 @@ class LogMark:
     """The only later batch that may be there; None: any may, if the mark is not the whole truth."""
 
     def covers(self, batch: int) -> bool:
-        """Whether the log takes no rows of `batch` any more: compared by order, never by equality (D15)."""
+        """Return whether the log takes no rows of `batch` any more: compared by order, never by equality (D15)."""
         return batch <= self.batch
 
     def rows_of(self, batch: int) -> int | None:
-        """The rows that `batch` has in the log; None if it has none, or they are not known any more."""
+        """Return the rows that `batch` has in the log; None if it has none, or they are not known any more."""
         return dict(self.rows).get(batch)
 
     def forgot(self, batch: int) -> bool:
-        """Whether nothing is known any more of a batch so old."""
+        """Return whether nothing is known any more of a batch so old."""
         return batch < self.since
 
     def moved(self, batch: int, attempt: str, rows: int, keep: int) -> LogMark:
-        """The mark after the publication of `batch`, with the rows of `keep` batches. It is the whole truth."""
+        """Return the mark after the publication of `batch`, with the rows of `keep` batches. It is the whole truth."""
         # `since` follows the newest batch that is left out: a batch from there on without rows here did not write.
         every = ((batch, rows), *self.rows)
         since = max(self.since, every[keep][0] + 1) if len(every) > keep else self.since
         return LogMark(batch, attempt, every[:keep], since, epoch=self.epoch)
 
     def gone_past(self, batch: int) -> LogMark:
-        """The mark above a batch of which it stays unknown whether the log has it: it takes no rows any more."""
+        """Return the mark above a batch of which it stays unknown whether the log has it: it takes no rows any more."""
         return replace(self, batch=batch, attempt="", since=batch + 1, sent=None)
 
     def with_appended(self, requests: Iterable[tuple[int, int]], keep: int) -> LogMark:
-        """The mark with the batches (and their rows) that the log's producers have above it, in ascending order."""
+        """Return the mark with the batches (and their rows) that the log's producers have above it, in ascending
+        order."""
         mark = self
         for batch, rows in requests:
             if batch > mark.batch:
@@ -148,7 +149,7 @@ class LogMark:
         return mark
 
     def encode(self) -> bytes:
-        """The mark as JSON."""
+        """Return the mark as JSON."""
         version = VERSION
         if self.appending_ms is not None:
             version = APPENDING_VERSION if self.sent is None else SENT_VERSION
@@ -201,13 +202,13 @@ class SinkState:
     old: bool = False
 
     def moved(self, batch: int, attempt: str, rows: int) -> SinkState:
-        """The state after a publication. Never lower: forks may publish in any order."""
+        """Return the state after a publication. Never lower: forks may publish in any order."""
         if batch < self.batch:
             return SinkState(self.batch, self.attempt, self.rows, self.floor)
         return SinkState(batch, attempt, rows, self.floor)
 
     def encode(self) -> bytes:
-        """The state as JSON."""
+        """Return the state as JSON."""
         fields: dict[str, object] = {"v": VERSION, "batch": self.batch, "attempt": self.attempt}
         if self.rows is not None:
             fields["rows"] = self.rows
@@ -277,7 +278,7 @@ class _MarkFields:
         return _MarkFields(value, self.path, self.version)
 
     def sent(self) -> NamedBatch:
-        """A request's number and its batch."""
+        """Return a request's number and its batch."""
         match self.found.get("sent"):
             case [int(number), int(batch)] if min(number, batch) >= 0:
                 return NamedBatch(number, batch)

@@ -60,17 +60,17 @@ _SINK_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.%~-]*\Z")
 
 
 def query_sink(query_id: str) -> str:
-    """The sink id of a streaming query: its id, which stays the same over restarts from one checkpoint."""
+    """Return the sink id of a streaming query: its id, which stays the same over restarts from one checkpoint."""
     return _sink_name(quote(query_id, safe=""))
 
 
 def application_sink(application_id: str) -> str:
-    """The sink id for batches that the application numbers itself (`txnAppId`)."""
+    """Return the sink id for batches that the application numbers itself (`txnAppId`)."""
     return _sink_name(APPLICATION_PREFIX + quote(application_id, safe=""))
 
 
 def job_sink(attempt: str) -> str:
-    """The sink id of one batch write, which is never repeated under the same name."""
+    """Return the sink id of one batch write, which is never repeated under the same name."""
     return _sink_name(JOB_PREFIX + attempt)
 
 
@@ -84,7 +84,7 @@ def _sink_name(name: str) -> str:
 
 
 def log_tag(log: str) -> str:
-    """What stands for a log in the name of a listing: a name of a log may be as long as a path."""
+    """Return what stands for a log in the name of a listing: a name of a log may be as long as a path."""
     return hashlib.sha256(log.encode()).hexdigest()[:12]
 
 
@@ -107,7 +107,7 @@ class StagedLedger:
 
     @classmethod
     def parse(cls, name: str) -> StagedLedger | None:
-        """The listing of this name; None for a name that is not of this form, another program's znode."""
+        """Return the listing of this name; None for a name that is not of this form, another program's znode."""
         match = _STAGED_NAME.match(name)
         return cls(int(match[1]), match[2], int(match[3]), match[4] or "") if match else None
 
@@ -124,7 +124,7 @@ class SinkPaths:
         return f"{self.root}/attempts"
 
     def staged(self, ledger: StagedLedger) -> str:
-        """The znode of one staged ledger."""
+        """Return the znode of one staged ledger."""
         return f"{self.root}/attempts/{ledger.name}"
 
 
@@ -140,11 +140,11 @@ class SinkStore:
         self.root = f"{namespace_path.rstrip('/')}/.sinks"
 
     def paths(self, sink_id: str) -> SinkPaths:
-        """The znodes of one sink."""
+        """Return the znodes of one sink."""
         return SinkPaths(f"{self.root}/{sink_id}")
 
     async def ensure(self, sink_id: str) -> Versioned[SinkState]:
-        """The sink's state; the sink is created if it does not exist yet. Safe to repeat."""
+        """Return the sink's state; the sink is created if it does not exist yet. Safe to repeat."""
         found = await self.read(sink_id)
         if found is not None:
             return found
@@ -161,7 +161,7 @@ class SinkStore:
         return await repeat(self._store, lambda: self._read(sink_id))
 
     async def read(self, sink_id: str) -> Versioned[SinkState] | None:
-        """The sink's state, None if there is no such sink."""
+        """Return the sink's state, None if there is no such sink."""
         try:
             return await repeat(self._store, lambda: self._read(sink_id))
         except NoNodeError:
@@ -173,7 +173,7 @@ class SinkStore:
         return Versioned(SinkState.decode(data, stat, path), stat.version)
 
     async def mark_in(self, log: LogPaths, sink_id: str) -> Versioned[LogMark] | None:
-        """The sink's mark in a log; None if the sink has published nothing into it, or there is no such log."""
+        """Return the sink's mark in a log; None if the sink has published nothing into it, or there is no such log."""
         path = log.sink_mark(sink_id)
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
@@ -199,17 +199,18 @@ class SinkStore:
         return Create(self.paths(sink_id).staged(ledger), log.encode())
 
     async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:
-        """Whether `ledger` is listed and not condemned: asked once it exists, because a sweep may have come before."""
+        """Return whether `ledger` is listed and not condemned: asked once it exists, because a sweep may have come
+        before."""
         stat = await self.stat(sink_id, ledger)
         return stat is not None and stat.version == LISTED_VERSION
 
     async def staged(self, sink_id: str) -> list[StagedLedger]:
-        """Every ledger listed and not published, by batch; empty if there is no such sink."""
+        """Return every ledger listed and not published, by batch; empty if there is no such sink."""
         names = await self._names(self.paths(sink_id).attempts)
         return sorted(ledger for ledger in map(StagedLedger.parse, names) if ledger is not None)
 
     async def log_of(self, sink_id: str, ledger: StagedLedger) -> tuple[str, Stat] | None:
-        """The log that a listed ledger is for, with the listing's stat. None if it is not listed any more.
+        """Return the log that a listed ledger is for, with the listing's stat. None if it is not listed any more.
 
         The name is empty where an older dlspark listed it, and where a sweep has condemned it.
         """
@@ -223,7 +224,7 @@ class SinkStore:
     def publish_ops(
         self, sink_id: str, found: Versioned[SinkState], moved: SinkState, winners: Iterable[StagedLedger]
     ) -> list[Op]:
-        """The sink's part of a publishing multi: set its state, take the winners' tokens. The state comes first.
+        """Return the sink's part of a publishing multi: set its state, take the winners' tokens. The state comes first.
 
         One of the old form is replaced at the version that was found, so that nothing which an older dlspark publishes
         meanwhile is overlooked, and so is a batch write's, which is its only mark. Others are set at any version: the
@@ -237,7 +238,7 @@ class SinkStore:
         return [state, *tokens]
 
     def mark_op(self, log: LogPaths, sink_id: str, found: Versioned[LogMark] | None, moved: LogMark) -> Op:
-        """The log's part of a publishing multi that moves the sink's mark in it, from what was found."""
+        """Return the log's part of a publishing multi that moves the sink's mark in it, from what was found."""
         # Created, or set at the version found: a publication that was delayed, or another driver's, fails (D13).
         path = log.sink_mark(sink_id)
         if found is None:
@@ -278,7 +279,7 @@ class SinkStore:
         return True
 
     async def sinks(self) -> list[str]:
-        """The ids of all sinks of this namespace."""
+        """Return the ids of all sinks of this namespace."""
         return await self._names(self.root)
 
     async def _names(self, path: str) -> list[str]:
@@ -289,14 +290,15 @@ class SinkStore:
         return names
 
     async def stat(self, sink_id: str, ledger: StagedLedger | None = None) -> Stat | None:
-        """The stat of a sink, or of one of its listings: it carries the server's times. None if there is none."""
+        """Return the stat of a sink, or of one of its listings: it carries the server's times. None if there is
+        none."""
         paths = self.paths(sink_id)
         path = paths.root if ledger is None else paths.staged(ledger)
         return await repeat(self._store, lambda: self._store.exists(path))
 
 
 def _state_data(sink_id: str, state: SinkState) -> bytes:
-    """A batch write's sink has one publication, and the old form of a mark says all of it."""
+    """Return a batch write's sink has one publication, and the old form of a mark says all of it."""
     if sink_id.startswith(JOB_PREFIX):
         rows = () if state.rows is None else ((state.batch, state.rows),)
         return SinkMark(state.batch, state.attempt, rows).encode()

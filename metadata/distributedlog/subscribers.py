@@ -34,7 +34,7 @@ class SubscriberStore:
         return self._logs.store
 
     async def path(self, log: str, subscriber: str) -> str:
-        """The subscriber's znode. Raises CallerError for what cannot be a subscriber's id."""
+        """Return the subscriber's znode. Raises CallerError for what cannot be a subscriber's id."""
         if not isinstance(subscriber, str) or not subscriber or "/" in subscriber:
             raise CallerError(f"{subscriber!r} is not a subscriber's id", log=log, advice="Give a name without '/'")
         path = f"{(await self._logs.located(log)).subscribers}/{subscriber}"
@@ -42,7 +42,7 @@ class SubscriberStore:
         return path
 
     async def names(self, log: str) -> list[str]:
-        """The ids of all subscribers; empty where there never was one. Raises LogNotFoundError."""
+        """Return the ids of all subscribers; empty where there never was one. Raises LogNotFoundError."""
         paths = await self._logs.located(log)
         try:
             found, _ = await repeat(self.store, lambda: self.store.children(paths.subscribers))
@@ -52,7 +52,7 @@ class SubscriberStore:
         return found
 
     async def position(self, log: str, subscriber: str) -> Versioned[bytes] | None:
-        """What is stored of a subscriber; None where there is no such subscriber."""
+        """Return what is stored of a subscriber; None where there is no such subscriber."""
         path = await self.path(log, subscriber)
         try:
             data, stat = await repeat(self.store, lambda: self.store.get(path))

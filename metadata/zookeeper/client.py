@@ -366,7 +366,8 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._hub.hear(state, self._hub.session_id if session_id is None else session_id)
 
     def _fail_pending(self, state: SessionState) -> None:
-        """What was handed to kazoo before the loss was heard may have slipped past kazoo's own clean-up: settle it."""
+        """Note that what was handed to kazoo before the loss was heard may have slipped past kazoo's own clean-up:
+        settle it."""
         for future in self._pending:
             if not future.done():
                 future.set_exception(kz.SessionExpiredError() if state is SessionState.EXPIRED else kz.ConnectionLoss())
@@ -410,7 +411,7 @@ def _check_servers(servers: str) -> str:
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    """On the loop: pass kazoo's answer to the waiter, unless it was settled or cancelled before."""
+    """Pass kazoo's answer to the waiter, unless it was settled or cancelled before (on the loop)."""
     if future.done():
         return
     if result.exception is not None:

@@ -194,7 +194,7 @@ class EmbeddedZooKeeper:
             raise CallerError(f"Java cannot be started: {failure[0]}") from failure[0]
 
     def _serves(self, timeout_ms: int) -> bool:
-        """True once `srvr` answers with a mode; False when the process ended or the time is up."""
+        """Return True once `srvr` answers with a mode; False when the process ended or the time is up."""
         deadline = time.monotonic() + timeout_ms / 1000
         while time.monotonic() < deadline:
             if not self.running:
@@ -288,7 +288,7 @@ def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:
 
 
 def _jar_directory() -> Path:
-    """PySpark's own jars, without importing it; SPARK_HOME may be a Spark of another kind."""
+    """Return PySpark's own jars, without importing it; SPARK_HOME may be a Spark of another kind."""
     import importlib.util
 
     spec = importlib.util.find_spec("pyspark")
@@ -300,7 +300,7 @@ def _jar_directory() -> Path:
 
 
 def find_java() -> str:
-    """The `java` to run, from JAVA_HOME, else from PATH. Raises CallerError where it is missing or below 17."""
+    """Return the `java` to run, from JAVA_HOME, else from PATH. Raises CallerError where it is missing or below 17."""
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home) / "bin" / "java")] if home else []
     candidates += [found for found in [shutil.which("java")] if found]
@@ -321,7 +321,7 @@ def find_java() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _java_version(java: str, _changed: int) -> int:
-    """The major version; 0 where it is not known."""
+    """Return the major version; 0 where it is not known."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -333,7 +333,7 @@ def _java_version(java: str, _changed: int) -> int:
 
 
 def four_letters(host: str, port: int, command: str, timeout_ms: int = 1_000) -> str:
-    """A ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
+    """Return a ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
     try:
         with socket.create_connection((host, port), timeout_ms / 1000) as connection:
             connection.sendall(command.encode("ascii"))

@@ -209,7 +209,7 @@ class MemoryTree:
                     del table[path]
 
     def _stall_point(self, session: _Session, wake: Callable[[], None]) -> bool:
-        """True while stalled: `wake` is then called by `resume`, or when the connection is lost."""
+        """Return True while stalled: `wake` is then called by `resume`, or when the connection is lost."""
         with self.lock:
             if self._stalled is None or not session.connected:
                 return False
@@ -217,7 +217,7 @@ class MemoryTree:
             return True
 
     def _release(self, session: _Session) -> None:
-        """A lost connection ends the wait of its stalled requests; they were not applied."""
+        """Note that a lost connection ends the wait of its stalled requests; they were not applied."""
         for owner, wake in self._stalled or []:
             if owner is session:
                 wake()
@@ -237,13 +237,13 @@ class MemoryTree:
         return node.data, node.stat()
 
     def exists(self, session: _Session, path: str, watch: Watcher | None) -> Stat | None:
-        """The stat of a znode, or None; a watch is left in both cases."""
+        """Return the stat of a znode, or None; a watch is left in both cases."""
         _leave(self._data_watches, path, session, watch)
         node = self._nodes.get(path)
         return None if node is None else node.stat()
 
     def children(self, session: _Session, path: str, watch: Watcher | None) -> tuple[list[str], Stat]:
-        """Names of the children and the parent's stat. Raises NoNodeError."""
+        """Return names of the children and the parent's stat. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._child_watches, path, session, watch)
         return sorted(node.children), node.stat()
@@ -251,7 +251,7 @@ class MemoryTree:
     # ---- one transaction --------------------------------------------------------------------------------------------
 
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
-        """All of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
+        """Return all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
         self._zxid += 1
         results: list[OpResult] = []
         events: list[WatchEvent] = []
@@ -366,7 +366,7 @@ def _admit(session: _Session, node: _Znode) -> None:
 
 
 def _sequence(number: int) -> str:
-    """ZooKeeper's ten digits of a signed 32-bit counter: it overflows into negative numbers."""
+    """Return ZooKeeper's ten digits of a signed 32-bit counter: it overflows into negative numbers."""
     return f"{(number + 2**31) % 2**32 - 2**31:010d}"
 
 
@@ -580,11 +580,11 @@ class MemoryStore(MetadataStore):
             self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
 
     def _hear(self, state: SessionState) -> None:
-        """The session's own state changed: the tree calls this, the hub hears it on the loop."""
+        """Note that the session's own state changed: the tree calls this, the hub hears it on the loop."""
         self._post(self._hub.hear, state, self._session.id)
 
     def _renew(self) -> None:
-        """The session expired: a new one follows by itself."""
+        """Note that the session expired: a new one follows by itself."""
         self._hear(SessionState.EXPIRED)
         self._session = self._tree._begin(self)
         self._hear(SessionState.CONNECTED)

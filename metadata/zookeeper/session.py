@@ -97,7 +97,7 @@ class RequestObservers:
         return forget
 
     def request(self, operation: str, path: str) -> _Request:
-        """A block that is one request."""
+        """Return a block that is one request."""
         return _Request(self, operation, path)
 
     def notify(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
@@ -153,8 +153,8 @@ class SharedWatches:
         return sum(map(len, self._listeners.values()))
 
     def watch(self, key: str, listener: Watcher) -> Watcher:
-        """The watch to leave with the store so that `listener` hears of the next event. An equal watch that was left
-        before may fire first."""
+        """Return the watch to leave with the store so that `listener` hears of the next event. An equal watch that was
+        left before may fire first."""
         self._listeners.setdefault(key, {})[listener] = None
         return _SharedWatch(self, key)
 

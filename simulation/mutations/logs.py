@@ -35,7 +35,7 @@ from simulation.mutations.mutation import Method, Mutation, edited
 
 def _leave_segments_in_progress(_recover: Method) -> Method:
     async def mutated(*arguments: object) -> None:
-        """What the last owner left stays as it is."""
+        """Note that what the last owner left stays as it is."""
 
     return mutated
 
@@ -133,7 +133,7 @@ def _remember_by_name(learn: Method) -> Method:
 
     @wraps(learn)
     async def mutated(self: WriteIssuer, highest: int) -> None:
-        """A process remembers what it knows of a log's producers by the log's name."""
+        """Note that a process remembers what it knows of a log's producers by the log's name."""
         await learn(self, highest)
         producers = self.request_log().producers
         of_store = known.setdefault(self._services.store, {})

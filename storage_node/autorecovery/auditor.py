@@ -334,7 +334,7 @@ class LossTracker:
         self.lost: set[str] = set()
 
     def saw(self, available: Collection[str], delay_s: int) -> AuditNeed:
-        """The lists changed: these bookies are registered now."""
+        """Return the lists changed: these bookies are registered now."""
         self.lost.difference_update(available)
         self._known.update(available)
         fresh = self._known.difference(available)
@@ -345,7 +345,7 @@ class LossTracker:
         return AuditNeed.AUDIT if delay_s == 0 or len(self.lost) > 1 else AuditNeed.WAIT
 
     def audited(self, lost: Collection[str]) -> None:
-        """An audit that began when these were lost has published their ledgers."""
+        """Note that an audit that began when these were lost has published their ledgers."""
         self.lost.difference_update(lost)
 
 

@@ -122,7 +122,7 @@ class ReplicationWorker:
                 await asyncio.sleep(self._settings.rereplicate_backoff_ms / 1000)
 
     async def _next(self) -> RepairTask:
-        """A ledger to repair; waits for one, and while auto-recovery is switched off."""
+        """Return a ledger to repair; waits for one, and while auto-recovery is switched off."""
         while True:
             self._news.clear()
             task = await self._queue.next()
@@ -262,7 +262,7 @@ class ReplicationWorker:
         return later
 
     async def _give_all_back(self) -> None:
-        """What is still locked, within a bounded time: the rest goes with the session."""
+        """Note that what is still locked, within a bounded time: the rest goes with the session."""
         tasks, self._held = list(self._held.values()), {}
 
         async def give_back() -> None:

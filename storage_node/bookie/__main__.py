@@ -78,7 +78,7 @@ def run(
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed (extra `speed`), else asyncio's own."""
+    """Return uvloop's where it is installed (extra `speed`), else asyncio's own."""
     try:
         import uvloop
     except ImportError:

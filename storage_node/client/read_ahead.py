@@ -70,7 +70,7 @@ class ReadAhead:
     _seen_bytes: int = 0
 
     async def entries(self, first: int, last: int) -> AsyncGenerator[Entry, None]:
-        """Entries first..last, each once, in order."""
+        """Yield entries first..last, each once, in order."""
         self._next = first
         try:
             while self._next <= last or self._ahead:
@@ -123,7 +123,7 @@ class ReadAhead:
     # ------------------------------------------------------------------------------------ asking
 
     def _room(self) -> int:
-        """How many entries may be on their way."""
+        """Return how many entries may be on their way."""
         if not self._seen:
             return min(
                 self.window.entries, 2 * FIRST_BATCH if self.fetcher.batchable(self.metadata()) else FIRST_SINGLES

@@ -128,7 +128,7 @@ class EntryFetcher:
             fetch.future.set_exception(self._unreadable_error(fetch))
 
     def _verified(self, entry_id: int, bookie: str, answer: Answer) -> Entry | DistributedLogError:
-        """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
+        """Return the entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
         if isinstance(answer, DistributedLogError):
             return answer
         if answer.status is not Status.EOK:
@@ -209,11 +209,12 @@ class EntryFetcher:
     # ------------------------------------------------------------------------------------ a batch
 
     def batchable(self, metadata: LedgerMetadata) -> bool:
-        """Whether entries may come in batches at all."""
+        """Return whether entries may come in batches at all."""
         return self._settings.batch_reads and metadata.ensemble_size == metadata.write_quorum and not self._refused
 
     def batch_bookie(self, metadata: LedgerMetadata, first: int) -> str | None:
-        """The bookie to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
+        """Return the bookie to ask for a batch that begins with `first`; None: the entries have to be read one by
+        one."""
         if not self.batchable(metadata):
             return None
         bookies = metadata.ensemble_for(first).bookies
@@ -257,7 +258,7 @@ class EntryFetcher:
         return future
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
-        """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
+        """Return the entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
 
         Bookies do not cut a batch there: docs/reference/wire.md#reading-in-batches.
         """

@@ -179,7 +179,7 @@ class LedgerWriter(AddPipeline):
         self._explicit_lac.moved()
 
     async def _force(self, effect: ForceSync) -> None:
-        """For a close: without it, entries that were acknowledged would not be in the ledger."""
+        """Without it, entries that were acknowledged would not be in the ledger (for a close)."""
         try:
             await self._force_all(effect)
         except DistributedLogError as error:

@@ -123,7 +123,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ adds and their answers
 
     def add(self, size: int, length: int | None = None, entry_id: int | None = None) -> Effects:
-        """A new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
+        """Return a new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
 
         An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
         DuplicateEntryError.
@@ -164,7 +164,7 @@ class WriterMachine(WriterProgress):
         self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
     def added(self, seat: Seat, *entry_ids: int) -> Effects:
-        """The bookie in `seat` stored the entries durably."""
+        """Return the bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
         # One bit for each seat: a bookie that answers twice for an entry still counts once.
@@ -182,7 +182,8 @@ class WriterMachine(WriterProgress):
         return self._drain()
 
     def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
-        """The bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in time."""
+        """Return the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
+        time."""
         if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
@@ -218,7 +219,8 @@ class WriterMachine(WriterProgress):
         return self._begin_change()
 
     def forced(self, entry_id: int, length: int) -> Effects:
-        """Every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into it."""
+        """Return every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
+        it."""
         if not self._asked(WriterEvent.FORCED):
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
@@ -327,7 +329,7 @@ class WriterMachine(WriterProgress):
         return (WriteMetadata(changed, self._version),)
 
     def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """The last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
+        """Return the last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
         self.metadata, self._version = metadata, version
         bookies = metadata.last_ensemble.bookies
         changed = 0
@@ -368,7 +370,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ another ledger
 
     def _give_up(self) -> Effects:
-        """The id is taken: close the ledger empty, and go on in another; fail where no other may be made.
+        """Return the id is taken: close the ledger empty, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
@@ -396,7 +398,7 @@ class WriterMachine(WriterProgress):
         return self._fail(errors.taken_over_error(self, metadata))
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
-        """Another ledger was made, empty and open: all that is pending goes there."""
+        """Return another ledger was made, empty and open: all that is pending goes there."""
         if not self._asked(WriterEvent.REPLACED):
             return ()
         self.ledger_id = ledger_id
@@ -411,7 +413,7 @@ class WriterMachine(WriterProgress):
         return (Moved(), *sends, *self._close_if_drained())
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
-        """No other ledger could be made, or it is not known whether one was."""
+        """Return no other ledger could be made, or it is not known whether one was."""
         if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
@@ -421,7 +423,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """The conditional write was applied."""
+        """Return the conditional write was applied."""
         if not self._asked(WriterEvent.METADATA_WRITTEN):
             return ()
         if self.state is WriterState.CLOSING:
@@ -438,7 +440,7 @@ class WriterMachine(WriterProgress):
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """What the metadata is now."""
+        """Return what the metadata is now."""
         if not self._asked(WriterEvent.METADATA_FOUND):
             return ()
         if self.state is WriterState.CLOSE_CHECKING:
@@ -462,7 +464,7 @@ class WriterMachine(WriterProgress):
         return self._propose(metadata, tuple(still.get(i, bookie) for i, bookie in enumerate(found)))
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """The metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._asked(WriterEvent.METADATA_FAILED):
             return ()
         if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
@@ -510,7 +512,7 @@ class WriterMachine(WriterProgress):
         return (*effects, *self._write_close(self.metadata))
 
     def _end(self) -> tuple[int, int]:
-        """Where a close by this writer ends the ledger: its LAC, and the length up to there."""
+        """Return where a close by this writer ends the ledger: its LAC, and the length up to there."""
         return self._synced if self.deferred_sync else (self.last_acknowledged, self.acknowledged_length)
 
     def _write_close(self, base: LedgerMetadata) -> Effects:

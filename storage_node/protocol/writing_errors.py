@@ -9,14 +9,14 @@ from storage_node.protocol.writing_progress import WriterProgress
 
 
 def refusal_error(at: WriterProgress) -> DistributedLogError:
-    """Why no add is taken."""
+    """Return why no add is taken."""
     if at.error is not None:
         return at.error
     return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=at.ledger_id)
 
 
 def taken_over_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """Another client has fenced or closed the ledger."""
+    """Return another client has fenced or closed the ledger."""
     if metadata.state is LedgerState.CLOSED and metadata.last_entry <= at.last_add_confirmed:
         return LedgerClosedError(
             f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
@@ -31,7 +31,7 @@ def taken_over_error(at: WriterProgress, metadata: LedgerMetadata) -> Distribute
 
 
 def foreign_fragment_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """A fragment is in the metadata that only another writer can have put there."""
+    """Return a fragment is in the metadata that only another writer can have put there."""
     return LedgerFencedError(
         f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
         f"acknowledged here ({at.last_add_confirmed})",
@@ -41,7 +41,7 @@ def foreign_fragment_error(at: WriterProgress, metadata: LedgerMetadata) -> Dist
 
 
 def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
-    """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
+    """Return for pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
     error = QuorumWriteError(
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
         advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",

@@ -68,7 +68,7 @@ class NodeFile:
         return cls(read_properties(path, BookieConfigurationError, named_by="--conf"), os.fspath(path))
 
     def bookie(self) -> BookieSettings:
-        """The storage node's own settings. Raises BookieConfigurationError."""
+        """Return the storage node's own settings. Raises BookieConfigurationError."""
         with self._errors():
             given = self._given(BookieSettings)
             for name, info in settings_of(BookieSettings).items():
@@ -77,7 +77,7 @@ class NodeFile:
             return BookieSettings(**given)  # type: ignore[arg-type]
 
     def auto_recovery(self) -> AutoRecoverySettings:
-        """Auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
+        """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
         with self._errors():
             client = ClientSettings(placement=PlacementSettings(**self._given(PlacementSettings)))  # type: ignore[arg-type]
             if _FRAME_BYTES in self._values:
@@ -85,12 +85,12 @@ class NodeFile:
             return AutoRecoverySettings(**self._given(AutoRecoverySettings), client=client)  # type: ignore[arg-type]
 
     def metadata(self) -> MetadataSettings:
-        """Where the metadata is. Raises BookieConfigurationError."""
+        """Return where the metadata is. Raises BookieConfigurationError."""
         with self._errors():
             return MetadataSettings(**self._given(BookieSettings, _METADATA_KEYS))  # type: ignore[arg-type]
 
     def _given(self, owner: type, keys: Collection[str] | None = None) -> dict[str, object]:
-        """The values for one of the classes, by the name of the field; of some `keys` only, if there are any."""
+        """Return the values for one of the classes, by the name of the field; of some `keys` only, if there are any."""
         texts = {
             key: text
             for key, text in self._values.items()
@@ -163,7 +163,7 @@ _EXAMPLES: Final = {
 
 
 def bookie_conf(values: Mapping[str, str] | None = None) -> str:
-    """The whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
+    """Return the whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
 
     Raises BookieConfigurationError for a key that it does not have.
     """

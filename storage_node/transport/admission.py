@@ -45,7 +45,8 @@ class Admission:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """A connection was made. Returns the one to be closed for it, which is counted no more and may be itself."""
+        """Return a connection was made. Returns the one to be closed for it, which is counted no more and may be
+        itself."""
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:
@@ -68,7 +69,7 @@ class Admission:
         known.move_to_end(guest)
 
     def left(self, guest: Guest) -> None:
-        """The connection is closed, or about to be; it counts no more. Idempotent."""
+        """Note that the connection is closed, or about to be; it counts no more. Idempotent."""
         if guest in self._silent:
             del self._silent[guest]
             self._count -= 1

@@ -157,7 +157,7 @@ class HttpServer:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A listening socket; without a host, on all interfaces. Raises OSError."""
+    """Return a listening socket; without a host, on all interfaces. Raises OSError."""
     both = not host and socket.has_dualstack_ipv6()
     found = {info[0] for info in socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)}
     family = socket.AF_INET6 if both or socket.AF_INET not in found else socket.AF_INET
@@ -182,7 +182,7 @@ async def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
 
 
 def _encode(reply: Reply, *, with_body: bool) -> tuple[bytes, bytes]:
-    """The head and the body of an answer."""
+    """Return the head and the body of an answer."""
     lines = [
         f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
         f"Content-Type: {reply.content_type}",

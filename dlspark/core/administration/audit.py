@@ -134,7 +134,7 @@ def _one_cluster(namespaces: Sequence[Services]) -> LedgerStore:
 
 
 def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
-    """A session with each ensemble; two bindings that spell one ensemble differently count as two."""
+    """Return a session with each ensemble; two bindings that spell one ensemble differently count as two."""
     found: dict[object, MetadataStore] = {}
     for one in namespaces:
         found.setdefault(frozenset(one.binding.dl_servers.split(",")), one.store)
@@ -145,7 +145,8 @@ def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
 async def _missing(
     namespaces: Sequence[Services], named: dict[int, list[Reference]], ids: set[int]
 ) -> list[MissingLedger]:
-    """Segments of the given namespaces that have no ledger; looked for again, as some ledgers are newer than `ids`."""
+    """Return segments of the given namespaces that have no ledger; looked for again, as some ledgers are newer than
+    `ids`."""
     roots = tuple(f"{one.logs.namespace_path}/" for one in namespaces)
     found = []
     for ledger_id in sorted(named.keys() - ids):
@@ -165,7 +166,7 @@ async def _exists(services: Services, ledger_id: int) -> bool:
 
 
 async def _still_named(namespaces: Sequence[Services], one: Reference) -> bool:
-    """Whether the segment is still listed: where it was purged meanwhile its ledger may well be gone."""
+    """Return whether the segment is still listed: where it was purged meanwhile its ledger may well be gone."""
     for services in namespaces:
         if one.path.startswith(f"{services.logs.namespace_path}/"):
             await repeat(services.store, lambda: services.store.sync(one.path))  # noqa: B023
@@ -324,7 +325,7 @@ async def _add_ledger(services: Services, ledger_id: int, space: Space) -> None:
 
 
 async def _open_length(services: Services, ledger_id: int, metadata: LedgerMetadata) -> int | None:
-    """What the last confirmed entry of an open ledger says; its writer is not disturbed."""
+    """Return what the last confirmed entry of an open ledger says; its writer is not disturbed."""
     try:
         reader = await services.ledgers.open(ledger_id, password=metadata.password or b"", recover=False)
         try:

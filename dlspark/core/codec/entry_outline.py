@@ -60,7 +60,7 @@ class EntryOutline(NamedTuple):
 
 
 def outline_entry(payload: memoryview, *, enveloped: bool, place: DLSN) -> EntryOutline:
-    """The outline of a ledger entry whose digest is verified; `place`: its first record's.
+    """Return the outline of a ledger entry whose digest is verified; `place`: its first record's.
 
     Raises InvalidEntryError carrying the DLSN.
     """
@@ -126,7 +126,7 @@ def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
 
 
 def _damage_error(content: memoryview, place: DLSN) -> InvalidEntryError:
-    """The error for content that is not a chain of records, worded by the plain decoder."""
+    """Return the error for content that is not a chain of records, worded by the plain decoder."""
     try:
         decode_content(content, place.lssn, place.entry_id, 0, expand_record_sets=False)
     except InvalidEntryError as error:

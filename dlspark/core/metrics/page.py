@@ -113,7 +113,7 @@ the message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for e
 
 
 def metrics_page() -> str:
-    """The whole text of docs/metrics.md."""
+    """Return the whole text of docs/metrics.md."""
     return "".join(
         (
             _HEAD,

@@ -97,12 +97,12 @@ class LogReadAhead:
         self._queued_bytes += sum(len(fetched.payload) for fetched in entries)
 
     def peek(self) -> FetchedEntry | None:
-        """The next entry, which stays in the queue; None if none is there yet."""
+        """Return the next entry, which stays in the queue; None if none is there yet."""
         return self._queue[0] if self._queue else None
 
     def has_queued(self, position: DLSN) -> bool:
-        """Whether the entry of `position` is among those fetched and not yet taken, or comes before the first of them
-        in the same segment."""
+        """Return whether the entry of `position` is among those fetched and not yet taken, or comes before the first of
+        them in the same segment."""
         if not self._queue:
             return False
         last = self._queue[-1]
@@ -155,14 +155,15 @@ class LogReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left."""
+        """Return where to start: at the position asked for, or, if that is allowed, at the first position that is
+        left."""
         while not len(await self._list.load()):
             await self._wait_for_change()
         self.first = await beginning(self._name, self._list, self.first, self._settings, self._services.counters)
         return self.first
 
     async def _segment(self, position: DLSN) -> SegmentMetadata:
-        """The segment of `position`, as soon as it exists and those before it are completed."""
+        """Return the segment of `position`, as soon as it exists and those before it are completed."""
         lssn = position.lssn
         while True:
             listing = await self._list.load()

@@ -41,7 +41,7 @@ class Subscriptions:
         self._subscribers = SubscriberStore(logs)
 
     async def positions(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that stored none yet.
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that stored none yet.
 
         Raises LogNotFoundError.
         """
@@ -50,7 +50,7 @@ class Subscriptions:
         return {name: self._decoded(name, one) for name, one in zip(names, stored, strict=True) if one is not None}
 
     async def position(self, subscriber: str) -> DLSN | None:
-        """Where the subscriber goes on; None where it has not stored a position. Raises LogNotFoundError."""
+        """Return where the subscriber goes on; None where it has not stored a position. Raises LogNotFoundError."""
         stored = await self._subscribers.position(self.name, subscriber)
         position = self._decoded(subscriber, stored)
         return None if position == DLSN.NON_INCLUSIVE_LOWER_BOUND else position

@@ -36,12 +36,12 @@ class PendingWrite(OpenedHere, Generic[_T]):
         self._future = future
 
     def done(self) -> bool:
-        """Whether the outcome of the write is known."""
+        """Return whether the outcome of the write is known."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> _T:
-        """What was written, once an ack quorum has it on disk. Raises the write's error, or TimeoutError, after which
-        the write goes on."""
+        """Return what was written, once an ack quorum has it on disk. Raises the write's error, or TimeoutError, after
+        which the write goes on."""
         if not self._future.done():
             self._writer.send()
         return self._future.result(timeout_s)
@@ -197,8 +197,8 @@ class LogWriter(OpenedHere):
         return self._runtime.run(self._inner.begin_epoch(producer, epoch))
 
     def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
-        an epoch up to `forgotten_epoch`.
+        """Return what is known of a producer, what is under way as well; None where it has not written, or was
+        forgotten: in an epoch up to `forgotten_epoch`.
 
         Raises CallerError for a writer that was opened without producers.
         """

@@ -91,11 +91,11 @@ class Waiting(Protocol):
     """What waits for the outcome of records: a future, an `OutcomeCallback`, a `RequestOutcome`."""
 
     def done(self) -> bool:
-        """Whether it has its outcome, or wants none."""
+        """Return whether it has its outcome, or wants none."""
         ...
 
     def set_result(self, result: Any, /) -> None:
-        """The records are stored."""
+        """Note that the records are stored."""
         ...
 
     def set_exception(self, exception: BaseException, /) -> None:
@@ -109,7 +109,7 @@ class Nobody:
     __slots__ = ()
 
     def done(self) -> bool:
-        """It wants no outcome."""
+        """Return it wants no outcome."""
         return True
 
     def set_result(self, result: Any, /) -> None:
@@ -136,11 +136,11 @@ class OutcomeCallback:
         self._done = False
 
     def done(self) -> bool:
-        """Whether it was called."""
+        """Return whether it was called."""
         return self._done
 
     def set_result(self, result: Appended, /) -> None:
-        """The records are stored."""
+        """Note that the records are stored."""
         self._end(result)
 
     def set_exception(self, exception: BaseException, /) -> None:
@@ -179,11 +179,11 @@ class RequestOutcome:
         self._futures.append((future, repeated))
 
     def done(self) -> bool:
-        """Whether it was told."""
+        """Return whether it was told."""
         return self._done
 
     def set_result(self, result: Appended, /) -> None:
-        """The request is stored."""
+        """Note that the request is stored."""
         self._done = True
         self._ended(True)
         for future, repeated in self._futures:
@@ -191,7 +191,7 @@ class RequestOutcome:
                 future.set_result(result._replace(repeated=True) if repeated else result)
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """The request was not stored, or perhaps not."""
+        """Note that the request was not stored, or perhaps not."""
         self._done = True
         self._ended(False)
         for future, _ in self._futures:
@@ -315,7 +315,7 @@ class LateAcknowledgements:
                 return refusal
 
     async def _ownership(self) -> WriterDeposedError | None:
-        """None if this writer still has the log; else the error for the records."""
+        """Return None if this writer still has the log; else the error for the records."""
         # A ZooKeeper server that lags behind could still say OPEN of a ledger that another owner has closed (I5).
         await self._ledgers.store.sync(self._ledgers.path(self.ledger_id))
         state = (await self._ledgers.read(self.ledger_id)).value.state

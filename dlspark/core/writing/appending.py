@@ -77,7 +77,8 @@ def append_run(
 def append_epoch(
     writer: AsyncLogWriter, producer: str, epoch: int | None = None
 ) -> tuple[int, asyncio.Future[Appended]]:
-    """As `begin_epoch`, in line with what was appended before, and without sending it: the epoch, and its answer.
+    """Return as `begin_epoch`, in line with what was appended before, and without sending it: the epoch, and its
+    answer.
 
     Where no `epoch` was given and the answer is a repetition, another call has begun this one: try again. Raises
     CallerError for a writer that was opened without producers.
@@ -86,7 +87,7 @@ def append_epoch(
 
 
 def append_token(writer: AsyncLogWriter, token: bytes, expected: bytes | None = None) -> asyncio.Future[Appended]:
-    """As `set_fencing_token`, in line with what was appended before, and without sending it. Never raises."""
+    """Return as `set_fencing_token`, in line with what was appended before, and without sending it. Never raises."""
     return writer._append_token(token, expected)
 
 

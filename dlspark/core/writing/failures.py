@@ -53,7 +53,8 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
 
 
 def writer_failed_error(log: str, failure: BaseException | None) -> WriteError:
-    """The error of a record that is written to, or still queued in, a writer that has failed: it was not written."""
+    """Return the error of a record that is written to, or still queued in, a writer that has failed: it was not
+    written."""
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)
     error = kind(f"The record was not written, the writer has failed: {cause}", log=log, advice=ADVICE_REOPEN)
@@ -75,7 +76,8 @@ class UnawaitedFailures:
         self._first: BaseException | None = None
 
     def instead_of(self, future: asyncio.Future[_T], answer: _T) -> asyncio.Future[_T]:
-        """A future that has `answer` already, in place of `future`; `future` itself if it was refused at once."""
+        """Return a future that has `answer` already, in place of `future`; `future` itself if it was refused at
+        once."""
         if future.done():
             return future
         future.add_done_callback(self._settled)

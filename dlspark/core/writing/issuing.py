@@ -130,7 +130,7 @@ class WriteIssuer:
     # ------------------------------------------------------------------ taking
 
     def takes_all(self, run: RecordRun) -> bool:
-        """Whether none of these records would be refused for its id, or for a limit."""
+        """Return whether none of these records would be refused for its id, or for a limit."""
         in_order = not self._settings.max_id_sanity_check or (run.in_order and not 0 <= run.first_txid < self.last_txid)
         return in_order and self.limits.has_room(self._settings, run, self.unacknowledged, self._queue)
 
@@ -168,7 +168,8 @@ class WriteIssuer:
         self.limits.count(self.unacknowledged)
 
     def _obstacle(self, operation: QueuedWrite) -> Callable[[], Awaitable[None]] | None:
-        """The transition without which `operation` cannot go into the current segment; None if it can, or need not."""
+        """Return the transition without which `operation` cannot go into the current segment; None if it can, or need
+        not."""
         usable = self.sequence.usable
         if (usable and self.sequence.takes(operation.records)) or operation.is_answered():
             return None
@@ -192,7 +193,7 @@ class WriteIssuer:
             self._begin(self._roll)
 
     def _next_txid(self) -> int:
-        """The id of records that came without: the time, but never below the log's highest (I4)."""
+        """Return the id of records that came without: the time, but never below the log's highest (I4)."""
         return max(self._services.clock.now_ms(), self._issued_txid)
 
     def _issue_queued(self) -> None:
@@ -289,13 +290,15 @@ class WriteIssuer:
         self._transitions.note_producers(known.whole, known.producers.losses)
 
     def only_snapshot(self) -> int | None:
-        """From which segment on the log has its only whole snapshot of producers; None where ours is stored, too."""
+        """Return from which segment on the log has its only whole snapshot of producers; None where ours is stored,
+        too."""
         segment = self.sequence.current
         stored = segment is not None and segment.has_snapshot
         return None if stored else self._transitions.whole_snapshot
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
-        """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""
+        """Note that a segment begins with a snapshot of the log's producers, before any request that it does not
+        hold."""
         if self.requests is not None:
             self.requests.begin_segment(segment, first_sequence_id)
             segment.write_snapshot(self.requests.snapshot(self._settings.producer_expiry_s))
@@ -338,7 +341,8 @@ class WriteIssuer:
         self.limits.count(self.unacknowledged)
 
     def _segment_failed(self, cause: BaseException) -> None:
-        """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
+        """Note that an entry was not acknowledged: this writer fails, or (by setting) starts over with the next
+        record."""
         self.limits.count(self.unacknowledged)
         if self.requests is not None:
             self.requests.failed = True
@@ -349,7 +353,7 @@ class WriteIssuer:
             self.fail(cause)
 
     def fail(self, cause: BaseException) -> None:
-        """The first failure is final: later writes are refused, and so is what waits in the queue."""
+        """Note that the first failure is final: later writes are refused, and so is what waits in the queue."""
         cause = explain_failure(self._name, cause)
         if self.error is None:
             self.error = cause

@@ -18,7 +18,7 @@ from metadata.foundation.errors import DistributedLogError
 
 
 def not_tried_error() -> WriteCancelledError:
-    """The error of a bulk's record behind one that was refused."""
+    """Return the error of a bulk's record behind one that was refused."""
     return WriteCancelledError("A record before it was refused; this one was not written")
 
 
@@ -56,13 +56,13 @@ class RunWrite(QueuedWrite):
         return self.run.size
 
     def check(self) -> None:
-        """Its records were checked when the run was made."""
+        """Note that its records were checked when the run was made."""
 
     def check_order(self) -> None:
-        """So was their order."""
+        """Pass: their order was checked, too."""
 
     def number(self, txid: int) -> None:
-        """One id for all records, where they came without."""
+        """Note that one id for all records, where they came without."""
         self.run = self.run.at(txid)
 
     def issue(self, segment: SegmentWriter) -> None:

@@ -62,7 +62,7 @@ class DeposedAfterwardsError(WriterDeposedError):
 
 
 def versions(state: LogState) -> tuple[int, int]:
-    """The versions of what every owner's transactions set. An allocator keeps the version of its own znode."""
+    """Return the versions of what every owner's transactions set. An allocator keeps the version of its own znode."""
     return state.max_lssn.version, state.max_txid.version
 
 
@@ -160,7 +160,7 @@ class OwnersTransactions:
         return [self._lock.release_op() if releases else Check(self._lock.member_path, ANY_VERSION)]
 
     def _heard(self, owned: list[Op], after: LogState) -> LogState:
-        """A transaction with these operations was applied, so the lock is gone if one of them gave it up."""
+        """Return a transaction with these operations was applied, so the lock is gone if one of them gave it up."""
         for op in owned:
             if isinstance(op, Delete) and self._lock is not None:
                 self._lock.deleted(op)
@@ -207,13 +207,13 @@ class OwnersTransactions:
         await asyncio.sleep(pauses.pop())
 
     def _refused_error(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
-        """The error for a transaction that a version stopped."""
+        """Return the error for a transaction that a version stopped."""
         if shared is not None and error.path == shared:
             return AllocatorLostError("the allocator is used by another process; nothing was started", path=shared)
         return self.deposed_error()
 
     def deposed_error(self) -> WriterDeposedError:
-        """The error of an owner that finds the log changed by another one: nothing was applied."""
+        """Return the error of an owner that finds the log changed by another one: nothing was applied."""
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",
             log=self._name,

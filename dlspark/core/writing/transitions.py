@@ -61,7 +61,8 @@ MAX_CONTESTED_STARTS = 3
 
 
 def lssn_without_segments(stored: int, first: int) -> int:
-    """The number of the first segment in a log that has none now; `stored`: the highest assigned so far, 0 for none.
+    """Return the number of the first segment in a log that has none now; `stored`: the highest assigned so far, 0 for
+    none.
 
     The number `stored` is given again: it belonged to an empty segment that recovery removed, of which nothing is left
     that could be confused with the new one.
@@ -79,14 +80,14 @@ class _NotedProducers:
         self.whole = whole
 
     def op(self, lssn: int) -> Op:
-        """The part of the transaction that starts segment `lssn`."""
+        """Return the part of the transaction that starts segment `lssn`."""
         whole = min(lssn, self.whole) if self.whole is not None else lssn
         data = ProducerSegments(lssn, whole, self._losses).encode()
         # At any version: the transaction as a whole is that of the log's owner, by the version of `ledgers` (I7).
         return SetData(self._path, data, ANY_VERSION) if self._exists else Create(self._path, data)
 
     def started(self) -> None:
-        """The transaction was applied."""
+        """Note that the transaction was applied."""
         self._exists = True
 
 
@@ -165,8 +166,8 @@ class SegmentTransitions:
             self._allocator = None  # What it could not know is in `state` now.
 
     def note_producers(self, whole: int | None, losses: int) -> None:
-        """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
-        so. `whole`: see `producer_recovery.Known`; `losses`: of `Producers`."""
+        """Note that every segment that is started from now on begins with a snapshot of the log's producers, and its
+        start says so. `whole`: see `producer_recovery.Known`; `losses`: of `Producers`."""
         path, exists = self._services.logs.paths(self.name).producers, self.producer_segments is not None
         self._producers = _NotedProducers(path, whole, losses, exists=exists)
 
@@ -266,7 +267,7 @@ class SegmentTransitions:
     async def _start_with(
         self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
     ) -> tuple[SegmentMetadata, LedgerWriter]:
-        """The transaction. Afterwards `allocator` is ready for another, or in ERROR."""
+        """Return the transaction. Afterwards `allocator` is ready for another, or in ERROR."""
         ledger = allocator.ledger
         segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
         expected = self.state
@@ -355,14 +356,14 @@ class SegmentTransitions:
         return LedgerKind(*self._settings.quorums, self._settings.password)
 
     def _own_allocator(self) -> LedgerAllocator:
-        """The log's own allocator; its znode is set with the version that this owner read."""
+        """Return the log's own allocator; its znode is set with the version that this owner read."""
         if self._allocator is None:
             path, found = self._services.logs.paths(self.name).allocation, self.state.allocation
             self._allocator = LedgerAllocator(self._services, Allocation(path, found.value, found.version))
         return self._allocator
 
     def _pool(self) -> LedgerAllocatorPool | None:
-        """The namespace's pool, if it is on and its ledgers are as this log's have to be."""
+        """Return the namespace's pool, if it is on and its ledgers are as this log's have to be."""
         if not self._settings.allocator_pool:
             return None
         pool = shared_pool(self._services)
@@ -385,8 +386,8 @@ class SegmentTransitions:
             )
 
     def _next_lssn(self) -> int:
-        """The rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this writer must
-        not build upon."""
+        """Return the rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this
+        writer must not build upon."""
         stored = self.state.max_lssn.value
         if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
             return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)

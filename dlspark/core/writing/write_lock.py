@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_client_id() -> str:
-    """How this process names itself in a lock: host and process id."""
+    """Return how this process names itself in a lock: host and process id."""
     return f"{socket.gethostname()}/{os.getpid()}"
 
 
@@ -48,7 +48,7 @@ class WriteLock(Protocol):
         ...
 
     def deleted(self, op: Op) -> None:
-        """A transaction with this `release_op` was applied. `release` is still to be called."""
+        """Note that a transaction with this `release_op` was applied. `release` is still to be called."""
         ...
 
     async def ensure_held(self) -> None:
@@ -56,7 +56,7 @@ class WriteLock(Protocol):
         ...
 
     async def confirmed(self) -> bool:
-        """Whether the metadata store itself says, after this call, that it is held."""
+        """Return whether the metadata store itself says, after this call, that it is held."""
         ...
 
     async def release(self) -> None:
@@ -100,7 +100,7 @@ class NoLock:
 
 
 async def take_lock(services: Services, name: str, settings: Settings, client_id: str | None) -> WriteLock:
-    """The log's write lock, held.
+    """Return the log's write lock, held.
 
     Raises OwnershipAcquireFailedError naming the owner after `lockTimeoutSeconds`, and LogNotFoundError.
     """

@@ -268,8 +268,8 @@ class AsyncLogWriter(OnOneLoop):
             # for repetitions (I19).
 
     def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
-        an epoch up to `forgotten_epoch`.
+        """Return what is known of a producer, what is under way as well; None where it has not written, or was
+        forgotten: in an epoch up to `forgotten_epoch`.
 
         Raises CallerError for a writer that was opened without producers.
         """
@@ -519,7 +519,7 @@ class AsyncLogWriter(OnOneLoop):
         last.add_done_callback(ended)
 
     def _note_bulk(self) -> Callable[[bool], None]:
-        """What to call when a bulk that begins now has ended, with whether it is stored."""
+        """Return what to call when a bulk that begins now has ended, with whether it is stored."""
         began, timing = self._loop.time(), self._measures.log_writer_bulk_write
         return lambda stored: timing.record(self._loop.time() - began, stored)
 
@@ -537,7 +537,7 @@ class AsyncLogWriter(OnOneLoop):
         return last_noted
 
     def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
-        """The futures for the caller: of records that are stored, or (non-durable) that were only taken."""
+        """Return the futures for the caller: of records that are stored, or (non-durable) that were only taken."""
         if self._settings.durable_writes:
             return futures
         return [self._issuer.unawaited.instead_of(future, DLSN.INVALID) for future in futures]

@@ -33,7 +33,8 @@ KEPT_VIEW_BYTES: Final = 256 * 1024
 
 
 def write_bytes(request: WriteRecords) -> int:
-    """What a write counts for its records, besides its frame; more records than one may have are refused later."""
+    """Return what a write counts for its records, besides its frame; more records than one may have are refused
+    later."""
     return _RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
 
 

@@ -41,7 +41,8 @@ CLOSE_GRACE_S = 5.0
 
 
 def frames_network(limits: FramesLimits) -> TcpNetwork:
-    """A network for a server of these limits alone: what stalling peers take of its memory is bounded by them."""
+    """Return a network for a server of these limits alone: what stalling peers take of its memory is bounded by
+    them."""
     return TcpNetwork(begun_bytes=limits.begun_bytes, stuck_bytes=limits.stuck_bytes)
 
 
@@ -150,7 +151,7 @@ class FramesServer:
         self._admission.heard(connection)
 
     def ended(self, connection: FramesConnection) -> None:
-        """A connection is closed, and makes room for another."""
+        """Note that a connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
         self.settled()

@@ -35,5 +35,6 @@ class ProxyService(Protocol):
         ...
 
     def caller_gone(self, caller: Caller) -> None:
-        """The connection is closed: what was kept for it goes. What it asked for may still be done, unanswered."""
+        """Note that the connection is closed: what was kept for it goes. What it asked for may still be done,
+        unanswered."""
         ...

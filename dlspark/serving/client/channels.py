@@ -54,7 +54,7 @@ class ProxyChannel(Protocol):
         ...
 
     def forget(self, number: int) -> None:
-        """The answer to this request is not wanted any more."""
+        """Note that the answer to this request is not wanted any more."""
         ...
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class Sending:
         asyncio.get_running_loop().call_soon(self.fail, error)
 
     def fail(self, error: DistributedLogError) -> None:
-        """It was not sent, and will not be."""
+        """Note that it was not sent, and will not be."""
         heard, self._heard, self._request = self._heard, None, None
         if heard is not None:
             heard(ChannelFailure(error))
@@ -195,7 +195,7 @@ class _Channel:
                 self._opening = self._host.loop.create_task(self._open())
 
     def settled(self) -> None:
-        """A request on the connection is answered, or given up."""
+        """Note that a request on the connection is answered, or given up."""
         self.under_way -= 1
 
     async def _open(self) -> None:
@@ -231,7 +231,7 @@ class _Channel:
             sending.fail(error)
 
     def _closed(self) -> None:
-        """The connection has ended; all its requests were answered before."""
+        """Note that the connection has ended; all its requests were answered before."""
         self.channel = None
         if self._timer is not None:
             self._timer.cancel()
@@ -308,7 +308,7 @@ class Channels:
         return len(self._lanes)
 
     def addresses(self) -> Iterable[str]:
-        """The proxies that requests have a connection to."""
+        """Return the proxies that requests have a connection to."""
         return [address for (address, number), lane in self._lanes.items() if not number and lane.channel is not None]
 
     def submit(self, address: str, request: Request, heard: Heard, lane: int = 0) -> Sending:
@@ -332,7 +332,8 @@ class Channels:
         return sending
 
     def forget(self, address: str) -> None:
-        """The proxy is not one of the fleet any more: its connections are closed once nothing is under way."""
+        """Note that the proxy is not one of the fleet any more: its connections are closed once nothing is under
+        way."""
         for key in [key for key, lane in self._lanes.items() if key[0] == address and lane.idle]:
             self._end_lane(self._lanes.pop(key))
 
@@ -343,7 +344,7 @@ class Channels:
             self._end_lane(lane)
 
     def lanes_of(self, number: int) -> list[str]:
-        """The addresses to which this lane has a connection."""
+        """Return the addresses to which this lane has a connection."""
         return [address for address, one in self._lanes if one == number]
 
     async def close(self) -> None:
@@ -357,12 +358,12 @@ class Channels:
     # ------------------------------------------------------------------ for lanes
 
     def connected(self, lane: _Channel) -> None:
-        """A connection was made."""
+        """Note that a connection was made."""
         if self._on_connected is not None and not lane.number:
             self._on_connected(lane.address)
 
     def disconnected(self, lane: _Channel) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
         if self._on_closed is not None and not lane.number and not self._closed:
             self._on_closed(lane.address)
 

@@ -114,9 +114,9 @@ class AsyncClient(OnOneLoop, StreamOperations):
         read_from: str | Sequence[str] | None = None,
         network: Network | None = None,
     ) -> AsyncClient:
-        """A client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are announced;
-        a sequence has one such text for each region, the local one first. None: what the settings name, else the
-        namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+        """Return a client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are
+        announced; a sequence has one such text for each region, the local one first. None: what the settings name, else
+        the namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
 
         `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
         proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
@@ -155,7 +155,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         self._fleet_changed()
 
     def _fleet_changed(self) -> None:
-        """A fleet has other proxies now."""
+        """Note that a fleet has other proxies now."""
         if self._reads is None:
             return
         now = self._clock.elapsed_s()
@@ -205,7 +205,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         )
 
     def producer(self, stream: str, name: str | None = None) -> AsyncProducer:
-        """The producer of this name on the stream, the same one each time until it is closed or fenced.
+        """Return the producer of this name on the stream, the same one each time until it is closed or fenced.
 
         Without a name it is the client's own (`producerName`, or a name that no other client has). A name is one
         process's at a time: the one that begins with it last fences the others.
@@ -274,7 +274,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
     def multi_stream_writer(
         self, streams: Sequence[str], limits: MultiStreamLimits | None = None
     ) -> AsyncMultiStreamWriter:
-        """A writer whose records go to whichever of the streams takes them soonest, in record sets."""
+        """Return a writer whose records go to whichever of the streams takes them soonest, in record sets."""
         self._check_loop()
         dispatcher = self._working()
 
@@ -294,7 +294,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> AsyncStreamMonitor:
-        """A monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
         self._check_loop()
         dispatcher = self._working()
 
@@ -318,7 +318,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         max_bytes: int | None = None,
         poll_ms: int | None = None,
     ) -> AsyncProxyReader:
-        """A reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
+        """Return a reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
 
         `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
         how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.

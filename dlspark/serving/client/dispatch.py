@@ -335,7 +335,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ for requests
 
     def expiries(self, kind: str, limit_s: float) -> _Expiries:
-        """The queue of those with this time limit."""
+        """Return the queue of those with this time limit."""
         key = (kind, round(limit_s, 3))
         found = self._expiries.get(key)
         if found is None:
@@ -346,7 +346,7 @@ class Dispatcher:
         return found
 
     def ended(self, in_flight: InFlightRequest) -> None:
-        """It has an outcome, or was given up."""
+        """Note that it has an outcome, or was given up."""
         self._in_flight.pop(in_flight, None)
 
     # ------------------------------------------------------------------ handshakes

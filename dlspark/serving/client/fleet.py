@@ -72,7 +72,7 @@ class StaticFleet:
         self.read_hosts = tuple(ProxyHost(address) for address in read_addresses)
 
     async def open(self, heard: Heard) -> None:
-        """It is known already."""
+        """Note that it is known already."""
 
     async def close(self) -> None:
         """There is nothing to end."""
@@ -152,7 +152,7 @@ class AnnouncedFleet:
 
 
 def fleet_of(where: str) -> Fleet:
-    """The fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
+    """Return the fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
     if "://" in where:
         return AnnouncedFleet(where)
     addresses = [one.strip() for one in where.split(",") if one.strip()]
@@ -166,7 +166,7 @@ def fleet_of(where: str) -> Fleet:
 
 
 def fleets_of(where: str | Sequence[str | Fleet]) -> list[Fleet]:
-    """One fleet a region, the local one first. Raises CallerError."""
+    """Return one fleet a region, the local one first. Raises CallerError."""
     if isinstance(where, str):
         return [fleet_of(where)]
     fleets = [fleet_of(one) if isinstance(one, str) else one for one in where]

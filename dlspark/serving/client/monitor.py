@@ -48,7 +48,7 @@ class StreamHealth:
 
 
 def is_mine(stream: str, instance: int, instances: int) -> bool:
-    """Whether this instance of several monitors `stream`."""
+    """Return whether this instance of several monitors `stream`."""
     return abs(hash_int(stream)) % instances == instance
 
 
@@ -88,7 +88,7 @@ class AsyncStreamMonitor(OnOneLoop):
         return dict(self._health)
 
     def watch(self, streams: Iterable[str]) -> None:
-        """These are the streams from now on; those of other instances are passed over."""
+        """Note that these are the streams from now on; those of other instances are passed over."""
         self._check_loop()
         wanted = (
             {one for one in streams if is_mine(one, self._instance, self._instances)} if not self._closed else set()

@@ -191,7 +191,7 @@ class _Set:
                 future.set_exception(error)
 
     def end(self) -> list[tuple[asyncio.Future[StreamPosition], int]]:
-        """It has an outcome."""
+        """Return it has an outcome."""
         records, self.records = self.records or [], None
         if self._timer is not None:
             self._timer.cancel()
@@ -308,7 +308,7 @@ class AsyncMultiStreamWriter(OnOneLoop):
         one.send(encoded, self.loop.time() + self.limits.request_timeout_ms / 1000)
 
     def set_ended(self, one: _Set, size: int) -> None:
-        """For the sets: one has its outcome."""
+        """One has its outcome (for the sets)."""
         if self._sets.pop(one, True) is None:
             self._pending_bytes -= size
             if not self._sets and not self._buffer:

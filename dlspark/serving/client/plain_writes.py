@@ -30,15 +30,15 @@ class WriteSession(Protocol):
         ...
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """The caller of a request does not wait any longer."""
+        """Return the caller of a request does not wait any longer."""
         ...
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back."""
+        """Return what was sent came back."""
         ...
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """The back-off is over."""
+        """Return the back-off is over."""
         ...
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -83,13 +83,13 @@ class PlainSession:
         return []
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back: that is its outcome."""
+        """Return what was sent came back: that is its outcome."""
         key = self._under_way.pop(ticket, None)
         settled: list[SessionEffect] = [] if key is None else [Settled(key, finished.for_caller)]
         return settled + self._fill()
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """It never backs off."""
+        """Return it never backs off."""
         return []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:

@@ -242,8 +242,8 @@ class ProducerSession:
         return self._fill(now)
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """The caller of a request does not wait any longer. It is settled: as not written where it was never sent, with
-        an unknown outcome otherwise. Nothing happens to one that is settled already."""
+        """Return the caller of a request does not wait any longer. It is settled: as not written where it was never
+        sent, with an unknown outcome otherwise. Nothing happens to one that is settled already."""
         if self._reacts(SessionEvent.GIVEN_UP) is Reaction.IGNORE:
             return []
         pending = self._keys.get(key)
@@ -260,7 +260,7 @@ class ProducerSession:
         return effects
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back."""
+        """Return what was sent came back."""
         if ticket not in self._tickets:
             check(self.phase is SessionPhase.ENDED, "a ticket came back that a producer did not give out")
             return []
@@ -276,7 +276,7 @@ class ProducerSession:
         return effects + self._fill(now)
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """The back-off is over."""
+        """Return the back-off is over."""
         return self._go_on(now) if self._acts(SessionEvent.RESUMED) else []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -329,7 +329,8 @@ class ProducerSession:
         return self._pause()
 
     def _epoch_passed(self, refusal: Refusal) -> list[SessionEffect]:
-        """A later epoch has begun. That ends a session which had one; else the name was in use before: go above it."""
+        """Return a later epoch has begun. That ends a session which had one; else the name was in use before: go above
+        it."""
         if self.epoch >= 0 or not isinstance(refusal.actual, int):
             return self.end(refusal)
         self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
@@ -342,7 +343,7 @@ class ProducerSession:
         return self._pause() if again else [self._begin()]
 
     def _note_forgotten(self, refusal: Refusal) -> None:
-        """The next epoch is to be above those that the log has forgotten."""
+        """Note that the next epoch is to be above those that the log has forgotten."""
         if isinstance(refusal.actual, int):
             self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
 
@@ -378,7 +379,7 @@ class ProducerSession:
         return max(self._floor, self._window[-1].sequence + 1) if self._window else self._floor
 
     def _may_number(self) -> bool:
-        """Whether the log will know all that are open again when it has written one more."""
+        """Return whether the log will know all that are open again when it has written one more."""
         return not self._window or self._next_number() - self._window[0].sequence < self._limits.max_in_flight
 
     def _send(self, pending: _Pending, now: float) -> Transmit:
@@ -434,7 +435,7 @@ class ProducerSession:
         return []
 
     def _refused(self, pending: _Pending, refusal: Refusal) -> list[SessionEffect]:
-        """It was not written and never will be: its number is free."""
+        """Return it was not written and never will be: its number is free."""
         if self._window[-1] is not pending:
             self.phase = SessionPhase.DRAINING  # those behind it must move up
         self._window.remove(pending)
@@ -450,7 +451,8 @@ class ProducerSession:
     # ------------------------------------------------------------------ going on after a setback
 
     def _drained(self, now: float) -> list[SessionEffect]:
-        """Nothing is under way: go on with what is in the window, after a back-off if that did not help before."""
+        """Return nothing is under way: go on with what is in the window, after a back-off if that did not help
+        before."""
         if self._fence is not None:
             return self.end(self._fence)
         if not self._window:
@@ -481,8 +483,8 @@ class ProducerSession:
         return effects
 
     def _above_hole(self) -> list[_Pending]:
-        """Those behind a number that fell out, where the log has refused a gap: it cannot have written any of them, nor
-        will. Nothing is known of those before it by that."""
+        """Return those behind a number that fell out, where the log has refused a gap: it cannot have written any of
+        them, nor will. Nothing is known of those before it by that."""
         hole = self._floor
         for pending in self._window:
             if pending.sequence == hole:

@@ -59,12 +59,12 @@ class PendingBudget:
         return bool(self._waiting)
 
     def take(self, size: int) -> None:
-        """One more record."""
+        """Take one more record."""
         self.bytes += size
         self.records += 1
 
     def give(self, size: int, records: int) -> None:
-        """These have their outcome."""
+        """Note that these have their outcome."""
         self.bytes -= size
         self.records -= records
         self._wake()
@@ -460,7 +460,8 @@ class AsyncProducer(OnOneLoop):
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
     def _explained(self, effect: SessionEffect) -> SessionEffect:
-        """A refusal of what took too long says what the proxies said: all that is under way is for one stream."""
+        """Return a refusal of what took too long says what the proxies said: all that is under way is for one
+        stream."""
         said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")
         if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
             return effect
@@ -468,7 +469,7 @@ class AsyncProducer(OnOneLoop):
 
 
 def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
-    """A payload that its caller cannot change any more. Raises InvalidRecordError or RecordTooLongError."""
+    """Return a payload that its caller cannot change any more. Raises InvalidRecordError or RecordTooLongError."""
     if type(payload) is not bytes:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise InvalidRecordError(f"a payload is bytes, not {type(payload).__name__}; nothing was written")

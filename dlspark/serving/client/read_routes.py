@@ -52,7 +52,7 @@ class ReadRoutes:
         return len(self._readers)
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are the proxies to read through. Raises CallerError."""
+        """Note that these are the proxies to read through. Raises CallerError."""
         self._hosts = tuple(hosts)
         if self._readers:
             self._take_hosts(now)
@@ -71,7 +71,7 @@ class ReadRoutes:
         max_bytes: int | None,
         poll_ms: int | None,
     ) -> AsyncProxyReader:
-        """A reader. Raises CallerError for a start, a form, a size or a time that cannot be."""
+        """Return a reader. Raises CallerError for a start, a form, a size or a time that cannot be."""
         size = READ_BYTES if max_bytes is None else max_bytes
         wait_ms = POLL_MS if poll_ms is None else poll_ms
         if not 0 < size <= MAX_READ_BYTES or not 0 < wait_ms <= MAX_POLL_MS:

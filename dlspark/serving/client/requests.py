@@ -218,7 +218,7 @@ class RequestWay:
         return self._next(now)
 
     def answered(self, attempt: int, answer: Answer, now: float) -> Effect | None:
-        """A host answered, perhaps an attempt that was given up."""
+        """Return a host answered, perhaps an attempt that was given up."""
         if not self._takes(WayEvent.ANSWERED):
             return None
         address = self._attempts[attempt]
@@ -239,7 +239,7 @@ class RequestWay:
         return self._apply_rule(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
 
     def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
-        """The connection of an attempt could not be made, or broke before the answer.
+        """Return the connection of an attempt could not be made, or broke before the answer.
 
         `sent`: whether the host may have the request; not where no byte of it had left.
         """
@@ -258,7 +258,8 @@ class RequestWay:
         return self._next(now)
 
     def silent(self, attempt: int, now: float) -> Effect | None:
-        """An attempt was not answered in its time; the request may be sent again, or there would be no such time."""
+        """Return an attempt was not answered in its time; the request may be sent again, or there would be no such
+        time."""
         if not self._takes(WayEvent.SILENT) or not self._is_current(attempt) or not self._repeatable:
             return None
         address = self._attempts[attempt]
@@ -269,14 +270,14 @@ class RequestWay:
         return self._next(now)
 
     def resumed(self, now: float) -> Effect | None:
-        """The back-off is over."""
+        """Return the back-off is over."""
         if not self._takes(WayEvent.RESUMED):
             return None
         target = self._target if self._target is not None else self._choose(now)
         return self._ask(target, now) if target is not None else self._pause(None, now)
 
     def deadline_passed(self, now: float) -> Effect | None:
-        """The time for the request is up."""
+        """Return the time for the request is up."""
         if not self._takes(WayEvent.DEADLINE):
             return None
         if self.state is WayState.ASKING:
@@ -398,7 +399,7 @@ class RequestWay:
         return Finished(answer, bool(self._doubtful) and isinstance(answer, Refusal))
 
     def _learn(self, address: str, answer: Answer) -> None:
-        """What a success says of the stream's owner."""
+        """Note that what a success says of the stream's owner."""
         request = self._request
         if isinstance(answer, OwnerFound):
             self._ownerships.learn(request.stream, answer.location)
@@ -411,7 +412,7 @@ class RequestWay:
 
 
 def _owner_in(refusal: Refusal) -> str | None:
-    """The address that a redirect names; None where it names none, or what cannot be dialled."""
+    """Return the address that a redirect names; None where it names none, or what cannot be dialled."""
     location = refusal.location
     return address_of(location) if location is not None and is_address(location) else None
 

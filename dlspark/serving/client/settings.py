@@ -306,13 +306,13 @@ class ThinClientSettings:
         return cls.from_mapping(read_properties(location, SettingsError, named_by="the client's settings"))
 
     def with_values(self, values: Mapping[str, object]) -> ThinClientSettings:
-        """A copy with other values, by key. Raises SettingsError."""
+        """Return a copy with other values, by key. Raises SettingsError."""
         return self.from_mapping(values, self)
 
     # ------------------------------------------------------------------ what is made of them
 
     def limits(self) -> WayLimits:
-        """What bounds the way of a request."""
+        """Return what bounds the way of a request."""
         return WayLimits(
             request_timeout_ms=self.request_timeout_ms,
             max_redirects=self.max_redirects,
@@ -324,11 +324,11 @@ class ThinClientSettings:
         )
 
     def ownerships(self) -> Ownerships:
-        """An empty cache of owners."""
+        """Return an empty cache of owners."""
         return Ownerships(self.stream_name_regex, self.ownership_cache_streams)
 
     def handshakes(self) -> Handshakes:
-        """When proxies are asked what they own."""
+        """Return when proxies are asked what they own."""
         return Handshakes(
             self.stream_name_regex,
             ownerships=self.handshake_with_client_info,
@@ -337,7 +337,7 @@ class ThinClientSettings:
         )
 
     def route(self, hosts: tuple[ProxyHost, ...]) -> Route:
-        """The route within one region. Raises CallerError where `single-host` has another number of hosts."""
+        """Return the route within one region. Raises CallerError where `single-host` has another number of hosts."""
         if self.routing == SINGLE:
             single = SingleHost(hosts[0].address if hosts else "")
             single.update(hosts, 0.0)
@@ -347,12 +347,12 @@ class ThinClientSettings:
         return HostRing(hosts, blackout_s=self.blackout_ms / 1000)
 
     def read_route(self, hosts: tuple[ProxyHost, ...] = ()) -> BoundedRing:
-        """The route of readers, which have no owners to find."""
+        """Return the route of readers, which have no owners to find."""
         return BoundedRing(hosts, balance=self.read_balance, blackout_s=self.blackout_ms / 1000)
 
     def regions(self) -> tuple[str, ...]:
-        """Where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port` or a
-        namespace's URI. Empty where nothing is set. Raises SettingsError."""
+        """Return where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port`
+        or a namespace's URI. Empty where nothing is set. Raises SettingsError."""
         names = self.finagle_name_strs.split() if self.finagle_name_strs else [self.finagle_name_str]
         return tuple(_where(name) for name in names if name)
 
@@ -361,7 +361,7 @@ _ANNOUNCED: Final = re.compile(r"zk!([^!]+)!(/[^!]*)/\.write_proxy(![0-9]+)?")
 
 
 def _where(name: str) -> str:
-    """A Finagle name as the client's own words have it."""
+    """Return a Finagle name as the client's own words have it."""
     if name.startswith("inet!"):
         return name.removeprefix("inet!")
     found = _ANNOUNCED.fullmatch(name)

@@ -28,12 +28,12 @@ class ProxyDirectory:
         """Of write proxies."""
 
     def use_own(self, member: ProxyMember) -> None:
-        """This is who knows; it may be no member."""
+        """Note that this is who knows; it may be no member."""
         self._own = member
         self._index()
 
     def use(self, kind: ProxyKind, members: Iterable[ProxyMember]) -> frozenset[str]:
-        """These are all of a kind; returns the addresses of members that are gone, or were replaced by others.
+        """Return these are all of a kind; returns the addresses of members that are gone, or were replaced by others.
 
         Who is gone by its znode's name is gone, though another one may have come at its address.
         """
@@ -51,19 +51,19 @@ class ProxyDirectory:
         self._addresses = frozenset(str(one.endpoint) for one in self._members.get(ProxyKind.WRITE, ()))
 
     def announced(self, location: str) -> bool:
-        """Whether a write proxy with the address of this location is announced: its session has not ended."""
+        """Return whether a write proxy with the address of this location is announced: its session has not ended."""
         return address_of(location) in self._addresses
 
     def grpc_address(self, location: str) -> str:
-        """Where the proxy at a location speaks gRPC; empty where it does not, or that is not known."""
+        """Return where the proxy at a location speaks gRPC; empty where it does not, or that is not known."""
         return self._grpc_of.get(location, "")
 
     def location(self, name: str) -> str:
-        """The location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
+        """Return the location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
         return self._locations.get(name, name)
 
     def listed(self) -> ProxyList:
-        """All that are announced, as answers list them."""
+        """Return all that are announced, as answers list them."""
         return ProxyList(
             tuple(
                 ListedProxy(kind, one.location, str(one.grpc) if one.grpc is not None else "")

@@ -23,7 +23,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:
-        """A block that is done in a turn of the client at `address` (`host:port`)."""
+        """Yield a block that is done in a turn of the client at `address` (`host:port`)."""
         await self._wait(address)
         try:
             yield

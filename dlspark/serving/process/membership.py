@@ -114,7 +114,7 @@ class ProxyMember:
         return self.endpoints.get(STATS)
 
     def encode(self) -> bytes:
-        """The member's JSON, as upstream's server sets have it."""
+        """Return the member's JSON, as upstream's server sets have it."""
         value = {
             "serviceEndpoint": _json_of(self.endpoint),
             "additionalEndpoints": {name: _json_of(one) for name, one in self.endpoints.items()},
@@ -152,7 +152,7 @@ class ProxyMember:
 def proxy_member(
     endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
 ) -> ProxyMember:
-    """What a proxy announces: upstream's names for its addresses, and this project's."""
+    """Return what a proxy announces: upstream's names for its addresses, and this project's."""
     named = {"aurora": stats, STATS: stats, "service": endpoint, "thrift": endpoint, FRAMES: endpoint, GRPC: grpc}
     return ProxyMember(endpoint, MappingProxyType({name: one for name, one in named.items() if one}), shard)
 
@@ -160,7 +160,7 @@ def proxy_member(
 def read_proxy_member(
     endpoint: ProxyEndpoint, shard: int, *, grpc: ProxyEndpoint | None = None, stats: ProxyEndpoint | None = None
 ) -> ProxyMember:
-    """The same of a read proxy, which says how many logs it reads."""
+    """Return the same of a read proxy, which says how many logs it reads."""
     member = proxy_member(endpoint, shard, grpc=grpc, stats=stats)
     return replace(member, endpoints=MappingProxyType({**member.endpoints, LOGS_READ: endpoint}))
 
@@ -182,7 +182,8 @@ def _endpoint_in(value: object) -> ProxyEndpoint | None:
 
 
 async def read_members(store: MetadataStore, folder: str) -> tuple[ProxyMember, ...]:
-    """The members of `folder` that are alive, in the order in which they were announced; a missing folder has none.
+    """Return the members of `folder` that are alive, in the order in which they were announced; a missing folder has
+    none.
 
     Raises MetadataUnavailableError or an OutcomeUnknownError where ZooKeeper cannot be reached.
     """

@@ -48,11 +48,11 @@ class ShownProxy(Protocol):
         ...
 
     def state(self) -> Mapping[str, object]:
-        """What it is, as JSON has it."""
+        """Return what it is, as JSON has it."""
         ...
 
     def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
-        """What is known of each stream that it serves, by name."""
+        """Return what is known of each stream that it serves, by name."""
         ...
 
 
@@ -90,7 +90,7 @@ class ProxyPage:
             await end_tasks([self._metrics], drop_errors=True)
 
     def answer(self, path: str) -> Reply | Awaitable[Reply] | None:
-        """What is at a path, or will be once it is made."""
+        """Return what is at a path, or will be once it is made."""
         match path.rstrip("/"):
             case "/heartbeat":
                 return Reply(b"OK\n")

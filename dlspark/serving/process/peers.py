@@ -46,7 +46,7 @@ class ProxyPeers:
         """Who connects holds the lock; how many want the connection."""
 
     async def call(self, location: str, request: Request, timeout_ms: int = CALL_TIMEOUT_MS) -> Answer:
-        """What the proxy at `location` (`1;<shard>;<host>:<port>`, or `host:port`) answers to `request`.
+        """Return what the proxy at `location` (`1;<shard>;<host>:<port>`, or `host:port`) answers to `request`.
 
         Where it cannot be asked, or does not answer in time, a Refusal that says so.
         """

@@ -83,7 +83,7 @@ class ReadProxy:
         return self._serving
 
     def state(self) -> Mapping[str, object]:
-        """What its page says that it is: its name, whether clients find it, how many readers and logs it has."""
+        """Return what its page says that it is: its name, whether clients find it, how many readers and logs it has."""
         figures = self._service.figures() if self._service is not None else None
         return {
             "location": self.location,
@@ -93,7 +93,7 @@ class ReadProxy:
         }
 
     def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
-        """What its page says of each log that it reads."""
+        """Return what its page says of each log that it reads."""
         return self._service.logs_shown() if self._service is not None else {}
 
     async def start(self) -> None:

@@ -46,7 +46,7 @@ class StreamTraffic:
         self._since: float | None = None
 
     def add(self, stream: str, count: int) -> None:
-        """A stream that is owned here has taken `count` bytes."""
+        """Note that a stream that is owned here has taken `count` bytes."""
         self._bytes[stream] = self._bytes.get(stream, 0) + count
 
     def sample(self, now: float) -> None:

@@ -137,11 +137,11 @@ class WriteProxy:
         return self._service.status if self._service is not None else ProxyStatus.DOWN
 
     def streams(self) -> list[str]:
-        """The streams that it owns."""
+        """Return the streams that it owns."""
         return self._service.streams_owned if self._service is not None else []
 
     def traffic(self) -> Mapping[str, int]:
-        """Bytes a second by stream, as of the last sample."""
+        """Return bytes a second by stream, as of the last sample."""
         return self._traffic.bytes_per_second
 
     @property
@@ -194,7 +194,7 @@ class WriteProxy:
         )
 
     def _make_placement(self, namespace: AsyncNamespace) -> LeastLoadPlacement:
-        """How streams without an owner are placed; the leader computes loads, where it is announced itself."""
+        """Return how streams without an owner are placed; the leader computes loads, where it is announced itself."""
         appraiser = MeasuredLoads(lambda: self.members) if self._role.measured_loads else EqualLoads()
         placement = LeastLoadPlacement(RingPlacement(), appraiser.load_of)
 
@@ -226,7 +226,7 @@ class WriteProxy:
                 self._service.stream_settings_changed(stream)
 
     def _measured(self, service: WriteProxyService, namespace: AsyncNamespace) -> ProxyService:
-        """The service with its metrics before it, and what is sampled for them."""
+        """Return the service with its metrics before it, and what is sampled for them."""
         root, loop = self._scopes.root, asyncio.get_running_loop()
         stopped = namespace.services.features.feature(STOP_ACCEPT)
 
@@ -318,7 +318,7 @@ def _frames_limits(configuration: ProxyConfiguration) -> FramesLimits:
 
 
 def grpc_limits(configuration: ProxyConfiguration) -> GrpcLimits:
-    """What its gRPC binding takes from its clients. How often these may ping is not set: clients rely on it."""
+    """Return what its gRPC binding takes from its clients. How often these may ping is not set: clients rely on it."""
     settings = configuration.proxy
     return GrpcLimits(
         connections=settings.max_connections,

@@ -138,7 +138,7 @@ class RareRequests:
     # ------------------------------------------------------------------ who is here
 
     def _handshake(self, taken: TakenRequest) -> Answer | None:
-        """The answer, or None where a task finds out first what matches the client's expression."""
+        """Return the answer, or None where a task finds out first what matches the client's expression."""
         request = taken.request
         assert isinstance(request, Handshake)
         if not request.ownerships:
@@ -203,7 +203,7 @@ class RareRequests:
         return Done()
 
     async def _release(self, taken: TakenRequest) -> Answer:
-        """Of a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
+        """Return of a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
         request = taken.request
         assert isinstance(request, ReleaseStream)
         check_stream_length(request.stream)

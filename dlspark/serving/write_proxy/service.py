@@ -161,7 +161,7 @@ class WriteProxyService:
         self._table.stream_settings_changed(stream)
 
     def owners_gone(self, addresses: Collection[str]) -> None:
-        """The proxies at these addresses are not announced any more: nobody is sent to them from memory."""
+        """Note that the proxies at these addresses are not announced any more: nobody is sent to them from memory."""
         if addresses:
             for stream in self._table:
                 stream.owner_gone(addresses)
@@ -188,7 +188,7 @@ class WriteProxyService:
             taken.fail(error)
 
     def caller_gone(self, caller: Caller) -> None:
-        """What this caller asked for and what was not begun is not begun any more."""
+        """Note that what this caller asked for and what was not begun is not begun any more."""
         waited = self._table.host.waited
         for stream in list(waited):
             stream.caller_gone(caller)
@@ -235,7 +235,7 @@ class WriteProxyService:
         raise self._down_error(name)
 
     def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
-        """The stream of a request: the one that is here, unless it must be begun anew."""
+        """Return the stream of a request: the one that is here, unless it must be begun anew."""
         if stream is not None and stream.refusal is not None:
             stream = self._still_refused(stream, request.context.tried_hosts)
         if stream is None:
@@ -243,15 +243,15 @@ class WriteProxyService:
         return stream
 
     def _is_released(self, request: Request) -> bool:
-        """Whether it asks to release a stream that is not served here: nothing is opened for that."""
+        """Return whether it asks to release a stream that is not served here: nothing is opened for that."""
         if not isinstance(request, ReleaseStream):
             return False
         stream = self._table.get(request.stream)
         return stream is None or stream.refusal is not None
 
     def _still_refused(self, stream: ProxyStream, tried: tuple[str, ...]) -> ProxyStream | None:
-        """A stream that is refused here; None where the client has been at the proxy that is remembered as its owner,
-        and was sent back: that memory is wrong, and the lock is asked."""
+        """Return a stream that is refused here; None where the client has been at the proxy that is remembered as its
+        owner, and was sent back: that memory is wrong, and the lock is asked."""
         owner = stream.refusal.location if stream.refusal is not None else None
         if owner is None or not any(same_proxy(owner, one) for one in tried):
             return stream

@@ -386,11 +386,11 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
 
     def with_values(self, values: Mapping[str, Value]) -> WriteProxySettings:
-        """A copy with some keys changed."""
+        """Return a copy with some keys changed."""
         return self.from_mapping(values, self)
 
     def for_stream(self, values: Mapping[str, Value]) -> WriteProxySettings:
-        """A copy with one stream's own limits. Raises SettingsError for keys that hold for the whole proxy."""
+        """Return a copy with one stream's own limits. Raises SettingsError for keys that hold for the whole proxy."""
         own = {info.key for info in settings_of(StreamLimitKeys).values()}
         for key in values:
             REGISTRY.find(key)
@@ -399,11 +399,11 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return self.with_values(values)
 
     def converter(self) -> StreamConverter:
-        """What gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
+        """Return what gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
         return stream_converter(self.converter_class, "stream_partition_converter_class")
 
     def region_number(self) -> int:
-        """The region as segments carry it. Raises SettingsError."""
+        """Return the region as segments carry it. Raises SettingsError."""
         if self.region.upper() == _LOCAL_REGION:
             return LOCAL_REGION_ID
         try:

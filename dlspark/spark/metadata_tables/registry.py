@@ -221,7 +221,7 @@ TABLES: Final[dict[str, MetadataTable]] = {
 
 
 def table_named(name: str) -> MetadataTable:
-    """The table of this name, in any case; OptionError, with the nearest name, if there is none."""
+    """Return the table of this name, in any case; OptionError, with the nearest name, if there is none."""
     found = TABLES.get(name.strip().lower())
     if found is not None:
         return found
@@ -244,7 +244,7 @@ def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[
 
 
 def requested(options: Options) -> MetadataTable | None:
-    """The metadata table that a read asks for; None where it reads logs.
+    """Return the metadata table that a read asks for; None where it reads logs.
 
     Raises OptionError for options that have no meaning for the table.
     """
@@ -284,7 +284,7 @@ def _without_logs_error(table: MetadataTable) -> OptionError:
 
 
 def tables_page() -> str:
-    """The tables for people: the generated part of docs/spark-metadata.md."""
+    """Return the tables for people: the generated part of docs/spark-metadata.md."""
     parts = []
     for table in TABLES.values():
         parts.append(f"### `{table.name}`\n\n{table.about}\n\n| column | type | meaning |\n|---|---|---|\n")

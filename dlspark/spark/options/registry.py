@@ -84,7 +84,7 @@ _SCOPE_WORDS = {
 
 
 def scope_words(scope: Scope) -> str:
-    """What errors and the documentation call a kind of query."""
+    """Return what errors and the documentation call a kind of query."""
     return _SCOPE_WORDS.get(scope, str(scope))
 
 
@@ -123,7 +123,7 @@ def _option(
     default: str | None = None,
     default_words: str | None = None,
 ) -> Option:
-    """An option; where it is a number, it is one of Java's longs that are not negative."""
+    """Return an option; where it is a number, it is one of Java's longs that are not negative."""
     return Option(
         kind,  # type: ignore[arg-type]
         name,

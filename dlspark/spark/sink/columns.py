@@ -113,7 +113,7 @@ def columns_of(schema: StructType, one_log: str | None, routing: Routing | None 
 
 
 def _column_indices(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
-    """The columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
+    """Return the columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
     indices: dict[str, int] = {}
     for index, field in enumerate(schema.fields):
         name = field.name.lower()
@@ -292,12 +292,13 @@ class HashRoute:
     indices: tuple[int, ...]
 
     def numbers(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The number of the log of each row."""
+        """Return the number of the log of each row."""
         return crc32s([batch.column(index) for index in self.indices]) % len(self.logs)
 
 
 def routing_of(options: Options) -> Routing | None:
-    """The routing that the options ask for, None if rows go by option, path or column `log`. Raises OptionError."""
+    """Return the routing that the options ask for, None if rows go by option, path or column `log`. Raises
+    OptionError."""
     count, keys, template = options.integer("numLogs"), options.text("partitionBy"), options.one_log()
     if count is None:
         _refuse_half(keys, template)
@@ -338,7 +339,7 @@ def _key_names(keys: str) -> tuple[str, ...]:
 
 
 def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRoute:
-    """Where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
+    """Return where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
     indices: dict[str, int] = {field.name.lower(): index for index, field in enumerate(fields)}
     for name in routing.keys:
         if name not in indices:

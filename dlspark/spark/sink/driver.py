@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def on_planner() -> bool:
-    """Whether this process plans writes, so that an error ends the query before any task runs."""
+    """Return whether this process plans writes, so that an error ends the query before any task runs."""
     return _PLANNER_MODULE in sys.modules
 
 
@@ -114,7 +114,7 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
 
 
 async def _make_log(options: Options, job: JobId) -> None:
-    """All that there is to do for a batch without rows that is not published."""
+    """Note that all that there is to do for a batch without rows that is not published."""
     publishing = await open_publishing(options)
     await publishing.session.state(job)
     await _create_named(publishing, options, job)

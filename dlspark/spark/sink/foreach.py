@@ -199,7 +199,7 @@ class _Task:
 
 
 def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.RecordBatch]:
-    """The rows as Arrow, and where the sink's columns are in them. Raises SchemaError."""
+    """Return the rows as Arrow, and where the sink's columns are in them. Raises SchemaError."""
     names = list(getattr(rows[0], "__fields__", ()))
     if not names or any(list(row.__fields__) != names for row in rows):
         raise SchemaError(
@@ -241,7 +241,7 @@ def _spark_type(kind: pa.DataType) -> DataType:
 
 
 def _session_confs() -> dict[str, str]:
-    """The confs of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
+    """Return the confs of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

@@ -92,7 +92,7 @@ class PublishingSession:
             raise log_sealed_error(log)
 
     async def _highest_txid(self, log: str) -> int | None:
-        """The log's highest transaction id, without segments in progress; None if the log does not exist."""
+        """Return the log's highest transaction id, without segments in progress; None if the log does not exist."""
         try:
             state = await self._services.logs.open(log)
         except LogNotFoundError:
@@ -100,7 +100,7 @@ class PublishingSession:
         return state.max_txid.value
 
     def abandoned_jobs_due(self, *, always: bool) -> bool:
-        """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
+        """Return whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
         now = asyncio.get_running_loop().time()
         if not always and now < self._abandoned_due_at:
             return False
@@ -108,7 +108,8 @@ class PublishingSession:
         return True
 
     async def inline_staged(self, publication: Publication) -> Publication:
-        """The batch with its inline rows in ledgers, as tasks stage theirs; those that its log has are only counted.
+        """Return the batch with its inline rows in ledgers, as tasks stage theirs; those that its log has are only
+        counted.
 
         Raises BatchRefusedError, and what writing raises; what was written is listed, for a sweep.
         """
@@ -135,7 +136,7 @@ class PublishingSession:
         return replace(publication, segments=segments, covered=(*publication.covered, *counted), inline=())
 
     async def _runs(self, publication: Publication, log: str) -> list[InlineRows]:
-        """The rows for one log in as few parts as there are ledgers to be written."""
+        """Return the rows for one log in as few parts as there are ledgers to be written."""
         parts = [part for part in publication.inline if part.log == log]
         staged = [one for one in publication.segments if one.log == log]
         if parts[0].stamp_ms is not None:

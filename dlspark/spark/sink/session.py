@@ -52,7 +52,7 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
 def owner_name(*, appending: bool = False) -> str:
-    """The name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
+    """Return the name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
     return sink_owner(socket.gethostname(), os.getpid(), appending=appending)
 
 
@@ -81,13 +81,13 @@ class SinkSession:
         return self.settings.create_log_if_missing and self._services.create_missing
 
     async def state(self, job: JobId) -> SinkState:
-        """What is known of the job's sink as a whole. The sink is created if this is its first task."""
+        """Return what is known of the job's sink as a whole. The sink is created if this is its first task."""
         state = await self.sinks.ensure(job.sink_id)
         self._newest_sink = job.sink_id
         return state.value
 
     async def covered(self, job: JobId, logs: Sequence[str]) -> set[str]:
-        """The logs, of these, into which the job's batch has been published, as their own marks say."""
+        """Return the logs, of these, into which the job's batch has been published, as their own marks say."""
         if job.sink_id.startswith(JOB_PREFIX):
             state = await self.sinks.read(job.sink_id)
             return set(logs) if state is not None and job.batch <= state.value.batch else set()
@@ -106,7 +106,7 @@ class SinkSession:
         return found
 
     def has_seen(self, job: JobId) -> bool:
-        """Whether the sink of the job was there for the task before this one."""
+        """Return whether the sink of the job was there for the task before this one."""
         return self._newest_sink == job.sink_id
 
     def get_ready(self) -> None:
@@ -117,7 +117,8 @@ class SinkSession:
         )
 
     async def stamp(self, log: str, stamp_ms: int) -> int:
-        """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
+        """Return the timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's
+        highest.
 
         Should the log move on before the batch is published, the commit mends it (`Publisher`).
         """
@@ -127,7 +128,7 @@ class SinkSession:
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
     async def create_ledger(self, job: JobId, log: str) -> LedgerWriter:
-        """A new ledger of `job` for `log`, listed under its sink in the transaction that makes it.
+        """Return a new ledger of `job` for `log`, listed under its sink in the transaction that makes it.
 
         Where ledgers have a ZooKeeper of their own it is listed first, and BatchSweptError is raised if the listing was
         swept meanwhile: the sweep found no ledger, and this one must not outlive it.
@@ -157,13 +158,14 @@ class SinkSession:
         return ledger
 
     async def _replace(self, job: JobId, log: str) -> LedgerWriter:
-        """A new ledger in place of one whose id another client wrote to first: that one stays listed, for the sweep."""
+        """Return a new ledger in place of one whose id another client wrote to first: that one stays listed, for the
+        sweep."""
         self._services.counters["ledger-taken"] += 1
         return await self.create_ledger(job, log)
 
 
 def settings_of(options: Options, *, appending: bool = False) -> Settings:
-    """The settings of a sink's namespace: from the environment, and over them from the options.
+    """Return the settings of a sink's namespace: from the environment, and over them from the options.
 
     `appending`: of a process that appends to open segments, which are read while they are written.
     """
@@ -203,7 +205,7 @@ _sessions: dict[tuple[object, ...], SinkSession] = {}
 
 
 async def open_session(options: Options, *, patient: bool = True, appending: bool = False) -> SinkSession:
-    """This process's session for the target of `options`. Raises what opening the namespace raises.
+    """Return this process's session for the target of `options`. Raises what opening the namespace raises.
 
     With `patient` it waits for ZooKeeper: use it for a job that has begun, since ZooKeeper was there then. `appending`:
     as in `settings_of`.

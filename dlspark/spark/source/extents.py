@@ -43,7 +43,7 @@ NOTHING: Final = Extent(0, 0, None, None)
 
 
 async def extent(view: DriverLogView, start: DLSN, end: DLSN) -> Extent:
-    """What lies from `start` to before `end`, which is an end that `view` gave. Raises what reading raises."""
+    """Return what lies from `start` to before `end`, which is an end that `view` gave. Raises what reading raises."""
     start = max(start, view.earliest())
     if start >= end:
         return NOTHING
@@ -112,7 +112,7 @@ def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int
 
 
 async def _size(view: DriverLogView, segment: SegmentMetadata, first: int, after: int) -> int:
-    """Bytes of entries `first` to before `after`."""
+    """Return bytes of entries `first` to before `after`."""
     if first >= after:
         return 0
     whole = not segment.in_progress and after > segment.last_entry
@@ -145,7 +145,8 @@ async def next_entry_bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int) -> DLSN:
-    """The furthest position, at most `end`, up to which the entries from `start` on have no more than `budget` bytes.
+    """Return the furthest position, at most `end`, up to which the entries from `start` on have no more than `budget`
+    bytes.
 
     It is `start` where not even one entry fits.
     """
@@ -164,7 +165,7 @@ async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int
 
 
 async def _cut(view: DriverLogView, segment: SegmentMetadata, first: int, after: int, budget: int) -> int:
-    """The largest entry up to which, from `first` on, no more than `budget` bytes lie."""
+    """Return the largest entry up to which, from `first` on, no more than `budget` bytes lie."""
     low, high = first, after
     while low < high:
         middle = (low + high + 1) // 2

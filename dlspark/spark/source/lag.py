@@ -40,7 +40,7 @@ class Lag:
     milliseconds: int | None
 
     def reported(self) -> dict[str, int | None]:
-        """The form in a query's progress."""
+        """Return the form in a query's progress."""
         return {"records": self.records, "bytes": self.bytes, "ms": self.milliseconds}
 
     @classmethod

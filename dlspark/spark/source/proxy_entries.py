@@ -117,7 +117,7 @@ class TaskProxies:
         self._routes.update([ProxyHost(address) for address in self.addresses], self._dispatcher.now())
 
     def reader(self, log: str, start: DLSN, until: DLSN, expected_bytes: int) -> AsyncProxyReader:
-        """A reader of the entries of `log` from `start` on, which does not read ahead behind `until`."""
+        """Return a reader of the entries of `log` from `start` on, which does not read ahead behind `until`."""
         size = min(max(expected_bytes, LEAST_READ_BYTES), READ_BYTES)
         reader = self._routes.reader(log, start, form=ReadForm.ENTRIES, max_bytes=size, poll_ms=POLL_MS)
         reader.ahead_until = until
@@ -209,7 +209,7 @@ class ProxyEntries:
         return reader
 
     async def _delivered(self, reader: AsyncProxyReader, span: SegmentSpan, entry_id: int) -> list[StoredEntry]:
-        """The next entries, from whichever proxy gives them in time."""
+        """Return the next entries, from whichever proxy gives them in time."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         outage_s = self._proxies.outage_s
@@ -267,7 +267,7 @@ def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
 
 
 def _entry_missing_error(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
-    """The error for an entry that is passed over."""
+    """Return the error for an entry that is passed over."""
     place = DLSN(span.lssn, entry_id, 0)
     said = f"Entry {span.lssn}:{entry_id} is missing: {how}"
     if place == span.start == DLSN.INITIAL:
@@ -294,7 +294,7 @@ def _entry_gone_error(span: SegmentSpan, entry_id: int, error: DistributedLogErr
 
 
 def _final_error(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
-    """What the task raises for an error after which it asks no further."""
+    """Return what the task raises for an error after which it asks no further."""
     dlsn = DLSN(span.lssn, entry_id, 0)
     if isinstance(error, LogNotFoundError):
         return DeletedDataLossError(

@@ -57,11 +57,11 @@ class SegmentRecords:
             await self._readers.pop(key).close()
 
     def tail_reader(self) -> SegmentReader | None:
-        """The reader of the segment in progress, if one was opened."""
+        """Return the reader of the segment in progress, if one was opened."""
         return None if self.tail is None else self._readers.get((self.tail.ledger_id, True))
 
     async def reader(self, segment: SegmentMetadata) -> SegmentReader:
-        """The one reader of a segment; another one once it was completed."""
+        """Return the one reader of a segment; another one once it was completed."""
         key = (segment.ledger_id, segment.in_progress)
         if key not in self._readers:
             self._readers[key] = await self._log.open_segment(segment)
@@ -137,7 +137,7 @@ class SegmentRecords:
         return entry_id, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
 
     def _counted_last(self, segment: SegmentMetadata) -> int:
-        """The number of a segment's last user record, by what is known without a request."""
+        """Return the number of a segment's last user record, by what is known without a request."""
         if not segment.in_progress:
             return segment.record_count
         return self.tail.records if self.tail is not None else 0
@@ -211,7 +211,8 @@ class SegmentRecords:
 
 
 def _check_counted(summary: EntrySummary, log: str) -> None:
-    """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
+    """Note that a writer may be set not to count records; then positions are all 0 and records cannot be counted by
+    search."""
     if summary.user_count and summary.first_position == 0:
         raise _uncounted_error(log)
 

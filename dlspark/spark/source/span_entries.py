@@ -34,7 +34,7 @@ class SpanEntries(Protocol):
         ...
 
     async def close(self) -> None:
-        """The task has ended; what tasks share stays."""
+        """Note that the task has ended; what tasks share stays."""
         ...
 
 
@@ -53,7 +53,7 @@ class ReplicaEntries:
             raise _entry_gone_error(span, error) from error
 
     async def close(self) -> None:
-        """The reader is other tasks' too."""
+        """Note that the reader is other tasks' too."""
 
 
 def _entry_gone_error(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
@@ -98,7 +98,7 @@ class SharedByTasks(Generic[_Key, _Shared]):
         self._made: dict[_Key, _Shared] = {}
 
     def get(self, runtime: Runtime, key: _Key) -> _Shared:
-        """The one of this key; it is closed with `runtime`."""
+        """Return the one of this key; it is closed with `runtime`."""
         if self._runtime is not runtime or self._pid != os.getpid():
             # After a fork, or once the runtime was closed, those of the old one are void.
             self._runtime, self._pid, self._made = runtime, os.getpid(), {}

@@ -103,7 +103,7 @@ def _write_everywhere(disk: Disk, directories: Iterable[str], cookie: Cookie) ->
 
 
 def _place(directory: str) -> str:
-    """The directory as the settings and cookies name it: without its folder `current`."""
+    """Return the directory as the settings and cookies name it: without its folder `current`."""
     return directory.rpartition("/")[0]
 
 

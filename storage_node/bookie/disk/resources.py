@@ -50,7 +50,7 @@ FEWEST_CONNECTIONS: Final = 16
 
 
 def read_files(limit: int) -> int:
-    """How many logs may be open for reading under such a limit."""
+    """Return how many logs may be open for reading under such a limit."""
     return max(min(READ_FILES, limit // 8), 1)
 
 
@@ -169,18 +169,18 @@ def needing_descriptors(path: str) -> Iterator[None]:
 
 
 def lacks_descriptors(error: BaseException | None) -> bool:
-    """Whether there were no file descriptors left."""
+    """Return whether there were no file descriptors left."""
     return isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS
 
 
 def is_no_space(error: OSError) -> bool:
-    """Whether a full disk, a quota, or a lack of file descriptors is the reason; it may have been met anywhere, a sync
-    included."""
+    """Return whether a full disk, a quota, or a lack of file descriptors is the reason; it may have been met anywhere,
+    a sync included."""
     return error.errno in _NO_SPACE
 
 
 def cannot_start_error(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
-    """What a full disk means for a start that needed the space: `directories` are the node's."""
+    """Return what a full disk means for a start that needed the space: `directories` are the node's."""
     if lacks_descriptors(error):
         return NoSpaceToStartError(
             f"the node did not start: there are no file descriptors left ({error})",
@@ -321,7 +321,8 @@ class Disks:
         return Spaces(journals, ledgers)
 
     def choose(self) -> str:
-        """The directory for the next entry log, among those with room: each gets its share by free space, in turns."""
+        """Return the directory for the next entry log, among those with room: each gets its share by free space, in
+        turns."""
         spaces = _with_room(self._ledgers)
         free = sum(max(space.free, 1) for space in spaces)
         for space in spaces:
@@ -332,5 +333,5 @@ class Disks:
 
 
 def _with_room(spaces: Sequence[_Space]) -> Sequence[_Space]:
-    """Those that are not full; all of them where none is left (recovery still writes)."""
+    """Return those that are not full; all of them where none is left (recovery still writes)."""
     return [space for space in spaces if not space.full] or spaces

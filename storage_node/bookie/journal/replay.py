@@ -105,7 +105,7 @@ class JournalReader:
         return any(True for _ in self._headers(file_id, FIRST_BATCH_AT))
 
     def again(self) -> JournalReader:
-        """Another reader of the same files."""
+        """Return another reader of the same files."""
         return JournalReader(self._disk, self.directory, self._owner)
 
     def goes_beyond(self, mark: JournalMark) -> bool:
@@ -131,11 +131,12 @@ class JournalReader:
         return True
 
     def empty(self) -> bool:
-        """True if no file holds any batch."""
+        """Return True if no file holds any batch."""
         return not any(map(self._has_batches, self.file_ids))
 
     def replay(self, mark: JournalMark) -> Iterator[Record]:
-        """All records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong one."""
+        """Yield all records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong
+        one."""
         self.last_sequence = self.replayed = mark.sequence
         files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
         if not files or files[0] != mark.file_id:
@@ -168,15 +169,15 @@ class JournalReader:
                 return
 
     def _next(self, file: DiskFile, file_id: int, offset: int, expected: int, searching: bool) -> BatchHeader | None:
-        """The batch at `offset`. While `searching` for the first one behind the mark, what cannot be read is passed
-        over: it may be a batch that the checkpoint covers, whose damage must not hide those that follow."""
+        """Return the batch at `offset`. While `searching` for the first one behind the mark, what cannot be read is
+        passed over: it may be a batch that the checkpoint covers, whose damage must not hide those that follow."""
         batch = self._read_header(file, file_id, offset)
         if batch is None and searching:
             return next((found for found in self._headers(file_id, offset) if found.sequence >= expected), None)
         return batch
 
     def _goes_on(self, later: list[int], expected: int, searching: bool) -> bool:
-        """True if the next file begins with batch `expected`: the one before has ended in good order.
+        """Return True if the next file begins with batch `expected`: the one before has ended in good order.
 
         Files without any batch do not count: a start that could take no checkpoint leaves the one prepared before it.
         """
@@ -208,7 +209,7 @@ class JournalReader:
         logger.info("the journal ends with batch %d in %s at offset %d", expected - 1, file_name(files[0]), offset)
 
     def _headers(self, file_id: int, start: int) -> Iterator[BatchHeader]:
-        """All intact batch headers of this generation from `start` on, whatever lies between."""
+        """Yield all intact batch headers of this generation from `start` on, whatever lies between."""
         file = self._disk.open(self._path(file_id))
         try:
             size = file.size()

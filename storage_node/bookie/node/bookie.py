@@ -183,7 +183,7 @@ class Bookie:
         self._admission.heard(connection)
 
     def closed(self, connection: ServedConnection) -> None:
-        """A connection is closed, and makes room for another."""
+        """Note that a connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -343,8 +343,8 @@ class Bookie:
             self._run(self._leave_off())
 
     def no_space(self) -> None:
-        """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once. Where
-        descriptors are wanting, adds only wait as well: there may be some in a moment."""
+        """Note that a disk is full, and what came in waits in memory or on what is prepared: take nothing more, at
+        once. Where descriptors are wanting, adds only wait as well: there may be some in a moment."""
         if self._serving and self.storage.wants_descriptors:
             asyncio.get_running_loop().call_later(DESCRIPTORS_RETRY_S, self._look_again)
             return
@@ -482,7 +482,7 @@ class Bookie:
         await asyncio.sleep(0)
 
     async def _unregister(self) -> bool:
-        """True if nothing of this node is registered any more."""
+        """Return True if nothing of this node is registered any more."""
         if self._address is None:
             return True
         try:

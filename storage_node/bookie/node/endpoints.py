@@ -42,8 +42,8 @@ _NOT_READY: Final = Reply(b"the node does not serve\n", status=HTTPStatus.SERVIC
 
 @asynccontextmanager
 async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpServer | None]:
-    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they answer
-    that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
+    """Yield the endpoints for the length of a block, where they are wanted; begun before the node starts, so that they
+    answer that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
     if not settings.http_server_enabled:
         yield None
         return
@@ -65,7 +65,7 @@ async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpS
 
 
 def answer(bookie: Bookie, path: str) -> Reply | None:
-    """What is at a path."""
+    """Return what is at a path."""
     found = _ENDPOINTS.get(path.rstrip("/") or "/")
     return found(bookie) if found is not None else None
 

@@ -59,7 +59,7 @@ class Gate:
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
-        """A request begins; what is urgent may begin although the gate is closed."""
+        """Note that a request begins; what is urgent may begin although the gate is closed."""
         self.taken += 1
 
     def give(self, count: int = 1) -> None:
@@ -229,21 +229,21 @@ class Flow:
             self.settle()
 
     def owe(self, size: int) -> None:
-        """An answer of about `size` bytes is being prepared."""
+        """Note that an answer of about `size` bytes is being prepared."""
         self.in_flight += size
         self.owed += size
         if size > ALLOWANCE_BYTES or self._counted or self._budget.exceeded:
             self.settle()
 
     def paid(self, size: int) -> None:
-        """That answer was sent, or will not be."""
+        """Note that that answer was sent, or will not be."""
         self.owed -= size
         if self._counted:
             self.settle()
         self.done(size)
 
     def done(self, size: int) -> None:
-        """A request of that size has ended."""
+        """Note that a request of that size has ended."""
         self.in_flight -= size
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
@@ -256,7 +256,7 @@ class Flow:
             self._watch()
 
     def may_go_on(self) -> bool:
-        """Whether the connection may be read on. If not, `go_on` will be called when it may."""
+        """Return whether the connection may be read on. If not, `go_on` will be called when it may."""
         if self.in_flight > RESUME_BYTES:
             return False
         if self._link.queued_bytes > RESUME_BYTES:
@@ -287,7 +287,7 @@ class Flow:
                 self.stop()
 
     def close(self) -> None:
-        """The link is gone, and with it what it had queued."""
+        """Note that the link is gone, and with it what it had queued."""
         self.closed = True
         if self._counted:
             self._budget.change(-self._counted)
@@ -309,7 +309,7 @@ class Flow:
             self._watching.add_done_callback(self._looked)
 
     def _freed(self) -> None:
-        """The budget has room again."""
+        """Note that the budget has room again."""
         self._waiting = False
         if self.stopped and not self.closed:
             self._go_on()

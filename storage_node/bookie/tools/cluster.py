@@ -49,7 +49,7 @@ class Cluster:
         return found.value
 
     async def cookies(self) -> list[str]:
-        """The bookies that have a cookie."""
+        """Return the bookies that have a cookie."""
         return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
@@ -76,7 +76,8 @@ class Cluster:
             await self._replication.mark(ledger_id, [bookie_id], now_ms())
 
     async def is_registered(self, bookie_id: str) -> bool:
-        """Whether the bookie runs, writable or read-only. A crashed one counts as running until its session ends."""
+        """Return whether the bookie runs, writable or read-only. A crashed one counts as running until its session
+        ends."""
         addresses = [*await self.registry.writable(), *await self.registry.readonly()]
         return any(address.bookie_id == bookie_id for address in addresses)
 

@@ -57,7 +57,7 @@ def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]
 
 
 def _own_id(settings: BookieSettings, given: str | None) -> str:
-    """The bookie that was named, else the one that the directories belong to."""
+    """Return the bookie that was named, else the one that the directories belong to."""
     if given:
         return given
     with Offline(settings) as node:
@@ -93,7 +93,7 @@ def status(conf: Path) -> ToolReport:
 
 
 def list_ledgers(conf: Path) -> ToolReport:
-    """The ledgers that a stopped node holds."""
+    """Return the ledgers that a stopped node holds."""
     with Offline(_settings(conf)) as node:
         found = node.summaries()
     lines = [
@@ -106,7 +106,7 @@ def list_ledgers(conf: Path) -> ToolReport:
 
 
 def read_entry(conf: Path, ledger_id: int, entry_id: int) -> ToolReport:
-    """One entry as its client sent it, digest and all, in hexadecimal."""
+    """Return one entry as its client sent it, digest and all, in hexadecimal."""
     with Offline(_settings(conf)) as node:
         body = node.read_entry(ledger_id, entry_id)
     data: dict[str, object] = {"ledger_id": ledger_id, "entry_id": entry_id, "bytes": len(body), "body": body.hex()}
@@ -158,7 +158,7 @@ def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, dele
 
 
 def cookie_show(conf: Path, bookie_id: str | None) -> ToolReport:
-    """A bookie's cookie in metadata."""
+    """Return a bookie's cookie in metadata."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
     found = _in_cluster(settings, lambda cluster: cluster.read_cookie(name))
@@ -166,7 +166,7 @@ def cookie_show(conf: Path, bookie_id: str | None) -> ToolReport:
 
 
 def cookie_list(conf: Path) -> ToolReport:
-    """The bookies that have a cookie."""
+    """Return the bookies that have a cookie."""
     names = _in_cluster(_settings(conf), lambda cluster: cluster.cookies())
     return ToolReport({"bookies": names}, names)
 

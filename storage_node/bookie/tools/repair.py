@@ -166,7 +166,7 @@ async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id:
 
 
 def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
-    """The entries of a closed ledger that its metadata places on the bookie."""
+    """Yield the entries of a closed ledger that its metadata places on the bookie."""
     last = -1 if metadata.last_entry is None else metadata.last_entry
     for number, ensemble in enumerate(metadata.ensembles):
         if bookie_id not in ensemble.bookies:
@@ -180,7 +180,7 @@ def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
 
 
 def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bool:
-    """The entry is here and has its checksum."""
+    """Return the entry is here and has its checksum."""
     if snapshot.ledgers[ledger_id].index.get(entry_id) is None:
         return False
     try:
@@ -191,7 +191,7 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 
 
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
-    """A checkpoint like the last one, in which these ledgers are not in limbo any more."""
+    """Note that a checkpoint like the last one, in which these ledgers are not in limbo any more."""
     written: list[str] = []
     for directory in node.ledgers:
         path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
@@ -208,7 +208,8 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
 
 
 def _damaged_error(path: str, written: list[str]) -> CorruptDataError:
-    """A copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the newest."""
+    """Return a copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the
+    newest."""
     what = "this copy of the checkpoint is missing or damaged, and was left as it is"
     if not written:
         return CorruptDataError(

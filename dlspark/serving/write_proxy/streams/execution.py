@@ -59,7 +59,7 @@ class Failures(Protocol):
     """Who hears of failures: the stream."""
 
     def request_failed(self, error: BaseException) -> None:
-        """A request, or a record of one, has ended with `error`."""
+        """Note that a request, or a record of one, has ended with `error`."""
         ...
 
 
@@ -101,7 +101,7 @@ class Execution:
         }
 
     def begins(self, kind: type) -> bool:
-        """Whether requests of this kind are begun here."""
+        """Return whether requests of this kind are begun here."""
         return kind in self._begin
 
     def begin(self, taken: TakenRequest) -> None:
@@ -355,8 +355,8 @@ class _Bulk:
 
 
 def bulk_answer(results: Sequence[DLSN | Refusal]) -> BulkReceipt | Refusal:
-    """The answer to a bulk: the header's refusal only where the first record's failure is one of ownership, else each
-    record's result."""
+    """Return the answer to a bulk: the header's refusal only where the first record's failure is one of ownership, else
+    each record's result."""
     first = results[0]
     if isinstance(first, DLSN) or first.code not in OF_THE_WHOLE_BULK:
         return BulkReceipt(tuple(results))
@@ -384,13 +384,13 @@ def _error_of(future: asyncio.Future[T]) -> BaseException | None:
 
 
 def _places(outcome: Appended, count: int) -> list[DLSN]:
-    """Where `count` records are that lie side by side."""
+    """Return where `count` records are that lie side by side."""
     first = outcome.first
     return first.run(count) if first is not None else [DLSN.INVALID] * count
 
 
 def _members(payloads: Sequence[Buffer], ids: Sequence[int] | None) -> tuple[list[int] | None, list[Buffer]]:
-    """The records of record sets: what is written whole lies in one entry as it is."""
+    """Return the records of record sets: what is written whole lies in one entry as it is."""
     txids: list[int] = []
     members: list[Buffer] = []
     for number, encoded in enumerate(payloads):

@@ -62,7 +62,7 @@ class StreamFiles:
         self._task: asyncio.Task[None] | None = None
 
     def settings_of(self, stream: str) -> WriteProxySettings:
-        """The proxy's settings with this stream's limits."""
+        """Return the proxy's settings with this stream's limits."""
         if not self._made:
             return self._settings
         return self._made.get(self._converter(stream).stream) or self._made[""]

@@ -47,12 +47,13 @@ class Forwarder(Protocol):
     """Asks other proxies."""
 
     async def call(self, location: str, request: Request, timeout_ms: int = 10_000) -> Answer:
-        """What the proxy at `location` answers; where it cannot be asked, or does not answer in time, a Refusal."""
+        """Return what the proxy at `location` answers; where it cannot be asked, or does not answer in time, a
+        Refusal."""
         ...
 
 
 def same_proxy(one: str, other: str) -> bool:
-    """Whether two locations name one address; either may be `host:port` alone."""
+    """Return whether two locations name one address; either may be `host:port` alone."""
     return one.rpartition(";")[2] == other.rpartition(";")[2]
 
 

@@ -64,7 +64,7 @@ class Permits:
 
 
 def permits_of(limit: int, now_s: float) -> Permits | None:
-    """What a setting stands for: None for one that is off."""
+    """Return what a setting stands for: None for one that is off."""
     return Permits(limit, now_s) if limit > 0 else None
 
 
@@ -79,14 +79,14 @@ class LimitValues:
 
     @classmethod
     def of_service(cls, settings: WriteProxySettings) -> LimitValues:
-        """Those of the whole proxy."""
+        """Return those of the whole proxy."""
         return cls(
             settings.rps_soft_service, settings.rps_hard_service, settings.bps_soft_service, settings.bps_hard_service
         )
 
     @classmethod
     def of_stream(cls, settings: WriteProxySettings) -> LimitValues:
-        """Those of one stream."""
+        """Return those of one stream."""
         return cls(settings.rps_soft_write, settings.rps_hard_write, settings.bps_soft_write, settings.bps_hard_write)
 
 
@@ -193,8 +193,8 @@ class RecentRate:
         self._total += amount
 
     def per_second(self, now_s: float, more: int = 0) -> float:
-        """The mean, with `more` that is not noted yet; over the time since it was made, where that is shorter than a
-        minute. It changes nothing: any thread may call it."""
+        """Return the mean, with `more` that is not noted yet; over the time since it was made, where that is shorter
+        than a minute. It changes nothing: any thread may call it."""
         passed = range(self._second + 1, min(int(now_s), self._second + RECENT_S) + 1)
         left = self._total - sum([self._amounts[second % RECENT_S] for second in passed])
         return (left + more) / min(RECENT_S, max(1.0, now_s - self._began_s))
@@ -229,15 +229,15 @@ class AcquireLimit:
         self._since_s, self._count, self._size = now_s, 0, 0
 
     def requests_per_second(self, now_s: float) -> float:
-        """The mean of writes. Any thread may call it."""
+        """Return the mean of writes. Any thread may call it."""
         return self._requests.per_second(now_s, self._count)
 
     def bytes_per_second(self, now_s: float) -> float:
-        """The mean of bytes. Any thread may call it."""
+        """Return the mean of bytes. Any thread may call it."""
         return self._bytes.per_second(now_s, self._size)
 
     def is_over(self, settings: WriteProxySettings, now_s: float) -> bool:
-        """Whether no other stream should be taken."""
+        """Return whether no other stream should be taken."""
         rps, bps = settings.rps_acquire, settings.bps_acquire
         return (rps > 0 and self.requests_per_second(now_s) > rps) or (bps > 0 and self.bytes_per_second(now_s) > bps)
 
@@ -250,12 +250,12 @@ class PartitionCounts:
         self._groups: dict[str, set[StreamPartition]] = {}
 
     def add(self, stream: str) -> None:
-        """It has this stream now."""
+        """Note that it has this stream now."""
         partition = self._converter(stream)
         self._groups.setdefault(partition.stream, set()).add(partition)
 
     def discard(self, stream: str) -> None:
-        """It has it no more."""
+        """Note that it has it no more."""
         partition = self._converter(stream)
         group = self._groups.get(partition.stream)
         if group is not None:
@@ -278,5 +278,5 @@ class PartitionCounts:
             )
 
     def count(self, group: str) -> int:
-        """How many partitions of a group there are."""
+        """Return how many partitions of a group there are."""
         return len(self._groups.get(group, ()))

@@ -54,7 +54,8 @@ ACTION_OF: Final[Mapping[type, Action]] = {
 
 
 async def permissions_of(namespace: AsyncNamespace, stream: str) -> Permissions:
-    """What holds for a log now: its own entry, else the default one; everything where there is no access control."""
+    """Return what holds for a log now: its own entry, else the default one; everything where there is no access
+    control."""
     store = namespace.services.permissions
     return await store.of(stream) if store is not None else ALLOW_ALL
 

@@ -165,7 +165,7 @@ ON_REQUEST: Final[Mapping[StreamState, OnRequest]] = {
 
 
 def step(state: StreamState, event: StreamEvent) -> Transition:
-    """What follows from `event` in `state`. Raises InvariantViolation where it cannot happen there."""
+    """Return what follows from `event` in `state`. Raises InvariantViolation where it cannot happen there."""
     transition = TRANSITIONS[state, event]
     if transition is None:
         raise InvariantViolation(f"a stream that is {state.name} cannot have: {event.value}")
@@ -205,7 +205,7 @@ ONLY_THE_REQUEST: Final = frozenset(
 
 
 def failure_scope_of(error: BaseException) -> FailureScope:
-    """What `error`, with which a request on an open log ended, means."""
+    """Return what `error`, with which a request on an open log ended, means."""
     if isinstance(error, OwnershipAcquireFailedError):
         return FailureScope.ELSEWHERE
     if isinstance(error, AlreadyClosedError):

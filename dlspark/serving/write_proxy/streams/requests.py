@@ -48,7 +48,7 @@ class RequestsUnderWay:
         self.requests += 1
 
     def give_back(self, size: int) -> None:
-        """Its request is answered."""
+        """Note that its request is answered."""
         self.bytes -= size
         self.requests -= 1
 
@@ -75,7 +75,7 @@ class TakenRequest:
         self._reply = reply
 
     def is_too_late(self, now_s: float) -> bool:
-        """Whether nobody waits for its answer any more."""
+        """Return whether nobody waits for its answer any more."""
         if isinstance(self.request, AcceptStreams | Handshake | ListProxies):
             return False
         timeout_ms = self.request.context.timeout_ms
@@ -100,18 +100,18 @@ class TakenRequest:
 
 
 def payload_bytes(request: WriteRecords) -> int:
-    """How many bytes of payload it carries."""
+    """Return how many bytes of payload it carries."""
     payloads = request.payloads
     return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
 
 
 def not_begun(refusal: Refusal) -> Refusal:
-    """The same for a request that was not begun, whatever happened to what it would have needed."""
+    """Return the same for a request that was not begun, whatever happened to what it would have needed."""
     return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
 
 
 def found_at(location: str, stream: str) -> Refusal:
-    """The refusal that says where a stream is served."""
+    """Return the refusal that says where a stream is served."""
     return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
 
 

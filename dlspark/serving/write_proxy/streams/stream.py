@@ -190,7 +190,7 @@ class ProxyStream:
             self.forget()
 
     def forget_unused(self) -> None:
-        """Its first request was refused: nothing of it stays, for names come from clients."""
+        """Note that its first request was refused: nothing of it stays, for names come from clients."""
         if self.state is StreamState.UNINITIALIZED:
             self._happened(StreamEvent.GIVE_UP)
 
@@ -290,7 +290,7 @@ class ProxyStream:
         self._host.traffic.give_back(taken.size)
 
     def request_failed(self, error: BaseException) -> None:
-        """A request has ended with `error`: see `stream_model.verdict_of`."""
+        """Note that a request has ended with `error`: see `stream_model.verdict_of`."""
         verdict = failure_scope_of(error)
         if verdict is FailureScope.REQUEST:
             return
@@ -304,7 +304,7 @@ class ProxyStream:
             self._happened(StreamEvent.FAILED)
 
     def _writer_failed(self, error: BaseException) -> None:
-        """The writer takes nothing more: another owner has the log, or it cannot go on."""
+        """Note that the writer takes nothing more: another owner has the log, or it cannot go on."""
         if self.state is StreamState.INITIALIZED:
             owner = error.__cause__ if isinstance(error.__cause__, OwnershipAcquireFailedError) else None
             self._log_end("its writer has failed", error)
@@ -406,7 +406,7 @@ class ProxyStream:
                     raise
 
     def _waits_for(self, owner: str) -> bool:
-        """Whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
+        """Return whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
         wanted = self.state is StreamState.INITIALIZING and any(
             not isinstance(taken.request, DeleteStream) for taken in self._waiting
         )
@@ -427,7 +427,7 @@ class ProxyStream:
         self._execution = Execution(writer, self, settings.entries_under_way, settings.producers_per_client)
 
     def _overrides(self, lock_timeout_s: int) -> dict[str, Value]:
-        """The settings of a log that a proxy writes, where they differ from the namespace's."""
+        """Return the settings of a log that a proxy writes, where they differ from the namespace's."""
         settings = self._host.namespace.settings
         overrides: dict[str, Value] = {"lockTimeoutSeconds": lock_timeout_s}
         if "output_buffer_bytes" not in settings.given:

@@ -40,7 +40,7 @@ class HostedStream(Protocol):
         ...
 
     def caller_gone(self, caller: Caller) -> None:
-        """What this caller asked and was not begun is not begun any more."""
+        """Note that what this caller asked and was not begun is not begun any more."""
         ...
 
 
@@ -95,7 +95,8 @@ class StreamHost:
         return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
 
     def is_former(self, owner: str, now_s: float) -> bool:
-        """Whether the owner of a log is the process that was at this location before, as far as anyone can tell."""
+        """Return whether the owner of a log is the process that was at this location before, as far as anyone can
+        tell."""
         return owner == self.location and now_s < self.former_until_s
 
     def run(self, work: Awaitable[None]) -> None:

@@ -85,7 +85,7 @@ class StreamTable:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[ProxyStream]:
-        """All streams as they are now: they may come and go meanwhile."""
+        """Return all streams as they are now: they may come and go meanwhile."""
         return iter(list(self._streams.values()))
 
     @property
@@ -111,7 +111,7 @@ class StreamTable:
     # ------------------------------------------------------------------ coming and going
 
     def add(self, name: str, *, lock_timeout_s: int = 0, create_missing: bool = True) -> ProxyStream:
-        """A stream that is not here; the arguments are those of `ProxyStream`. Raises where it is not taken."""
+        """Return a stream that is not here; the arguments are those of `ProxyStream`. Raises where it is not taken."""
         self._check_accepts(name)
         values = LimitValues.of_stream(self._settings_of(name))
         limiter = WriteLimiter("stream", values, self._loop.time(), self.counts)

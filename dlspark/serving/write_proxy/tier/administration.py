@@ -78,7 +78,7 @@ def distribution_of(reports: Iterable[ProxyReport]) -> Mapping[str, frozenset[st
 
 
 def member_named(members: Iterable[ProxyMember], name: str) -> ProxyMember:
-    """The member with this location, address or shard number. Raises CallerError where there is none."""
+    """Return the member with this location, address or shard number. Raises CallerError where there is none."""
     found = [one for one in members if name in (one.location, str(one.endpoint), str(one.shard))]
     if len(found) != 1:
         said = "no proxy of this namespace is" if not found else f"{len(found)} proxies of this namespace are"
@@ -87,7 +87,8 @@ def member_named(members: Iterable[ProxyMember], name: str) -> ProxyMember:
 
 
 async def owner_of(peers: ProxyPeers, members: Iterable[ProxyMember], stream: str) -> str:
-    """The location of the proxy that owns the stream, as it says itself: FindOwner would also name one that only would.
+    """Return the location of the proxy that owns the stream, as it says itself: FindOwner would also name one that only
+    would.
 
     Raises NotAppliedError where none says so.
     """

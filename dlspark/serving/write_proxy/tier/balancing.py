@@ -58,8 +58,8 @@ NO_RULES: Final = BalanceRules()
 
 
 def streams_to_give(node: str, counts: Mapping[str, int], rules: BalanceRules = NO_RULES) -> int:
-    """How many streams `node` should give away so that it has the average of all nodes; 0 where it has no more than the
-    water mark, or than the average and the tolerance."""
+    """Return how many streams `node` should give away so that it has the average of all nodes; 0 where it has no more
+    than the water mark, or than the average and the tolerance."""
     own = counts.get(node, 0)
     if not counts or own <= rules.water_mark:
         return 0
@@ -76,7 +76,7 @@ class StreamChooser(Protocol):
     """Says which stream goes next."""
 
     def choose(self) -> tuple[str, str] | None:
-        """A location and one of its streams; None where there is no more to choose. No stream comes twice."""
+        """Return a location and one of its streams; None where there is no more to choose. No stream comes twice."""
         ...
 
 
@@ -152,11 +152,11 @@ class Balance(Protocol):
     """A balancer at work. `next_move` and `ended` are called in turn."""
 
     def next_move(self) -> StreamMove | None:
-        """What to move next; None once it is done."""
+        """Return what to move next; None once it is done."""
         ...
 
     def ended(self, moved: bool) -> None:
-        """The move that was named last has ended; a stream that was not moved counts where it was."""
+        """Note that the move that was named last has ended; a stream that was not moved counts where it was."""
         ...
 
 

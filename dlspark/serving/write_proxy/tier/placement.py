@@ -58,7 +58,7 @@ class StreamPlacement(Protocol):
     """Says where a stream belongs that has no owner."""
 
     def place(self, stream: str) -> str | None:
-        """The location of a proxy that runs; None where none is known."""
+        """Return the location of a proxy that runs; None where none is known."""
         ...
 
 
@@ -91,7 +91,7 @@ class ServerLoad:
         return self.server.replace("/", "--")
 
     def encode(self) -> bytes:
-        """Thrift's JSON of upstream's struct, with as many streams as fit; the heaviest first."""
+        """Return thrift's JSON of upstream's struct, with as many streams as fit; the heaviest first."""
         streams = sorted(self.streams, key=lambda one: (-one.load, one.stream))
         parts, size = [], 200 + 2 * len(self.server.encode())
         for one in streams:
@@ -157,7 +157,7 @@ class LoadAppraiser(Protocol):
         ...
 
     def load_of(self, stream: str) -> int:
-        """From 0 to MAX_STREAM_LOAD."""
+        """Return from 0 to MAX_STREAM_LOAD."""
         ...
 
 
@@ -165,7 +165,7 @@ class EqualLoads:
     """Every stream is the same work: upstream's default."""
 
     async def refresh(self) -> None:
-        """Nothing changes."""
+        """Note that nothing changes."""
 
     def load_of(self, stream: str) -> int:
         """1 for each."""
@@ -184,7 +184,7 @@ class RingPlacement:
         self._gone: frozenset[str] = frozenset()
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
-        """These proxies run now; others are not named from here on."""
+        """Note that these proxies run now; others are not named from here on."""
         self._running = {str(one.endpoint): one.location for one in members}
         self._ring.update([ProxyHost(str(one.endpoint), one.shard) for one in members], 0.0)
         self._gone = frozenset(self._ring.addresses()) - self._running.keys()
@@ -219,13 +219,13 @@ class LeastLoadPlacement:
         return max(loads) - min(loads) if loads else 0
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
-        """These proxies run now; others are not named from here on."""
+        """Note that these proxies run now; others are not named from here on."""
         self._otherwise.use_members(members)
         self._running = {str(one.endpoint): one.location for one in members}
         self._begin()
 
     def use_loads(self, loads: Iterable[ServerLoad]) -> None:
-        """These loads hold now. What was placed outside of the ones before is forgotten."""
+        """Note that these loads hold now. What was placed outside of the ones before is forgotten."""
         self._loads = tuple(loads)
         self._begin()
 
@@ -292,7 +292,8 @@ class LoadTable:
             await self._store.multi(some)
 
     async def read(self, heard: Watcher | None = None) -> tuple[ServerLoad, ...]:
-        """The loads there are, without those that cannot be read; `heard` is called when they have been replaced.
+        """Return the loads there are, without those that cannot be read; `heard` is called when they have been
+        replaced.
 
         Raises MetadataUnavailableError or an OutcomeUnknownError.
         """
@@ -318,7 +319,8 @@ class LoadTable:
         return tuple(found)
 
     async def written_ms(self) -> int | None:
-        """When loads were written last, by the leader's clock; None where they never were, or not by this format."""
+        """Return when loads were written last, by the leader's clock; None where they never were, or not by this
+        format."""
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(self.path))
         except NoNodeError:
@@ -327,7 +329,7 @@ class LoadTable:
 
 
 def _within_requests(ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """The operations in order, in as few requests as they fit into."""
+    """Yield the operations in order, in as few requests as they fit into."""
     some: list[Op] = []
     for op in ops:
         if some and request_bytes([*some, op]) > MAX_REQUEST_BYTES:

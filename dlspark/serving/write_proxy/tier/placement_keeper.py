@@ -47,7 +47,7 @@ FetchLoads: TypeAlias = Callable[[ProxyEndpoint], Awaitable[Mapping[str, int]]]
 
 
 async def fetch_stream_loads(endpoint: ProxyEndpoint) -> Mapping[str, int]:
-    """Bytes a second by stream, as the proxy's page has them. Raises OSError or ValueError."""
+    """Return bytes a second by stream, as the proxy's page has them. Raises OSError or ValueError."""
     return await asyncio.to_thread(_fetch, endpoint)
 
 
@@ -62,7 +62,7 @@ def _fetch(endpoint: ProxyEndpoint) -> Mapping[str, int]:
 
 
 def stream_loads_in(body: bytes) -> Mapping[str, int]:
-    """What a page of streams says. Raises ValueError."""
+    """Return what a page of streams says. Raises ValueError."""
     value = json.loads(body)
     if not isinstance(value, dict):
         raise ValueError("not an object")
@@ -134,7 +134,7 @@ class PlacementKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
-        """These proxies run now; those that speak no frames are no place for a stream."""
+        """Note that these proxies run now; those that speak no frames are no place for a stream."""
         self._members = tuple(one for one in members if one.frames is not None)
         self._policy.use_members(self._members)
         self._members_changed.set()

@@ -54,7 +54,7 @@ class AppendedLog(Protocol):
         ...
 
     def fold_is_due(self, sink_id: str) -> bool:
-        """Whether the sink's mark is to be moved, once no batch waits for it."""
+        """Return whether the sink's mark is to be moved, once no batch waits for it."""
         ...
 
     async def fold(self, sink_id: str) -> None:
@@ -240,7 +240,7 @@ class SinkAppender:
 def _append_error(
     batch: BatchToAppend, error: DistributedLogError, unknown: OutcomeUnknownError | None
 ) -> DistributedLogError:
-    """What the caller is to learn: one request without an answer is enough, however the later tries failed."""
+    """Return what the caller is to learn: one request without an answer is enough, however the later tries failed."""
     if unknown is None:
         return error
     return PublishUnknownError(

@@ -93,13 +93,13 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
 
 
 def folder_of(options: Options) -> AppenderFolder:
-    """The folder of this driver's process for these options. Raises OSError where there can be none."""
+    """Return the folder of this driver's process for these options. Raises OSError where there can be none."""
     settings = settings_of(options, appending=True)
     return AppenderFolder.of(options.uri, settings, options.proxies, driver_process(), sys.executable)
 
 
 def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> socket.socket:
-    """A connection to the process, which is started if there is none. Raises OSError, AppenderStartError."""
+    """Return a connection to the process, which is started if there is none. Raises OSError, AppenderStartError."""
     try:
         return _connect(folder)
     except _NONE_THERE:
@@ -183,7 +183,7 @@ class _Said:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """The head of an answer. Raises OSError where the connection ends before it."""
+    """Return the head of an answer. Raises OSError where the connection ends before it."""
     head, body = LENGTHS.unpack(_exactly(connection, LENGTHS.size))
     check_lengths(head, body)
     return _exactly(connection, head + body)[:head]
@@ -200,7 +200,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def find_peer(holder: LockId) -> Peer | None:
-    """The process that holds a lock, if it is another one of this user's on this machine that appends."""
+    """Return the process that holds a lock, if it is another one of this user's on this machine that appends."""
     pid = process_of(holder.client_id)
     if pid is None or pid == os.getpid() or holder.client_id != sink_owner(socket.gethostname(), pid, appending=True):
         return None
@@ -216,7 +216,7 @@ class Peer:
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
-        """As `OtherAppender.append_as_owner`."""
+        """Return as `OtherAppender.append_as_owner`."""
         try:
             secret = self._folder.secret.read_text()
             if self._connection is None:

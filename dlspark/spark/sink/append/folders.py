@@ -62,23 +62,24 @@ class ProcessName:
         return started(self.pid) == self.start
 
     def encode(self) -> str:
-        """As a line of text."""
+        """Return as a line of text."""
         return f"{self.pid} {self.start}"
 
     @classmethod
     def decode(cls, text: str) -> ProcessName:
-        """The reverse. Raises ValueError."""
+        """Return the reverse. Raises ValueError."""
         pid, _, start = text.strip().partition(" ")
         return cls(int(pid), start)
 
 
 def this_process() -> ProcessName:
-    """The process that calls."""
+    """Return the process that calls."""
     return ProcessName(os.getpid(), started(os.getpid()) or "")
 
 
 def driver_process() -> ProcessName:
-    """The driver that this process works for: the JVM among its ancestors, as of Spark's workers, else itself."""
+    """Return the driver that this process works for: the JVM among its ancestors, as of Spark's workers, else
+    itself."""
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
         try:
@@ -124,13 +125,13 @@ class AppenderFolder:
 
     @classmethod
     def of(cls, *named_by: object) -> AppenderFolder:
-        """The folder that these values name. Raises OSError where there can be none for this user alone."""
+        """Return the folder that these values name. Raises OSError where there can be none for this user alone."""
         key = hashlib.sha256(repr(named_by).encode()).hexdigest()[:16]
         return cls(own_folder() / key)
 
     @classmethod
     def of_process(cls, pid: int) -> AppenderFolder | None:
-        """The folder of the process of this number that runs; None: it has none, or it cannot be looked for."""
+        """Return the folder of the process of this number that runs; None: it has none, or it cannot be looked for."""
         try:
             folders = [cls(path) for home in own_folders() for path in home.iterdir()]
         except OSError:
@@ -138,14 +139,14 @@ class AppenderFolder:
         return next((one for one in folders if one.in_use() and one.named() == pid), None)
 
     def named(self) -> int | None:
-        """The number of the process that wrote itself down here."""
+        """Return the number of the process that wrote itself down here."""
         try:
             return ProcessName.decode(self.process.read_text()).pid
         except (OSError, ValueError):
             return None
 
     def address(self) -> ShortPath:
-        """The way to the socket. Raises OSError."""
+        """Return the way to the socket. Raises OSError."""
         return ShortPath(self.socket)
 
     def make(self) -> None:
@@ -157,22 +158,22 @@ class AppenderFolder:
             os.mkdir(self.path, DIRECTORY_MODE)
 
     def in_use(self) -> bool:
-        """Whether the process that wrote itself down here runs."""
+        """Return whether the process that wrote itself down here runs."""
         try:
             return ProcessName.decode(self.process.read_text()).runs
         except (OSError, ValueError):
             return False
 
     def left_session(self) -> bytes:
-        """The token of the session that a process has left here which does not run any more; empty: there is none.
-        Under `starting`."""
+        """Return the token of the session that a process has left here which does not run any more; empty: there is
+        none. Under `starting`."""
         try:
             return b"" if self.in_use() else bytes.fromhex(self.session.read_text())
         except (OSError, ValueError):
             return b""
 
     def is_of(self, process: ProcessName) -> bool:
-        """Whether this process wrote itself down here."""
+        """Return whether this process wrote itself down here."""
         try:
             return ProcessName.decode(self.process.read_text()) == process
         except (OSError, ValueError):
@@ -199,7 +200,8 @@ class AppenderFolder:
 
 
 def own_folder() -> Path:
-    """The directory that this process uses; it is made if there is none. Raises OSError where none can be made."""
+    """Return the directory that this process uses; it is made if there is none. Raises OSError where none can be
+    made."""
     for path in _by_name():
         with suppress(OSError):  # also where it is there already, whoever has it
             os.mkdir(path, DIRECTORY_MODE)
@@ -210,12 +212,12 @@ def own_folder() -> Path:
 
 
 def own_folders() -> list[Path]:
-    """All that are there: other processes of this user may have another environment. Raises OSError."""
+    """Return all that are there: other processes of this user may have another environment. Raises OSError."""
     return [path for path in (*_by_name(), *_by_search()) if is_private(path)]
 
 
 def is_private(path: Path) -> bool:
-    """Whether this is a directory of this user, closed to all others."""
+    """Return whether this is a directory of this user, closed to all others."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -236,7 +238,8 @@ def _by_name() -> Iterator[Path]:
 
 
 def _by_search() -> Iterator[Path]:
-    """Those whose names were made up, by name. Raises OSError: what cannot be listed would never be found again."""
+    """Yield those whose names were made up, by name. Raises OSError: what cannot be listed would never be found
+    again."""
     names = sorted(name for name in os.listdir(_temporary()) if name.startswith(f"{_name()}-"))
     yield from (path for path in (_temporary() / name for name in names) if is_private(path))
 
@@ -262,7 +265,7 @@ class ShortPath:
             self.text = f"/proc/self/fd/{self._directory}/{path.name}"
 
     def close(self) -> None:
-        """The path is good no longer. Idempotent."""
+        """Note that the path is good no longer. Idempotent."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1

@@ -215,5 +215,5 @@ class SharedLog:
         await self._appender.close()
 
     async def abandon(self) -> None:
-        """The same."""
+        """Do the same."""
         await self._appender.close()

@@ -69,7 +69,7 @@ class KeptMark:
 
     @classmethod
     async def read(cls, tools: AppendTools, log: str, sink_id: str) -> KeptMark:
-        """The mark as it is stored; the sink is made if this is its first batch."""
+        """Return the mark as it is stored; the sink is made if this is its first batch."""
         state = await tools.sinks.ensure(sink_id)
         return cls(tools, log, sink_id, state, await tools.sinks.mark_in(_paths(tools, log), sink_id))
 
@@ -84,8 +84,8 @@ class KeptMark:
         return self._tools.namespace.services.clock.now_ms()
 
     async def known(self, job: JobId, rows: InlineRows) -> CommitOutcome | None:
-        """What came of a batch before, by the mark; None where it is to be appended. The rules are those of `commit`
-        (I9). Raises ReplayDiffersError."""
+        """Return what came of a batch before, by the mark; None where it is to be appended. The rules are those of
+        `commit` (I9). Raises ReplayDiffersError."""
         publication = Publication(job, (), inline=(rows,), known=(self._log,))
         marks = {} if self.mark.batch == NO_BATCH else {self._log: Versioned(self.mark, 0)}
         asked = old_logs(publication, self._state.value, marks)
@@ -103,7 +103,7 @@ class KeptMark:
         self.check_remembered()
 
     def forgotten_error(self) -> BatchRefusedError:
-        """The error for a log that has forgotten the sink's requests, and with them what the mark lacks."""
+        """Return the error for a log that has forgotten the sink's requests, and with them what the mark lacks."""
         return BatchRefusedError(
             f"The process that appended batches of sink {self.sink_id} ended without a word, and the log has forgotten "
             "its requests since: the segments that knew them were deleted (by retention, or a purge), or the sink was "

@@ -31,7 +31,7 @@ MAX_BODY_BYTES: Final = 2 * ENTRY_ROOM
 
 
 def encode_request(secret: str, batch: BatchToAppend, session: int | None = None) -> bytes:
-    """A batch as it is sent; `session`: to who owns its log by the lock of this session of ZooKeeper."""
+    """Return a batch as it is sent; `session`: to who owns its log by the lock of this session of ZooKeeper."""
     job, rows = batch.job, batch.rows
     part = [rows.log, rows.partition, rows.first_txid, rows.last_txid, rows.record_count, rows.size, rows.stamp_ms]
     head = {
@@ -45,7 +45,7 @@ def encode_request(secret: str, batch: BatchToAppend, session: int | None = None
 
 
 def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
-    """The reverse. Raises CorruptDataError for anything else, and for another secret."""
+    """Return the reverse. Raises CorruptDataError for anything else, and for another secret."""
     try:
         found = json.loads(head)
         if not hmac.compare_digest(str(found["secret"]).encode(), secret.encode()):
@@ -65,20 +65,20 @@ def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend
 
 
 def encode_outcome(outcome: CommitOutcome | None) -> bytes:
-    """The answer to a batch that is in the log; None: to one without rows, or another process's, for which nothing was
-    done."""
+    """Return the answer to a batch that is in the log; None: to one without rows, or another process's, for which
+    nothing was done."""
     return _framed({"outcome": outcome.value if outcome is not None else None}, b"")
 
 
 def encode_error(error: DistributedLogError) -> bytes:
-    """The answer to any other batch."""
+    """Return the answer to any other batch."""
     said = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, DistributedLogError)]
     return _framed({"error": {"kinds": kinds, "said": said}}, b"")
 
 
 def decode_answer(head: bytes) -> CommitOutcome | None:
-    """The outcome. Raises the error that was sent, as the class that it had where this process knows that."""
+    """Return the outcome. Raises the error that was sent, as the class that it had where this process knows that."""
     try:
         found = json.loads(head)
         if "outcome" in found:

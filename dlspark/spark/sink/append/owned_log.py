@@ -160,8 +160,8 @@ class OwnedLog:
         return found
 
     async def _read(self, sink_id: str) -> KeptMark:
-        """What the mark and the log's producers say. As the owner, so nothing of a former one is applied any more; nor
-        will be what is on its way to a proxy."""
+        """Return what the mark and the log's producers say. As the owner, so nothing of a former one is applied any
+        more; nor will be what is on its way to a proxy."""
         kept = await KeptMark.read(self._tools, self.log, sink_id)
         producer = self._writer.producer_state(sink_id)
         if producer is None:
@@ -174,15 +174,16 @@ class OwnedLog:
         return kept
 
     def _is_forgotten(self, sink_id: str, sink: _Entered) -> bool:
-        """Whether the log has forgotten the sink meanwhile: others went on in it, and the sink was silent for long."""
+        """Return whether the log has forgotten the sink meanwhile: others went on in it, and the sink was silent for
+        long."""
         return sink.epoch <= self._writer.forgotten_epoch and self._writer.producer_state(sink_id) is None
 
     def _next_epoch(self, kept: KeptMark) -> int:
-        """One in which nothing of the sink was ever written."""
+        """Return one in which nothing of the sink was ever written."""
         return max(kept.mark.epoch, self._writer.forgotten_epoch) + 1
 
     def fold_is_due(self, sink_id: str) -> bool:
-        """Whether the mark lacks as many batches as it may."""
+        """Return whether the mark lacks as many batches as it may."""
         found = self._sinks.get(sink_id)
         return found is not None and found.unfolded >= MAX_UNFOLDED
 
@@ -263,7 +264,8 @@ class OwnedLog:
 
 
 def with_producer(mark: LogMark, producer: ProducerState | None) -> LogMark:
-    """The mark with the batches that the log has above it, and with the newest epoch that the mark or the log has.
+    """Return the mark with the batches that the log has above it, and with the newest epoch that the mark or the log
+    has.
 
     `sent` is left where the log does not have that batch. Read by the log's owner, with nothing under way.
     """

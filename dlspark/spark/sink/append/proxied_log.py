@@ -162,8 +162,8 @@ class ProxiedLog:
         return CommitOutcome.COVERED if receipt.repeated else CommitOutcome.PUBLISHED
 
     def _may_differ_error(self, job: JobId, rows: InlineRows, sent: NamedBatch) -> ReplayDiffersError:
-        """The error for a batch that is, or is not, to be written although a later one, or other rows of it, may be in
-        the log."""
+        """Return the error for a batch that is, or is not, to be written although a later one, or other rows of it, may
+        be in the log."""
         return ReplayDiffersError(
             f"{job} has {counted(rows.record_count, 'row')}, and batch {sent.batch} was sent to the log's proxy before "
             "and may be in the log: this is another batch, or may be; nothing of it was published now",
@@ -206,7 +206,7 @@ class ProxiedLog:
         await sink.kept.move(replace(mark, appending_ms=sink.kept.now_ms, epoch=newer, sent=NamedBatch(0, batch)))
 
     def fold_is_due(self, sink_id: str) -> bool:
-        """Whether the mark is to be moved: as soon as no batch waits for it. It lacks one at most."""
+        """Return whether the mark is to be moved: as soon as no batch waits for it. It lacks one at most."""
         found = self._sinks.get(sink_id)
         return found is not None and found.unfolded
 
@@ -290,7 +290,7 @@ class ProxiedLog:
 
 
 def _named(sink: _Sender) -> NamedBatch:
-    """What the mark names."""
+    """Return what the mark names."""
     sent = sink.kept.mark.sent
     if sent is None:
         raise InvariantViolation("a batch is sent that no mark names")

@@ -215,7 +215,8 @@ class Publisher:
         return MetadataUnavailableError(f"{silence}: nothing is visible ({error})", advice="Run it again")
 
     async def _progress(self, batch: _Publishing) -> BatchProgress:
-        """How far the batch is published by now. Raises ReplayDiffersError, PublishContendedError, BatchSweptError."""
+        """Return how far the batch is published by now. Raises ReplayDiffersError, PublishContendedError,
+        BatchSweptError."""
         progress = await self._look(batch)
         batch.open = progress.open
         return progress
@@ -256,7 +257,7 @@ class Publisher:
         return state
 
     async def _read_marks(self, job: JobId, logs: Sequence[str]) -> dict[str, Versioned[LogMark]]:
-        """The sink's marks in those logs that have one, all asked at once."""
+        """Return the sink's marks in those logs that have one, all asked at once."""
 
         async def read(log: str) -> Versioned[LogMark] | None:
             paths = await self._logs.paths(log)
@@ -266,7 +267,7 @@ class Publisher:
         return {log: mark for log, mark in zip(logs, found, strict=True) if mark is not None}
 
     async def _try(self, batch: _Publishing) -> Commit:
-        """One attempt at the multi; raises what it failed with."""
+        """Return one attempt at the multi; raises what it failed with."""
         settled = await self._prepared(batch)
         if settled is not None:
             return Commit(settled)
@@ -340,8 +341,8 @@ class Publisher:
         raise BadVersionError("the marks are read again: batches were appended to the log")
 
     async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
-        """All at once if they are free; else sorted and one by one, so that two commits over the same logs cannot wait
-        for each other."""
+        """Return all at once if they are free; else sorted and one by one, so that two commits over the same logs
+        cannot wait for each other."""
         if len(logs) > 1:
             held: dict[str, HeldLog] = {}
             attempt = await stack.enter_async_context(AsyncExitStack())
@@ -450,7 +451,8 @@ class Publisher:
         return replace(publication, segments=tuple(segments))
 
     async def _merged(self, batch: _Publishing, progress: BatchProgress) -> Publication:
-        """The batch with neighbouring segments of open logs merged until they fit into one multi; mostly as it is.
+        """Return the batch with neighbouring segments of open logs merged until they fit into one multi; mostly as it
+        is.
 
         Raises BatchRefusedError, with nothing visible, if that would take too much.
         """
@@ -479,7 +481,8 @@ class Publisher:
         return replace(publication, segments=tuple(segments.values()))
 
     def _sizes(self, publication: Publication, by_log: dict[str, list[StagedSegment]]) -> tuple[dict[int, int], int]:
-        """What each segment takes in the multi (its listing's end, its znode), and what its logs take, at most."""
+        """Return what each segment takes in the multi (its listing's end, its znode), and what its logs take, at
+        most."""
         job = publication.job
         sizes: dict[int, int] = {}
         rest = 0
@@ -497,7 +500,7 @@ class Publisher:
     def _complete_segments(
         self, log: str, segments: Sequence[StagedSegment], end: LockedLogEnd
     ) -> list[SegmentMetadata]:
-        """The batch's segments of one log as completed segments that continue it."""
+        """Return the batch's segments of one log as completed segments that continue it."""
         ordered = order_segments(log, segments)
         check_above(log, end.highest_txid, ordered[0])  # readers that go by transaction id rely on their order (I4)
         completed: list[SegmentMetadata] = []
@@ -525,7 +528,7 @@ class Publisher:
 def _left(
     job: JobId, logs: Iterable[str], listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
 ) -> tuple[StagedLedger, ...] | None:
-    """Of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
+    """Return of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
     # No wait for a listing that is not there yet: the sweep reads it again, after the batch is visible.
     if not listing.done() or listing.cancelled() or listing.exception() is not None:
         return None
@@ -534,7 +537,7 @@ def _left(
 
 
 def operations_size(ops: Iterable[Op]) -> int:
-    """What the operations take in a request, in bytes; never less than they do."""
+    """Return what the operations take in a request, in bytes; never less than they do."""
     return sum(
         len(op.path) + _OP_OVERHEAD_BYTES + (len(op.data) if isinstance(op, Create | SetData) else 0) for op in ops
     )
@@ -548,7 +551,7 @@ def check_size(publication: Publication, ops: Sequence[Op]) -> None:
 
 
 def too_many_segments_error(publication: Publication, size: int) -> BatchRefusedError:
-    """The error for a batch that no multi can hold."""
+    """Return the error for a batch that no multi can hold."""
     return BatchRefusedError(
         f"The {len(publication.segments)} segments in {len(publication.logs)} logs of {publication.job} are "
         f"too many to publish in one step ({size} bytes of at most {MAX_MULTI_BYTES}); nothing of it is visible",

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def settled_by(job: JobId, logs: Iterable[str], listed: Iterable[StagedLedger]) -> list[StagedLedger]:
-    """Of what is listed, what a commit of `job` has settled: its `logs` have the batch now.
+    """Return of what is listed, what a commit of `job` has settled: its `logs` have the batch now.
 
     That is what any attempt has staged for these logs up to the batch, and whatever else the job itself has staged.
     What an older dlspark has listed is for logs unknown, but it cannot publish any more beside what has just been.
@@ -219,7 +219,7 @@ class SinkLeftovers:
         return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
 
     def of(self, *verdicts: StagedLedgerState) -> list[StagedLedger]:
-        """The ledgers with one of these verdicts."""
+        """Return the ledgers with one of these verdicts."""
         return [one.ledger for one in self.ledgers if one.verdict in verdicts]
 
     @property
@@ -300,7 +300,7 @@ async def _look(sinks: SinkStore, logs: LogStore, sink_id: str, before_ms: int) 
 
 
 def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[JudgedLedger, ...]:
-    """Each listing is given with the highest batch that its log has."""
+    """Return each listing is given with the highest batch that its log has."""
     newest: dict[tuple[int, str], int] = {}
     for one, _ in listings:
         attempt = (one.ledger.batch, one.ledger.attempt)

@@ -119,11 +119,11 @@ class NamespaceLogs:
         """The number that each log's newest segment has if no other writer has added one since: worth a guess."""
 
     def known(self, log: str) -> bool:
-        """Whether `prepare` has nothing to ask."""
+        """Return whether `prepare` has nothing to ask."""
         return self._permit is None and log in self._known
 
     def forget(self, log: str) -> None:
-        """The log was deleted: it is looked up again."""
+        """Note that the log was deleted: it is looked up again."""
         self._known.discard(log)
 
     async def prepare(self, log: str) -> None:
@@ -139,7 +139,7 @@ class NamespaceLogs:
         self._known.add(log)
 
     async def _whole(self, log: str) -> bool:
-        """Whether the log exists with everything that belongs to one: later looks at it ask for less."""
+        """Return whether the log exists with everything that belongs to one: later looks at it ask for less."""
         if not await self._logs.exists(log):
             return False
         try:
@@ -149,14 +149,15 @@ class NamespaceLogs:
         return True
 
     async def paths(self, log: str) -> LogPaths | None:
-        """Where the log is; None if that is not known before it exists."""
+        """Return where the log is; None if that is not known before it exists."""
         try:
             return await self._logs.located(log)
         except LogNotFoundError:
             return None
 
     async def history(self, log: str) -> LogHistory | None:
-        """Which transactions made what the log holds; None if the log does not exist. Reads each of its segments."""
+        """Return which transactions made what the log holds; None if the log does not exist. Reads each of its
+        segments."""
         paths = await self.paths(log)
         stat = None if paths is None else await repeat(self._store, lambda: self._store.exists(paths.max_txid))
         if paths is None or stat is None:
@@ -220,7 +221,7 @@ class NamespaceLogs:
                 _log.warning("the lock of log %s was not released, it ends with the session: %s", log, error)
 
     async def _find_end(self, log: str, ahead: asyncio.Task[_Look] | None) -> LockedLogEnd:
-        """Where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
+        """Return where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
         end, open_segments = await (self._look(log) if ahead is None else ahead)
         if open_segments:
             # A log has one open segment at a time, and ours come after it: a dead writer's gets its end first (I7).
@@ -231,7 +232,8 @@ class NamespaceLogs:
         return end
 
     async def _look(self, log: str) -> _Look:
-        """The log's end as of one moment, and its segments in progress. Raises BadVersionError if it moved meanwhile.
+        """Return the log's end as of one moment, and its segments in progress. Raises BadVersionError if it moved
+        meanwhile.
 
         Everything is asked at once, so the list may be older or newer than the versions, and must not be taken for
         theirs. The list shows its own version: each transaction that begins or ends a segment sets `ledgers`, the
@@ -265,7 +267,7 @@ class NamespaceLogs:
         return LockedLogEnd(state, newest.lssn + 1, sequence_id), open_segments
 
     async def _segment(self, path: str | None) -> SegmentMetadata | None:
-        """A segment by its znode, if there is one."""
+        """Return a segment by its znode, if there is one."""
         if path is None:
             return None
         try:
@@ -332,12 +334,12 @@ def session_logs(session: SinkSession) -> NamespaceLogs:
 
 
 def _completed(lssn: int) -> str:
-    """The name of a completed segment's znode."""
+    """Return the name of a completed segment's znode."""
     return f"logrecs_{lssn:018d}"
 
 
 def log_busy_error(log: str, owner: str) -> LogBusyError:
-    """The error for a log whose owner did not give it up in time."""
+    """Return the error for a log whose owner did not give it up in time."""
     return LogBusyError(
         f"The log is being written by {owner}; nothing of the batch is visible",
         log=log,
@@ -347,7 +349,7 @@ def log_busy_error(log: str, owner: str) -> LogBusyError:
 
 
 def log_missing_error(log: str, near: str = "") -> BatchRefusedError:
-    """The error for a log that is not there and may not be created; `near` begins its advice."""
+    """Return the error for a log that is not there and may not be created; `near` begins its advice."""
     return BatchRefusedError(
         "The log does not exist, and createStreamIfNotExists is false; nothing of the batch is visible",
         log=log,

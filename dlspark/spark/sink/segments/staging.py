@@ -75,7 +75,8 @@ class Staging:
         await self.task.skip(covered)
 
     async def _covered(self, rows: Sequence[LogRows]) -> set[str]:
-        """The logs that have the batch. Where the sink has published nothing so far, no log needs to be asked."""
+        """Return the logs that have the batch. Where the sink has published nothing so far, no log needs to be
+        asked."""
         state = await self._state
         # This only saves work: a fork of the query may have set the state back, and the commit decides by the marks.
         if self.job.batch > state.batch:
@@ -197,7 +198,8 @@ def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch]
 def _replayed(
     runtime: Runtime, staging: Staging, rest: Iterator[pa.RecordBatch], seen: Counter[str], error: DistributedLogError
 ) -> SinkMessage:
-    """The message of a task that failed, if all of its logs have the batch by now. Raises `error` if one has not."""
+    """Return the message of a task that failed, if all of its logs have the batch by now. Raises `error` if one has
+    not."""
     # The rows that were not looked at yet count as well: the commit compares rows by number.
     for batch in rest:
         _count(staging.task.split(batch), seen)

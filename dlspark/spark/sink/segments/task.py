@@ -218,7 +218,7 @@ class TaskWriter:
         return rows_by_log(batch, self._settings.columns, self._settings.task)
 
     def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
-        """Those of `rows` whose log was not met before."""
+        """Return those of `rows` whose log was not met before."""
         return [part for part in rows if part.log not in self._gathered and part.log not in self._covered]
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
@@ -276,7 +276,7 @@ class TaskWriter:
             yield from self.rest()
 
     def rest(self) -> Iterator[EntriesToSend]:
-        """Everything gathered and not yet given."""
+        """Yield everything gathered and not yet given."""
         for log, gathered in self._gathered.items():
             if gathered.rows:
                 yield self._cut(log, gathered)
@@ -351,7 +351,7 @@ class TaskWriter:
 
 
 def stored_bytes(entry: EncodedEntry) -> int:
-    """The entry's size as it is stored."""
+    """Return the entry's size as it is stored."""
     return sum(len(buffer) for buffer in entry.buffers)
 
 
