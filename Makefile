@@ -9,7 +9,7 @@ export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
+.PHONY: help setup demo quick test check lint types contracts unit bench notebooks sim sim-logs sim-proxies torture shim clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,10 @@ demo: $(STAMP) ## the main job: a year of flights through a replicated log, with
 test: lint ## lint, types, import contracts, and tests of every part: ten minutes (starts every server it needs)
 	@$(MAKE) --no-print-directory -j 2 types contracts $(ARCHIVE)
 	@$(MAKE) --no-print-directory unit TIER=first
+
+quick: lint ## lint, types, contracts, and the tests of what has changed since origin/main: a minute or two
+	@$(MAKE) --no-print-directory -j 2 types contracts $(ARCHIVE)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $$(PYTHONPATH=tests $(BIN)/python -m helpers.changed)
 
 check: test ## all there is: `make test`, then the second tier of the tests, half an hour in all
 	@$(MAKE) --no-print-directory unit TIER=second

@@ -17,16 +17,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.replication import RepairQueue, ReplicationStore
 from metadata.store import MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.auditor import Auditor, AuditReport
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.client.client import LedgerClient

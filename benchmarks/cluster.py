@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dlspark.core.runtime import new_event_loop
-from dlspark.sandbox import LEDGERS_PATH, Sandbox
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.settings.client import ClientSettings
 

@@ -17,9 +17,9 @@ from typing import Final
 from xml.etree import ElementTree
 
 from dlspark.testing.java_process import class_path_of, free_port
-from metadata.embedded import find_java
 from metadata.foundation.errors import check
 from metadata.foundation.processes import ending_with_parent
+from metadata.zookeeper.embedded import find_java
 
 KAFKA: Final = Path(__file__).resolve().parent / "kafka"
 CONNECTOR_POM: Final = KAFKA / "connector.xml"

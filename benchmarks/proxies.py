@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from dlspark.sandbox_processes import (
+from dlspark.sandbox.processes import (
     START_TIMEOUT_S,
     SandboxError,
     child_environment,

@@ -30,7 +30,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.writer import BatchWriter
 from dlspark.spark.source.partition_reader import record_batches
 from dlspark.spark.source.schema import SCHEMA
-from metadata.sinks import job_sink
+from metadata.distributedlog.sinks import job_sink
 
 PAYLOAD_BYTES = 100
 IDENTICAL = "identical_batches"

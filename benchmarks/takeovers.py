@@ -27,8 +27,8 @@ from typing import Final
 from benchmarks.cluster import run
 from benchmarks.results import Row, Target, table
 from dlspark.core.codec.entries import Compression, encode_record_set
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_proxies import SESSION_S
+from dlspark.sandbox.proxies import SESSION_S
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.protocol.operations import Handshake, ProducerStamp, RequestContext, WriteRecords

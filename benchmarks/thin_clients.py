@@ -21,8 +21,8 @@ from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.producing import AsyncProducer
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal, WriteRecords
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import check
-from storage_node.bookie.disk.resources import raise_limit
 from storage_node.transport.tcp import TcpNetwork
 
 WARM_UP = 0.25

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlspark.core.writing.writer import AsyncLogWriter
     from dlspark.serving.client.client import AsyncClient
     from dlspark.serving.client.sync import Client
-    from metadata.permissions import Permissions
+    from metadata.distributedlog.permissions import Permissions
 
 _PLACES = {
     "AppendReader": "dlspark.core.sync.readers",
@@ -57,7 +57,7 @@ _PLACES = {
     "NO_STATISTICS": "dlspark.core.metrics.registries",
     "Namespace": "dlspark.core.sync.namespace",
     "PendingWrite": "dlspark.core.sync.writer",
-    "Permissions": "metadata.permissions",
+    "Permissions": "metadata.distributedlog.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.dynamic.features",
     "Settings": "dlspark.core.settings.settings",

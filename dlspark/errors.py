@@ -73,6 +73,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_folders import DuplicateLogError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceInUseError, NotBoundError
+from metadata.distributedlog.permissions import RequestDeniedError
+from metadata.distributedlog.segments import SegmentListError, UnsupportedMetadataVersionError
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -87,12 +93,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.log_folders import DuplicateLogError
-from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
-from metadata.namespaces import NamespaceInUseError, NotBoundError
-from metadata.permissions import RequestDeniedError
-from metadata.segments import SegmentListError, UnsupportedMetadataVersionError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 
 

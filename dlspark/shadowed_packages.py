@@ -30,13 +30,13 @@ def check_not_shadowed() -> None:
         loaded = sys.modules.get(package)
         if loaded is not None:
             if getattr(loaded, MARK, None) != OWNER:
-                raise _shadowed(package, _place_of(loaded))
+                raise _shadowed_error(package, _place_of(loaded))
             continue
         spec = importlib.util.find_spec(package)
         if spec is None or spec.loader is None:
-            raise _shadowed(package, next(iter(spec.submodule_search_locations or ()), None) if spec else None)
+            raise _shadowed_error(package, next(iter(spec.submodule_search_locations or ()), None) if spec else None)
         if not _is_ours(package, spec):
-            raise _shadowed(package, spec.origin)
+            raise _shadowed_error(package, spec.origin)
 
 
 def _is_ours(package: str, spec: ModuleSpec) -> bool:
@@ -51,7 +51,7 @@ def _place_of(module: ModuleType) -> str | None:
     return getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
 
 
-def _shadowed(package: str, place: str | None) -> ShadowedModuleError:
+def _shadowed_error(package: str, place: str | None) -> ShadowedModuleError:
     if place is None:
         return ShadowedModuleError(
             f"dlspark is not whole: its package {package!r} is not found beside it. Install dlspark again",

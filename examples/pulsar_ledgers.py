@@ -10,8 +10,8 @@ import asyncio
 import sys
 
 from dlspark import AsyncNamespace
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from storage_node.client.client import LedgerClient
 
 NAME = "pulsar/managed-ledger"  # where a broker notes in a ledger's metadata which topic it is of

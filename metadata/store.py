@@ -1,7 +1,7 @@
 """`MetadataStore`: the small protocol that all metadata goes through, with ZooKeeper's semantics.
 
-Two implementations pass one conformance suite: `metadata.zookeeper.ZooKeeperStore` (kazoo) and
-`metadata.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
+Two implementations pass one conformance suite: `metadata.zookeeper.client.ZooKeeperStore` (kazoo) and
+`metadata.zookeeper.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
 
 Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once;
 the same callable left twice on one path is one watch. An event is heard before any answer that shows its cause.
@@ -261,18 +261,18 @@ def check_request(ops: Sequence[Op]) -> None:
 
 
 def request_bytes(ops: Sequence[Op]) -> int:
-    """Bytes of a request of these operations, counted generously."""
+    """Return bytes of a request of these operations, counted generously."""
     data = sum(len(op.data) for op in ops if isinstance(op, Create | SetData))
     return _OVERHEAD_BYTES + data + sum(_OVERHEAD_BYTES + len(op.path.encode("utf-8")) for op in ops)
 
 
 def parent_of(path: str) -> str:
-    """The path of the znode above; the root for what lies right below it."""
+    """Return the path of the znode above; the root for what lies right below it."""
     return path.rpartition("/")[0] or "/"
 
 
 def name_of(path: str) -> str:
-    """The last component of a path."""
+    """Return the last component of a path."""
     return path.rpartition("/")[2]
 
 
@@ -283,6 +283,6 @@ def join(parent: str, *names: str) -> str:
 
 
 def ancestors(path: str) -> list[str]:
-    """Every proper ancestor except the root, outermost first."""
+    """Return every proper ancestor except the root, outermost first."""
     parts = path.split("/")[1:-1]
     return ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -17,11 +17,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryTree, _Session
 from metadata.store import Op, OpResult, SessionState
+from metadata.zookeeper.memory import MemoryTree, _Session
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers
@@ -113,7 +113,7 @@ class Machine:
         return self.process is not None and not self.process.dead
 
     def begin(self) -> tuple[Process, SimulatedStore]:
-        """A new process with a metadata session."""
+        """Return a new process with a metadata session."""
         self.runs += 1
         self.ended = self.world.loop.create_future()
         self.world.fabric.silent.discard(self.name)
@@ -129,7 +129,7 @@ class Machine:
         return self.store
 
     def open_session(self) -> SimulatedStore:
-        """The metadata session of the process that runs now; another one where that was closed."""
+        """Return the metadata session of the process that runs now; another one where that was closed."""
         store = self.session
         if store.state is SessionState.CLOSED:
             store = self.store = SimulatedStore(self.world.service, store.process)
@@ -202,7 +202,7 @@ class NodeMachine(Machine):
         return self.serving and self.bookie is not None and self.bookie.failure is None
 
     def settings(self) -> BookieSettings:
-        """The node's configuration: the same at each start."""
+        """Return the node's configuration: the same at each start."""
         rng = self.world.rng(f"settings/{self.name}")
         return SmallSettings(
             journal_directories=JOURNAL_DIRECTORIES[: rng.choice((1, 1, 1, 2))],
@@ -256,7 +256,7 @@ class NodeMachine(Machine):
         self.world.loop.call_soon(self._exit, self.process, bookie.failure, context=self.world.context)
 
     def _exit(self, process: Process, error: BaseException) -> None:
-        """The process ends by itself."""
+        """Note that the process ends by itself."""
         if process is not self.process or process.dead:
             return
         self.world.trace.note(f"exit {process.name} {type(error).__name__}")
@@ -340,11 +340,11 @@ class World:
         return self.loop.start(self.loop.outside, work)
 
     def rng(self, purpose: str) -> random.Random:
-        """A stream of randomness for one purpose."""
+        """Return a stream of randomness for one purpose."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def reached(self, point: str) -> None:
-        """A named point was reached."""
+        """Note that a named point was reached."""
         self.points[point] += 1
 
     def _applied(self, ops: Sequence[Op]) -> None:
@@ -353,18 +353,18 @@ class World:
         self.log_checkers.metadata_applied(ops)
 
     def add_node(self) -> NodeMachine:
-        """A host for a storage node, with an empty disk; the node is not started."""
+        """Return a host for a storage node, with an empty disk; the node is not started."""
         node = NodeMachine(self, f"b{len(self.nodes)}")
         self.nodes.append(node)
         return node
 
     def add_client(self, name: str, settings: ClientSettings = CLIENT_SETTINGS) -> ClientMachine:
-        """A host for a client; one of the same name is replaced. No process is started."""
+        """Return a host for a client; one of the same name is replaced. No process is started."""
         client = self.clients[name] = ClientMachine(self, name, settings)
         return client
 
     def node_of(self, bookie_id: str) -> NodeMachine:
-        """The host of the node with this bookie id."""
+        """Return the host of the node with this bookie id."""
         return self.nodes[int(bookie_id.partition(":")[0][1:])]
 
     async def format(self) -> None:

@@ -34,11 +34,11 @@ class SmallRings(ReadProxySettings):
     """Settings with rings below the least that a real proxy may have, for entries that are as small."""
 
     def __post_init__(self) -> None:
-        """The bounds are those of entries of a megabyte."""
+        """Note that the bounds are those of entries of a megabyte."""
 
 
 def draw_settings(rng: Random) -> ReadProxySettings:
-    """The settings of all read proxies of a run, but for the host's name."""
+    """Return the settings of all read proxies of a run, but for the host's name."""
     values = {
         "max_catch_ups": rng.choice((1, 2, 32)),
         "linger_ms": rng.choice((0, 300, 30_000)),
@@ -121,7 +121,7 @@ class ReadTier:
     # ------------------------------------------------------------------------------------ one proxy
 
     async def make_proxy(self, machine: ReadProxyMachine, process: Process, store: SimulatedStore) -> ReadProxy:
-        """A proxy in this process, which is not started."""
+        """Return a proxy in this process, which is not started."""
         namespace = await open_namespace(machine, process, store, self._logs)
         settings = replace(self._settings, advertised_host=machine.name, port=machine.port)
         return ReadProxy(

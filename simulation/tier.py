@@ -22,12 +22,12 @@ from zlib import crc32
 from dlspark.core.metrics.registries import NO_STATISTICS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.host import ServiceDoor
 from dlspark.serving.protocol.operations import Answer, Request
-from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.proxy import WriteProxy
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.tier import ServiceDoor
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers
@@ -53,7 +53,7 @@ class QuietNode(NodeMachine):
     """A storage node that keeps house rarely: that is what other runs test, and it takes most of the processor."""
 
     def settings(self) -> BookieSettings:
-        """The same at each start."""
+        """Return the same at each start."""
         return replace(
             super().settings(),
             ledger_directories=("/ledgers1",),
@@ -113,7 +113,7 @@ class ServingMachine(Machine):
         self.world.loop.call_soon(self._exit, process, failed, context=self.world.context)
 
     def _exit(self, process: Process, failed: bool) -> None:
-        """The process ends by itself."""
+        """Note that the process ends by itself."""
         if process is self.process and not process.dead:
             self.world.reached("proxy.stopped-itself" if failed else "proxy.left")
             self.kill()
@@ -147,7 +147,7 @@ class Supervisor:
 
 
 async def open_namespace(machine: Machine, process: Process, store: SimulatedStore, logs: Settings) -> AsyncNamespace:
-    """The namespace, in this process of the machine."""
+    """Return the namespace, in this process of the machine."""
     return await AsyncNamespace.over(
         store,
         URI,
@@ -243,7 +243,7 @@ class ProxyTier:
             self._supervisor.keep(machine)
 
     def next_client(self) -> int:
-        """A number that no other client of the tier has."""
+        """Return a number that no other client of the tier has."""
         self._clients += 1
         return self._clients
 
@@ -275,7 +275,7 @@ class ProxyTier:
     async def make_proxy(
         self, machine: ProxyMachine, process: Process, store: SimulatedStore, shard: int
     ) -> WriteProxy:
-        """A proxy in this process, which is not started."""
+        """Return a proxy in this process, which is not started."""
         namespace = await open_namespace(machine, process, store, self.logs)
         session = WriterSession("", machine.name, process, machine.runs)
         create = _watched(namespace.ledgers.create, partial(self._ledger_created, session))
@@ -295,7 +295,7 @@ class ProxyTier:
             statistics=NO_STATISTICS,
             namespace=namespace,
         )
-        proxy._door = WatchedDoor(self.checkers, process)
+        proxy.host.door = WatchedDoor(self.checkers, process)
         return proxy
 
     def _ledger_created(self, session: WriterSession, writer: LedgerWriter) -> None:

@@ -37,8 +37,8 @@ class Clock(Protocol):
         ...
 
     def elapsed_s(self) -> float:
-        """Seconds since some moment. It never goes back, and goes on while the machine is suspended, which the event
-        loop's time (`time.monotonic`) does not on Linux and macOS."""
+        """Return seconds since some moment. It never goes back, and goes on while the machine is suspended, which the
+        event loop's time (`time.monotonic`) does not on Linux and macOS."""
         ...
 
 
@@ -114,7 +114,8 @@ class FrameHandler(Protocol):
         ...
 
     def batch_done(self) -> None:
-        """All frames of one read were delivered; what is sent until the return of this call leaves together."""
+        """Note that all frames of one read were delivered; what is sent until the return of this call leaves
+        together."""
         ...
 
     def link_closed(self, error: Exception | None) -> None:
@@ -161,15 +162,15 @@ class DiskFile(Protocol):
         ...
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
+        """Return up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
         ...
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
-        """All `length` bytes if that needs no waiting, else None."""
+        """Return all `length` bytes if that needs no waiting, else None."""
         ...
 
     def size(self) -> int:
-        """Bytes of the file as it is now. Raises OSError."""
+        """Return bytes of the file as it is now. Raises OSError."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -197,7 +198,7 @@ class Disk(Protocol):
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Names, sorted; empty for a directory that does not exist."""
+        """Return names, sorted; empty for a directory that does not exist."""
         ...
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
@@ -205,7 +206,7 @@ class Disk(Protocol):
         ...
 
     def read_file(self, path: str) -> bytes | None:
-        """The whole file, None if there is none."""
+        """Return the whole file, None if there is none."""
         ...
 
     def write_file(self, path: str, data: bytes) -> None:

@@ -31,16 +31,16 @@ from dlspark.errors import (
     SettingsError,
     TransactionIdOutOfOrderError,
 )
-from dlspark.sandbox_processes import SandboxError
+from dlspark.sandbox.processes import SandboxError
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.selection import SourceQuery
+from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.namespaces import NotBoundError
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.ledger_metadata import DigestType
-from metadata.log_names import InvalidLogNameError
-from metadata.namespaces import NotBoundError
 from storage_node.errors import (
     BadRequestError,
     BookieConfigurationError,

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from dlspark.cli.main import app
 from dlspark.core.sync.namespace import Namespace
-from dlspark.default_namespace import SandboxState, default_directory, default_uri, uri_or_default
+from dlspark.default_namespace import default_uri, uri_or_default
 from dlspark.errors import CallerError
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import SandboxState, default_directory
 from metadata.foundation import processes
 
 STATE = SandboxState(23456, (23457,))

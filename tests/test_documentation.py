@@ -21,7 +21,7 @@ from helpers.paths import DOCS, ROOT, TESTS
 
 import dlspark
 from dlspark.core.runtime import Runtime
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 ENTRY = DOCS / "python.md"
 PAGES = [ENTRY, *sorted((DOCS / "python").glob("*.md"))]

@@ -11,11 +11,11 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-from dlspark.sandbox import Sandbox
-from metadata.bookies import BookieRegistry
-from metadata.ledger_metadata import DigestType
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from dlspark.sandbox.sandbox import Sandbox
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"

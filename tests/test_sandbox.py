@@ -15,10 +15,10 @@ import pytest
 from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.default_namespace import SandboxState, default_directory
 from dlspark.errors import CallerError, NotBoundError, WriteError
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_processes import SandboxError
+from dlspark.sandbox.processes import SandboxError
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import SandboxState, default_directory
 
 pytestmark = pytest.mark.processes
 
@@ -129,7 +129,7 @@ def test_a_node_that_cannot_start_stops_the_whole_and_shows_its_log(tmp_path: Pa
 
 def test_nothing_survives_the_death_of_the_owner(tmp_path: Path) -> None:
     program = f"""
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 Sandbox({str(tmp_path)!r}, nodes=1).start()
 print("up", flush=True)
 input()

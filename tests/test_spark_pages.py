@@ -26,7 +26,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import routing_of
 from dlspark.spark.source.selection import SourceQuery
 
-PAGES = [DOCS / f"{name}.md" for name in ("spark", "spark-options", "spark-metadata", "sql", "connectors")]
+PAGES = [DOCS / f"{name}.md" for name in ("spark", "settings/spark", "spark-metadata", "sql", "connectors")]
 EXAMPLES = {page: [ast.parse(one.source) for one in pages.examples(page)] for page in PAGES}
 SPARKS = {"checkpointLocation"}
 GIVEN = {"spark"}

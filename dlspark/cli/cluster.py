@@ -57,14 +57,14 @@ def init(
 
     What exists is kept as it is; a tree that lacks a part is completed.
     """
-    from metadata.ledgers import LAYOUT_NAMES, LedgerStore
+    from metadata.bookkeeper.ledgers import LAYOUT_NAMES, LedgerStore
 
     if layout is not None and layout not in LAYOUT_NAMES:
         raise CallerError(f"there is no layout {layout!r}", advice=f"There are: {', '.join(LAYOUT_NAMES)}")
     place = _place(conf, zookeeper, ledgers_path)
 
     async def work(store: MetadataStore, root: str) -> dict[str, Json]:
-        from metadata.bookies import BookieRegistry
+        from metadata.bookkeeper.bookies import BookieRegistry
 
         ledgers, registry = LedgerStore(store, root), BookieRegistry(store, root)
         made = await ledgers.format(None if layout is None else LAYOUT_NAMES[layout])
@@ -146,8 +146,8 @@ def _place_of(uri: str | None) -> Place:
     import asyncio
 
     from dlspark.cli.common import namespace_uri
-    from metadata.bindings import Binding
-    from metadata.namespaces import NamespaceStore, NamespaceUri
+    from metadata.distributedlog.bindings import Binding
+    from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 
     parsed = NamespaceUri.parse(namespace_uri(uri))
     servers = parsed.servers.replace(";", ",")
@@ -168,7 +168,7 @@ def in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]])
 
 
 async def _connected(servers: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(servers)
     try:

@@ -91,19 +91,14 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
     Raises SettingsError, and CallerError for a value without '='.
     """
     from dlspark.core.settings.settings import Settings
+    from metadata.foundation.settings import values_given
 
     if conf is None:
         settings = Settings.from_environment()
     else:
         others = {name: value for name, value in os.environ.items() if name != "DLSPARK_CONF"}
         settings = Settings.from_environment(others, Settings.from_properties(conf))
-    given: dict[str, str] = {}
-    for value in values or ():
-        key, equals, text = value.partition("=")
-        if not equals:
-            raise CallerError(f"--set {value!r} sets nothing", advice="Write --set key=value (docs/settings.md)")
-        given[key.strip()] = text
-    return settings.with_values(given)
+    return settings.with_values(values_given(values or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) 
 
 def _missing_log(error: BaseException | None) -> str | None:
     """The log that was not found, if that is the error."""
-    from metadata.log_names import LogNotFoundError
+    from metadata.distributedlog.log_names import LogNotFoundError
 
     return error.log if isinstance(error, LogNotFoundError) else None
 
@@ -232,7 +227,7 @@ def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Ca
         import asyncio
 
         # Here, because a loop that runs takes Ctrl-C for itself: it would wait for the end of the imports.
-        import metadata.zookeeper  # noqa: F401
+        import metadata.zookeeper.client  # noqa: F401
 
         uri, conf, values, output = (given.pop(name) for name in ("uri", "conf", "values", "output"))
         at = At(namespace_uri(uri), settings_of(conf, values), output)  # type: ignore[arg-type]

@@ -21,14 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.datasets import (
+from dlspark.demo.datasets import (
     FlightFigures,
     FlightRecord,
     flight_figures,
     flight_records,
     write_json_lines,
 )
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,7 +22,7 @@ def doctor(
     """Look for what would keep dlspark from working here: interpreters of Spark's workers, Java, modules in the way,
     ports, descriptors, disks, the clock, the namespace. Exits with 3 if something fails; nothing is changed."""
     from dlspark.cli.doctor_checks import (
-        CheckVerdict,
+        CheckOutcome,
         check_clock,
         check_descriptors,
         check_disk,
@@ -33,7 +33,7 @@ def doctor(
         check_spark_home,
         check_workers,
     )
-    from dlspark.default_namespace import default_directory
+    from dlspark.sandbox.state import default_directory
     from metadata.foundation.plurals import counted
 
     place = directory or default_directory()
@@ -56,8 +56,8 @@ def doctor(
     for one in findings:
         text.append(f"{one.verdict.value:<5} {one.check}: {one.found}")
         text += [f"      {one.todo}"] if one.todo else []
-    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in CheckVerdict}
-    failed, warned = counts[CheckVerdict.FAIL], counts[CheckVerdict.WARN]
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in CheckOutcome}
+    failed, warned = counts[CheckOutcome.FAIL], counts[CheckOutcome.WARN]
     if failed or warned:
         text.append(f"{counted(failed, 'failure')}, {counted(warned, 'warning')}")
     else:

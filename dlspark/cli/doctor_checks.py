@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from dlspark.default_namespace import ADVICE, SandboxState, default_uri
+from dlspark.default_namespace import ADVICE, default_uri
+from dlspark.sandbox.state import SandboxState
 from dlspark.version import __version__
-from metadata.embedded import MINIMUM_JAVA, find_java
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
+from metadata.zookeeper.embedded import MINIMUM_JAVA, find_java
 
 DESCRIPTORS_NEEDED = 512
 DESCRIPTORS_WANTED = 4096
@@ -43,7 +44,7 @@ _EARLIEST_S = 1_704_067_200  # 1 January 2024: no machine that runs this can be 
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
-class CheckVerdict(str, Enum):
+class CheckOutcome(str, Enum):
     """`fail`: something will not work; `warn`: it will, but not as it should; `ok`."""
 
     OK = "ok"
@@ -56,24 +57,24 @@ class CheckFinding:
     """One line: what was checked, what was found, and what to do (for all but `ok`)."""
 
     check: str
-    verdict: CheckVerdict
+    verdict: CheckOutcome
     found: str
     todo: str = ""
 
 
 def ok(check: str, found: str) -> CheckFinding:
     """A check that found nothing to do."""
-    return CheckFinding(check, CheckVerdict.OK, found)
+    return CheckFinding(check, CheckOutcome.OK, found)
 
 
 def warn(check: str, found: str, todo: str) -> CheckFinding:
     """A finding that stops nothing yet; `todo` is the advice. The command still exits with 0."""
-    return CheckFinding(check, CheckVerdict.WARN, found, todo)
+    return CheckFinding(check, CheckOutcome.WARN, found, todo)
 
 
 def fail(check: str, found: str, todo: str) -> CheckFinding:
     """A finding that keeps something from working; `todo` is the advice. The command exits with 3."""
-    return CheckFinding(check, CheckVerdict.FAIL, found, todo)
+    return CheckFinding(check, CheckOutcome.FAIL, found, todo)
 
 
 # ---------------------------------------------------------------------- the machine

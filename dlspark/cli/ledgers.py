@@ -22,10 +22,10 @@ from dlspark.cli.common import (
     table,
 )
 from dlspark.cli.logs import HexOption
+from metadata.distributedlog.segments import VERSION
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import short_time, time_text
-from metadata.segments import VERSION
 
 if TYPE_CHECKING:
     from dlspark.core.administration.audit import LedgerAudit, Space, UnnamedLedger
@@ -184,7 +184,7 @@ async def delete(
     dry_run: DryRunOption = False,
 ) -> None:
     """Delete ledgers that nothing names; one that is in use never. Exits with 3 if any was left."""
-    from dlspark.core.administration.audit import AuditVerdict, delete_ledgers
+    from dlspark.core.administration.audit import UnnamedLedgerState, delete_ledgers
 
     wanted = sorted({*(ledgers or ()), *(_ids_in(file) if file is not None else ())})
     if not wanted:
@@ -198,7 +198,7 @@ async def delete(
     did = "would be deleted" if dry_run else "deleted"
     text = [f"ledger {d.ledger_id}: {did if d.deleted else f'left, it is {d.verdict.value}'}" for d in done]
     at.result({"ledgers": rows, "dry_run": dry_run}, text)
-    exit_with(attention=any(not d.deleted and d.verdict is not AuditVerdict.GONE for d in done))
+    exit_with(attention=any(not d.deleted and d.verdict is not UnnamedLedgerState.GONE for d in done))
 
 
 def _ids_in(file: Path) -> list[int]:

@@ -32,7 +32,7 @@ from metadata.foundation.times import read_first_ms, short_time, time_text
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from metadata.segments import SegmentMetadata
+    from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_CREATED = 100_000
 """Logs that one expression may stand for."""
@@ -54,7 +54,7 @@ async def create(
 ) -> None:
     """Create an empty log, or many by an expression; those that exist are left as they are."""
     names = [name] if expression is None else [name + suffix for suffix in suffixes(expression)]
-    from metadata.log_names import LogExistsError
+    from metadata.distributedlog.log_names import LogExistsError
 
     existed: set[str] = set()
     async with at.open() as namespace:

@@ -12,8 +12,8 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
-    from metadata.bindings import Binding
-    from metadata.permissions import Permissions
+    from metadata.distributedlog.bindings import Binding
+    from metadata.distributedlog.permissions import Permissions
 
 
 def _servers(name: str, what: str) -> object:
@@ -76,7 +76,7 @@ async def bind(
 
 async def _own_binding(at: At) -> Binding | None:
     from dlspark.core.binding import find_binding
-    from metadata.namespaces import NamespaceUri, NotBoundError
+    from metadata.distributedlog.namespaces import NamespaceUri, NotBoundError
 
     try:
         binding, path = await find_binding(at.uri, settings=at.settings)
@@ -135,7 +135,7 @@ async def acl_show(
     at: At, name: Annotated[str | None, typer.Argument(metavar="[LOG]", help="A log; the default if not said.")] = None
 ) -> None:
     """Show the default entry and the logs that have one of their own, or what holds for a log."""
-    from metadata.permissions import Permissions
+    from metadata.distributedlog.permissions import Permissions
 
     async with at.open() as namespace:
         control = namespace.access_control
@@ -183,7 +183,7 @@ async def acl_set(
 
 
 async def _set(at: At, name: str | None, *denials: bool) -> None:
-    from metadata.permissions import Permissions
+    from metadata.distributedlog.permissions import Permissions
 
     permissions = Permissions(*denials)
     async with at.open() as namespace:

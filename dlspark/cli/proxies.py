@@ -27,10 +27,10 @@ from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.serving.membership import ProxyMember
-    from dlspark.serving.peers import ProxyPeers
-    from dlspark.serving.write_proxy.administration import BalanceResult, ProxyReport
-    from dlspark.serving.write_proxy.balancing import Balance, StreamMove
+    from dlspark.serving.process.membership import ProxyMember
+    from dlspark.serving.process.peers import ProxyPeers
+    from dlspark.serving.write_proxy.tier.administration import BalanceResult, ProxyReport
+    from dlspark.serving.write_proxy.tier.balancing import Balance, StreamMove
 
 
 class BalanceMeasure(str, Enum):
@@ -68,7 +68,7 @@ def write(
     port: PortOption = None,
     grpc_port: GrpcPortOption = None,
     stats_port: Annotated[
-        int | None, typer.Option("--stats-port", min=0, max=65535, help="For health and metrics; none if not said.")
+        int | None, typer.Option("--stats-port", min=-1, max=65535, help="For health and metrics; 0: any, -1: none.")
     ] = None,
     shard: Annotated[
         int | None, typer.Option("--shard", min=-1, help="Its number among all proxies; 0 leads placement.")
@@ -86,34 +86,24 @@ def write(
 ) -> None:
     """Run a write proxy in the foreground, until SIGTERM: it hands its streams over to the others then.
 
-    Settings: docs/proxy-settings.md. A second signal ends it at once.
+    Settings: docs/settings/write-proxy.md. A second signal ends it at once.
     """
-    from dlspark.serving.write_proxy.__main__ import main
+    from dlspark.serving.write_proxy.__main__ import Flags, run_write_proxy
+    from dlspark.serving.write_proxy.proxy import ProxyRole
 
-    arguments = _common(uri, conf, values)
-    for name, value in (
-        ("--port", port),
-        ("--grpc-port", grpc_port),
-        ("--stats-port", stats_port),
-        ("--shard", shard),
-        ("--stream-conf", stream_conf),
-    ):
-        arguments += [f"{name}={value}"] if value is not None else []
-    arguments += [] if announce else ["--no-announce"]
-    raise typer.Exit(main([*arguments, f"--load-appraiser={load_appraiser.value}"]))
+    flags = Flags(port, grpc_port, stats_port, shard)
+    role = ProxyRole(announce, measured_loads=load_appraiser is Appraiser.MEASURED)
+    raise typer.Exit(run_write_proxy(namespace_uri(uri), conf, values or (), flags, role, stream_conf))
 
 
 def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
-    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/read-proxy-settings.md."""
-    from dlspark.serving.read_proxy.__main__ import main
+    """Run a read proxy in the foreground, until SIGTERM. Settings: docs/settings/read-proxy.md.
 
-    raise typer.Exit(main(_common(uri, conf, values)))
+    A second signal ends it at once.
+    """
+    from dlspark.serving.read_proxy.__main__ import run_read_proxy
 
-
-def _common(uri: str | None, conf: Path | None, values: Sequence[str] | None) -> list[str]:
-    arguments = [f"--uri={namespace_uri(uri)}"]
-    arguments += [f"--conf={conf}"] if conf is not None else []
-    return arguments + [f"--set={value}" for value in values or ()]
+    raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or ()))
 
 
 # ---------------------------------------------------------------------- who they are
@@ -122,8 +112,8 @@ def _common(uri: str | None, conf: Path | None, values: Sequence[str] | None) ->
 @over_namespace
 async def list_proxies(at: At) -> None:
     """List the proxies of the namespace: where they listen, what they take, how many streams they own."""
-    from dlspark.serving.membership import READ_PROXIES, read_members
-    from dlspark.serving.write_proxy.administration import survey
+    from dlspark.serving.process.membership import READ_PROXIES, read_members
+    from dlspark.serving.write_proxy.tier.administration import survey
     from metadata.store import join
 
     async with _tier(at) as (namespace, peers, members):
@@ -166,7 +156,7 @@ def _described(report: ProxyReport) -> dict[str, Json]:
 @over_namespace
 async def owners(at: At, pattern: RegexOption = None) -> None:
     """List streams and the write proxies that own them, as these say themselves."""
-    from dlspark.serving.write_proxy.administration import survey
+    from dlspark.serving.write_proxy.tier.administration import survey
 
     async with _tier(at) as (_, peers, members):
         reports = await survey(peers, members, pattern)
@@ -190,8 +180,8 @@ async def move(
     target: ProxyArgument,
 ) -> None:
     """Hand a stream over to another write proxy; clients see no error."""
-    from dlspark.serving.write_proxy.administration import member_named, owner_of
-    from dlspark.serving.write_proxy.administration import move as move_stream
+    from dlspark.serving.write_proxy.tier.administration import member_named, owner_of
+    from dlspark.serving.write_proxy.tier.administration import move as move_stream
 
     async with _tier(at) as (_, peers, members):
         to = member_named(members, target).location
@@ -209,8 +199,8 @@ async def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Have it take streams again; nothing is moved.")] = False,
 ) -> None:
     """Have a write proxy take no other streams, and hand all of its own over to the others."""
-    from dlspark.serving.write_proxy.administration import accept_streams, distribution_of, member_named, survey
-    from dlspark.serving.write_proxy.balancing import ClusterBalance
+    from dlspark.serving.write_proxy.tier.administration import accept_streams, distribution_of, member_named, survey
+    from dlspark.serving.write_proxy.tier.balancing import ClusterBalance
 
     async with _tier(at) as (_, peers, members):
         member = member_named(members, proxy)
@@ -256,7 +246,7 @@ async def balance(
     dry_run: DryRunOption = False,
 ) -> None:
     """Even out the streams of the write proxies: those that have more than the average hand some over."""
-    from dlspark.serving.write_proxy.administration import survey
+    from dlspark.serving.write_proxy.tier.administration import survey
 
     async with _tier(at) as (namespace, peers, members):
         reports = await survey(peers, members)
@@ -275,7 +265,7 @@ async def balance(
 
 
 async def _loads(namespace: AsyncNamespace) -> dict[str, int]:
-    from dlspark.serving.write_proxy.placement import LoadTable
+    from dlspark.serving.write_proxy.tier.placement import LoadTable
 
     written = await LoadTable(namespace.store, namespace.uri.path).read()
     if not written:
@@ -292,8 +282,8 @@ def _within_cluster(
     rules: tuple[float, float],
     loads: dict[str, int] | None,
 ) -> Balance:
-    from dlspark.serving.write_proxy.administration import distribution_of, member_named
-    from dlspark.serving.write_proxy.balancing import BalanceRules, ClusterBalance
+    from dlspark.serving.write_proxy.tier.administration import distribution_of, member_named
+    from dlspark.serving.write_proxy.tier.balancing import BalanceRules, ClusterBalance
 
     giving = member_named(members, source).location if source is not None else None
     taking = _taking(reports, but=giving)
@@ -307,8 +297,8 @@ def _between_regions(
     rules: tuple[float, float],
     loads: dict[str, int] | None,
 ) -> Balance:
-    from dlspark.serving.write_proxy.administration import distribution_of
-    from dlspark.serving.write_proxy.balancing import BalanceRules, RegionBalance
+    from dlspark.serving.write_proxy.tier.administration import distribution_of
+    from dlspark.serving.write_proxy.tier.balancing import BalanceRules, RegionBalance
 
     names = [one.strip() for one in regions.split(",")]
     if len(names) != 2 or names[0] == names[1]:
@@ -330,7 +320,7 @@ def _planned(machine: Balance) -> Iterator[StreamMove]:
 
 
 async def _run(at: At, peers: ProxyPeers, machine: Balance, rate: float) -> BalanceResult:
-    from dlspark.serving.write_proxy.administration import run_balance
+    from dlspark.serving.write_proxy.tier.administration import run_balance
 
     def say(step: StreamMove, error: str | None) -> None:
         if error is not None:
@@ -360,8 +350,8 @@ def _shown(step: StreamMove) -> str:
 @asynccontextmanager
 async def _tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
     """The namespace, connections to proxies, and the write proxies. Raises CallerError where there are none."""
-    from dlspark.serving.membership import WRITE_PROXIES, read_members
-    from dlspark.serving.peers import ProxyPeers
+    from dlspark.serving.process.membership import WRITE_PROXIES, read_members
+    from dlspark.serving.process.peers import ProxyPeers
     from metadata.store import join
     from storage_node.transport.tcp import TcpNetwork
 

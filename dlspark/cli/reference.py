@@ -19,9 +19,9 @@ INTRODUCTION: Final = """# The command line
 
 * The namespace is given by `--uri`, else by the environment variable `DLSPARK_URI`, else it is that of the sandbox
   which runs on this machine (in its default directory). `dlspark --verbose COMMAND` says which it was.
-* Settings are those of the library ([settings.md](settings.md)): the environment's; `--conf FILE` takes the place of
-  the file that `DLSPARK_CONF` names; `--set key=value` goes over all. `lockTimeoutSeconds` says how long a command
-  waits for a log that has a writer: `--set lockTimeoutSeconds=0` does not wait.
+* Settings are those of the library ([settings/logs.md](settings/logs.md)): the environment's; `--conf FILE` takes the
+  place of the file that `DLSPARK_CONF` names; `--set key=value` goes over all. `lockTimeoutSeconds` says how long a
+  command waits for a log that has a writer: `--set lockTimeoutSeconds=0` does not wait.
 * These options (`-u` and `-c` for short) are not repeated below. Nor is `--output text|json`, which most commands have.
 * `--output json` prints one object, and commands without an end one object a line. Its fields stay; text may change.
 * What cannot be undone asks first. `--yes` answers; without a terminal and `--yes` it is refused.
@@ -34,7 +34,7 @@ INTRODUCTION: Final = """# The command line
 * Tables are as wide as the terminal, 80 columns where there is none: what can be spared is left out then, and named
   below; what else does not fit beside goes below. For programs there is `--output json`.
 * A terminal that lacks a character gets an escape for it; JSON stays JSON in every encoding.
-* Times are read as in Spark's options ([spark-options.md](spark-options.md)): `2013-07-01`, `2013-07-01 02:00:00Z`,
+* Times are read as in Spark's options ([settings/spark.md](settings/spark.md)): `2013-07-01`, `2013-07-01 02:00:00Z`,
   with up to nine digits of a second and any offset, or milliseconds since 1970. They are printed in UTC.
 * Of several logs, those that fail are named on standard error, and the others are done.
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dlspark.default_namespace import DEFAULT_NODES, SandboxState, default_directory
+from dlspark.sandbox.state import DEFAULT_NODES, SandboxState, default_directory
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 DirectoryOption = Annotated[
@@ -39,7 +39,7 @@ def start(
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
     is the namespace where no other is given."""
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
     directory = directory or default_directory()
     if detach:
@@ -58,7 +58,7 @@ def start(
 
 def stop(directory: DirectoryOption = None) -> None:
     """Stop the sandbox of a directory; its data stay."""
-    from dlspark.sandbox_processes import STOP_TIMEOUT_S
+    from dlspark.sandbox.processes import STOP_TIMEOUT_S
 
     directory = directory or default_directory()
     state = _known_state(directory)
@@ -135,7 +135,7 @@ def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool,
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     import subprocess
 
-    from dlspark.sandbox_processes import START_TIMEOUT_S, child_environment
+    from dlspark.sandbox.processes import START_TIMEOUT_S, child_environment
     from metadata.foundation.private_files import DIRECTORY_MODE
 
     directory = directory.absolute()

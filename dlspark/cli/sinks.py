@@ -13,8 +13,8 @@ from metadata.foundation.times import short_time, time_text
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.spark.sink.leftovers import SinkLeftovers
-    from metadata.sinks import SinkStore
+    from dlspark.spark.sink.segments.leftovers import SinkLeftovers
+    from metadata.distributedlog.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
 _MIN_AGE_HOURS = 24.0
@@ -47,11 +47,11 @@ async def list_sinks(
 
 
 def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, ...]]:
-    from dlspark.spark.sink.leftovers import StagedVerdict
-    from metadata.sink_marks import NO_BATCH
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
+    from metadata.distributedlog.sink_marks import NO_BATCH
 
     for one in found:
-        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if one.of(verdict)]
+        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedLedgerState if one.of(verdict)]
         batch = None if one.state.batch == NO_BATCH else one.state.batch
         yield one.sink_id, one.kind, batch, short_time(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
@@ -75,7 +75,7 @@ async def sweep_sinks(
     those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
     would do, and asks.
     """
-    from dlspark.spark.sink.leftovers import LedgerSweeper, StagedVerdict, sweep_leftovers
+    from dlspark.spark.sink.segments.leftovers import LedgerSweeper, StagedLedgerState, sweep_leftovers
 
     async with at.open() as namespace:
         store, found = await _found(namespace, sinks, min_age)
@@ -96,7 +96,7 @@ async def sweep_sinks(
             lines.append(
                 _plan(one) if dry_run else f"{one.sink_id}: {counted(swept, 'ledger')} deleted{_gone(removed)}"
             )
-    live = sum(len(one.of(StagedVerdict.LIVE)) for one in found)
+    live = sum(len(one.of(StagedLedgerState.LIVE)) for one in found)
     lines.append(
         f"{counted(live, 'ledger is', 'ledgers are')} left, which queries may still publish"
         if live
@@ -106,10 +106,12 @@ async def sweep_sinks(
 
 
 def _plan(one: SinkLeftovers) -> str:
-    from dlspark.spark.sink.leftovers import StagedVerdict
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
 
     counts = [
-        f"{len(one.of(verdict))} {verdict.value}" for verdict in StagedVerdict if verdict is not StagedVerdict.LIVE
+        f"{len(one.of(verdict))} {verdict.value}"
+        for verdict in StagedLedgerState
+        if verdict is not StagedLedgerState.LIVE
     ]
     return f"{one.sink_id}: to delete: ledgers {', '.join(counts)}{_gone(one.removable)}"
 
@@ -121,8 +123,8 @@ def _gone(removed: bool) -> str:
 async def _found(
     namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
 ) -> tuple[SinkStore, list[SinkLeftovers]]:
-    from dlspark.spark.sink.leftovers import find_leftovers
-    from metadata.sinks import SinkStore
+    from dlspark.spark.sink.segments.leftovers import find_leftovers
+    from metadata.distributedlog.sinks import SinkStore
 
     store = SinkStore(namespace.store, namespace.uri.path)
     now_ms = namespace.services.clock.now_ms()
@@ -132,8 +134,8 @@ async def _found(
 
 
 def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
-    from dlspark.spark.sink.leftovers import StagedVerdict
-    from metadata.sink_marks import NO_BATCH
+    from dlspark.spark.sink.segments.leftovers import StagedLedgerState
+    from metadata.distributedlog.sink_marks import NO_BATCH
 
     result: dict[str, Json] = {
         "sink": one.sink_id,
@@ -142,7 +144,7 @@ def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
         "attempt": one.state.attempt or None,
         "rows": one.state.rows,
         "moved": time_text(one.moved_ms),
-        "staged": {verdict.value: len(one.of(verdict)) for verdict in StagedVerdict},
+        "staged": {verdict.value: len(one.of(verdict)) for verdict in StagedLedgerState},
     }
     if ledgers:
         result["ledgers"] = [

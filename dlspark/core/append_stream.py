@@ -38,7 +38,7 @@ class AsyncAppendStream(OpenedHere):
 
     @classmethod
     async def at_end(cls, writer: AsyncLogWriter, log: LogPositions) -> AsyncAppendStream:
-        """The stream, at the end of the log that `writer` owns. Raises EndOfStreamError if it is sealed."""
+        """Return the stream, at the end of the log that `writer` owns. Raises EndOfStreamError if it is sealed."""
         if writer.last_txid == MAX_TXID:
             raise EndOfStreamError("the stream is sealed; nothing can be appended", log=log.name)
         try:
@@ -132,7 +132,7 @@ class AsyncAppendReader(OpenedHere):
         return self._reader.closed
 
     async def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes; if it is negative, all that are committed. Empty at the end of what is committed.
+        """Return up to `size` bytes; if it is negative, all that are committed. Empty at the end of what is committed.
 
         Raises AlreadyTruncatedError where truncated bytes are asked for, and CorruptDataError for a log that is not a
         stream of bytes. Where it raises, or is cancelled, the next call begins where this one did.
@@ -160,7 +160,7 @@ class AsyncAppendReader(OpenedHere):
         return b"".join(parts)
 
     async def _more(self) -> memoryview:
-        """The bytes of the next record from `position` on; none at the end."""
+        """Return the bytes of the next record from `position` on; none at the end."""
         while True:
             if not self._records:
                 try:
@@ -174,11 +174,11 @@ class AsyncAppendReader(OpenedHere):
             if not self._begun and record.txid <= self.position:
                 continue  # It ends where reading begins.
             if first > self.position or first < 0 or (self._begun and first != self.position):
-                raise self._no_stream(record, first)
+                raise self._no_stream_error(record, first)
             self._begun = True
             return memoryview(record.payload)[self.position - first :]
 
-    def _no_stream(self, record: LogRecord, first: int) -> DistributedLogError:
+    def _no_stream_error(self, record: LogRecord, first: int) -> DistributedLogError:
         if not self._begun and first >= 0:
             return AlreadyTruncatedError(
                 f"bytes {self.position} to {first - 1} of the stream were truncated",

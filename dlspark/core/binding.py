@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from dlspark.core.opening import connect_logs
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 from metadata.foundation.settings import Value
-from metadata.namespaces import NamespaceStore, NamespaceUri
 
 SettingsLike = Settings | Mapping[str, Value] | None
 
 
 def settings_from(settings: SettingsLike) -> Settings:
-    """The settings to use: a whole `Settings` as it is, single values over those of the environment."""
+    """Return the settings to use: a whole `Settings` as it is, single values over those of the environment."""
     if isinstance(settings, Settings):
         return settings
     return Settings.from_environment() if settings is None else Settings.from_environment().with_values(settings)
@@ -83,13 +83,14 @@ async def bind(
 
 
 async def find_binding(uri: str, *, settings: SettingsLike = None) -> tuple[Binding, str]:
-    """The binding in force at `uri`, and the path that has it: its own or an ancestor's. Raises NotBoundError."""
+    """Return the binding in force at `uri`, and the path that has it: its own or an ancestor's. Raises
+    NotBoundError."""
     async with _namespace(uri, settings) as (_, namespace):
         return await namespace.find()
 
 
 async def update_binding(uri: str, *, settings: SettingsLike = None, **changes: str | int | bool | None) -> Binding:
-    """Change fields of the namespace's own binding (those of `metadata.bindings.Binding`); returns the new one.
+    """Change fields of the namespace's own binding (those of `Binding`); returns the new one.
 
     Raises NotBoundError where the path itself is not bound, CallerError as `bind` does, TypeError for an unknown field.
     """

@@ -23,13 +23,13 @@ from dlspark.core.settings.settings import LiveSettings, Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import Once, each
-from metadata.ledgers import Versioned
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
-from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 
 
@@ -100,7 +100,8 @@ class AsyncLog(OnOneLoop, LogReaders):
         return writer
 
     async def open_append_stream(self, client_id: str | None = None) -> AsyncAppendStream:
-        """The end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the errors.
+        """Return the end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the
+        errors.
 
         Raises EndOfStreamError for a stream that is sealed.
         """
@@ -129,7 +130,7 @@ class AsyncLog(OnOneLoop, LogReaders):
     # ------------------------------------------------------------------ the application's own bytes
 
     async def metadata(self) -> Versioned[bytes]:
-        """The bytes that the application keeps with the log (empty where there are none), and their version.
+        """Return the bytes that the application keeps with the log (empty where there are none), and their version.
 
         Raises LogNotFoundError.
         """
@@ -152,7 +153,7 @@ class AsyncLog(OnOneLoop, LogReaders):
     # ------------------------------------------------------------------ life cycle
 
     async def status(self) -> LogStatus:
-        """The log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
+        """Return the log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
         self._check_open()
         return await log_status(self._services, self.name)
 
@@ -193,7 +194,7 @@ class AsyncLog(OnOneLoop, LogReaders):
 
     @asynccontextmanager
     async def _owned(self, client_id: str | None) -> AsyncIterator[OwnedSegments]:
-        """The log's segments, under the lock of this handle's writer, or under the lock taken for the block."""
+        """Yield the log's segments, under the lock of this handle's writer, or under the lock taken for the block."""
         self._check_open()
         for one in self._open:
             if isinstance(one, AsyncLogWriter) and not one.closed and one.owned.lock.held:
@@ -224,7 +225,7 @@ class AsyncLog(OnOneLoop, LogReaders):
             await tail.close()
 
     async def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
-        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+        """Return the log's segments as a picture for notebooks, in proportion to their records or bytes.
 
         `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
         drawn, 60 at most. Raises LogNotFoundError.

@@ -27,7 +27,7 @@ class Printed:
 
 
 def preview(payload: bytes | memoryview) -> str:
-    """A payload in at most one line: its text where it is UTF-8, else bytes as Python writes them."""
+    """Return a payload in at most one line: its text where it is UTF-8, else bytes as Python writes them."""
     size = len(payload)
     head = bytes(payload[:_MAX_BYTES])
     try:
@@ -40,7 +40,7 @@ def preview(payload: bytes | memoryview) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` in which every character that is not printable is written as Python's escape."""
+    """Return `text` in which every character that is not printable is written as Python's escape."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -55,7 +55,7 @@ def code(value: object) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of plain values, all escaped."""
+    """Return a table of plain values, all escaped."""
     lines = [_TABLE, "<thead><tr>"]
     lines += [f'<th style="{_CELL}">{escaped(name)}</th>' for name in head]
     lines.append("</tr></thead><tbody>")
@@ -66,7 +66,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def heading(title: str, note: str = "") -> str:
-    """A line above a picture or table; both parts are escaped."""
+    """Return a line above a picture or table; both parts are escaped."""
     return f"<div><b>{escaped(title)}</b>{' — ' if note else ''}{escaped(note)}</div>"
 
 
@@ -76,6 +76,6 @@ def folded(title: str, content: str) -> str:
 
 
 def failure(title: str, error: BaseException) -> str:
-    """The HTML for an object that could not be looked up: a title and the reason, in place of a stack trace."""
+    """Return the HTML for an object that could not be looked up: a title and the reason, in place of a stack trace."""
     said = str(error) or "no reason given"
     return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {said}')}</div>"

@@ -25,18 +25,18 @@ from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
-from metadata.allocators import pool_path
-from metadata.bindings import Binding
+from metadata.distributedlog.allocators import pool_path
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.log_watch import LogChange, watch_logs
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
+from metadata.distributedlog.permissions import Action, PermissionStore
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
-from metadata.log_watch import LogChange, watch_logs
-from metadata.logs import LogStore
-from metadata.namespaces import NamespaceStore, NamespaceUri
-from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore, Op
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
@@ -127,7 +127,7 @@ class AsyncNamespace(OnOneLoop):
         statistics: Statistics | None = None,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
-        """A namespace over given edges: what `open` does after connecting, and what tests and simulations use.
+        """Return a namespace over given edges: what `open` does after connecting, and what tests and simulations use.
 
         Stores that are not given are `store`; stores for readers that are not given are those for writers.
         """
@@ -230,12 +230,12 @@ class AsyncNamespace(OnOneLoop):
         await self._services.logs.create(name, metadata)
 
     async def log_exists(self, name: str) -> bool:
-        """Whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
+        """Return whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
         self._check_open()
         return await self._services.logs.exists(name)
 
     async def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
-        """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
+        """Return names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
 
         With `recursive`: the full names of all logs, at any depth.
         """
@@ -243,7 +243,7 @@ class AsyncNamespace(OnOneLoop):
         return await (LogAdmin(self._services.logs).names(prefix) if recursive else self._services.logs.list(prefix))
 
     async def overview(self, seconds: float = OVERVIEW_S) -> Overview:
-        """The first 50 names with their logs' states and sizes, as a table for notebooks.
+        """Return the first 50 names with their logs' states and sizes, as a table for notebooks.
 
         It looks for `seconds` at most; logs that it did not reach by then are marked.
         """
@@ -278,7 +278,7 @@ class AsyncNamespace(OnOneLoop):
         await LogAdmin(self._services.logs).rename(old, new, moved, client_id=default_client_id())
 
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
-        """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
+        """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
         Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
         """

@@ -19,14 +19,14 @@ from dlspark.core.metrics.meter import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings.cluster import ZooKeeperKeys
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.log_folders import FederatedFolders
-from metadata.logs import LogStore
-from metadata.namespaces import NamespaceStore, NamespaceUri
-from metadata.permissions import PermissionStore
-from metadata.segment_listing import SegmentCache
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_folders import FederatedFolders
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
+from metadata.distributedlog.permissions import PermissionStore
+from metadata.distributedlog.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network
@@ -62,7 +62,7 @@ def services_of(
     meter: Meter,
     region_id: int,
 ) -> Services:
-    """The services of the namespace at `path`; with services for readers where these have other sessions."""
+    """Return the services of the namespace at `path`; with services for readers where these have other sessions."""
     ledger_store, client = _ledger_client(edges.ledgers, edges, binding, settings, features)
     acl_root = binding.acl_root_path
     services = Services(
@@ -111,7 +111,7 @@ def _ledger_client(
 
 
 def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:
-    """The logs of the namespace at `path`."""
+    """Return the logs of the namespace at `path`."""
     folders = None
     if binding.federated or settings.federated:
         folders = FederatedFolders(
@@ -192,7 +192,7 @@ async def connect_all(
 
 
 def _ledgers_apart(settings: Settings) -> bool:
-    """Whether the ledgers need a session of their own even on the logs' servers."""
+    """Return whether the ledgers need a session of their own even on the logs' servers."""
     plain = ZooKeeperKeys()
     own = any(
         getattr(settings, name) != getattr(plain, name)
@@ -202,9 +202,9 @@ def _ledgers_apart(settings: Settings) -> bool:
 
 
 async def connect_logs(servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> MetadataStore:
-    """A session for logs on `servers` ("host:port,host:port"). Raises MetadataUnavailableError."""
+    """Return a session for logs on `servers` ("host:port,host:port"). Raises MetadataUnavailableError."""
     # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,
@@ -219,8 +219,8 @@ async def connect_logs(servers: str, settings: Settings, connect_timeout_ms: int
 async def connect_ledgers(
     servers: str, settings: Settings, connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 ) -> MetadataStore:
-    """A session for ledgers on `servers`. Raises MetadataUnavailableError."""
-    from metadata.zookeeper import ZooKeeperStore
+    """Return a session for ledgers on `servers`. Raises MetadataUnavailableError."""
+    from metadata.zookeeper.client import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
         servers,

@@ -35,7 +35,7 @@ CLOSE_TIMEOUT_S = 20.0
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop where the extra `speed` is installed, else asyncio's own."""
+    """Return a uvloop loop where the extra `speed` is installed, else asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -64,7 +64,7 @@ class Runtime(OpenedHere):
 
     @classmethod
     def shared(cls) -> Runtime:
-        """The runtime of this process; a new one after a fork or a close."""
+        """Return the runtime of this process; a new one after a fork or a close."""
         with cls._shared_lock:
             current = cls._shared
             if current is None or current._closed or current._pid != os.getpid():
@@ -181,7 +181,7 @@ class Runtime(OpenedHere):
 
 
 def iterated(runtime: Runtime, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
-    """The items of an asynchronous generator, for a thread that waits for each.
+    """Yield the items of an asynchronous generator, for a thread that waits for each.
 
     The generator is closed when the iteration ends, unless the runtime was closed, which ends it as well.
     """
@@ -224,7 +224,7 @@ class _Call(Generic[_T]):
             self._outcome.set_result(task.result())
 
     def wait(self) -> _T:
-        """The coroutine's result or error. Waits in slices, so that signals are handled on every platform."""
+        """Return the coroutine's result or error. Waits in slices, so that signals are handled on every platform."""
         while True:
             try:
                 return self._outcome.result(timeout=1.0)

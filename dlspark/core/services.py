@@ -10,11 +10,11 @@ from typing import Protocol
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics.meter import Meter
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.permissions import Action, PermissionStore
 from metadata.foundation.errors import CallerError
-from metadata.ledgers import LedgerStore
-from metadata.logs import LogStore
-from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore
 from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock

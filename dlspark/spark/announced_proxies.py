@@ -12,7 +12,7 @@ from typing import Final
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.client.fleet import NoProxiesError
-from dlspark.serving.membership import READ_PROXIES, WRITE_PROXIES, read_members
+from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, read_members
 from dlspark.spark.options.proxies import DISCOVER, MAX_ADDRESSES, PROXY
 from metadata.store import join
 
@@ -21,7 +21,7 @@ _WORDS: Final = {READ_PROXIES: "read", WRITE_PROXIES: "write"}
 
 
 async def announced_proxies(namespace: AsyncNamespace, folder: str, wait_ms: int = 0) -> tuple[str, ...]:
-    """Where the namespace's proxies of one kind (`READ_PROXIES`, `WRITE_PROXIES`) take frames; one at least.
+    """Return where the namespace's proxies of one kind (`READ_PROXIES`, `WRITE_PROXIES`) take frames; one at least.
 
     Waits up to `wait_ms` for the first. Raises NoProxiesError, MetadataUnavailableError or an OutcomeUnknownError.
     """
@@ -33,11 +33,11 @@ async def announced_proxies(namespace: AsyncNamespace, folder: str, wait_ms: int
         if addresses:
             return addresses[:MAX_ADDRESSES]
         if loop.time() >= deadline:
-            raise _none(namespace, folder, len(members), wait_ms)
+            raise _no_proxies_error(namespace, folder, len(members), wait_ms)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-def _none(namespace: AsyncNamespace, folder: str, others: int, wait_ms: int) -> NoProxiesError:
+def _no_proxies_error(namespace: AsyncNamespace, folder: str, others: int, wait_ms: int) -> NoProxiesError:
     kind = _WORDS[folder]
     spoken = f" that takes frames ({others:,} are announced that do not)" if others else ""
     waited = f" (waited {wait_ms / 1000:g} s for one)" if wait_ms else ""

@@ -10,8 +10,8 @@ when it was set before the session started, by `SparkSession.builder.config`, `s
 `spark-defaults.conf`. One set later in a running session (`spark.conf.set`), or a Spark Connect client's, cannot be
 seen: `dlspark.spark.register(spark)` hands the session's values on.
 
-Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings.md). Spark hands options
-over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
+Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings/logs.md). Spark hands
+options over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
 
 Only the driver side asks: a task gets all it needs with its partition.
 """
@@ -41,7 +41,7 @@ Connect: TypeAlias = "Callable[[str], Awaitable[AsyncNamespace]]"
 
 
 def resolve_uri(options: Options) -> str:
-    """The namespace's URI for this query, whose options know the session's. OptionError names all places."""
+    """Return the namespace's URI for this query, whose options know the session's. OptionError names all places."""
     found = options.text("uri") or default_uri()
     if not found:
         raise OptionError(
@@ -57,7 +57,8 @@ def resolve_uri(options: Options) -> str:
 
 
 def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The session's defaults by option name: those that `register` kept, else those Spark's driver was started with."""
+    """Return the session's defaults by option name: those that `register` kept, else those Spark's driver was started
+    with."""
     home = environ.get("SPARK_HOME")
     directory = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     found = _in_file(Path(directory) / "spark-defaults.conf") if directory else {}
@@ -67,7 +68,7 @@ def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] |
 
 
 def defaults_among(confs: Mapping[str, str]) -> dict[str, str]:
-    """Those of some confs that are defaults of options, by option name."""
+    """Return those of some confs that are defaults of options, by option name."""
     return {
         key.removeprefix(CONF_PREFIX): value.strip()
         for key, value in confs.items()
@@ -76,7 +77,7 @@ def defaults_among(confs: Mapping[str, str]) -> dict[str, str]:
 
 
 def defaults_in_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    """What a Spark driver's command line says: `--conf k=v`, `-Dk=v`, or its `--properties-file`."""
+    """Return what a Spark driver's command line says: `--conf k=v`, `-Dk=v`, or its `--properties-file`."""
     from_file: dict[str, str] = {}
     found: dict[str, str] = {}
     for position, argument in enumerate(arguments):
@@ -90,7 +91,8 @@ def defaults_in_arguments(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def driver_process() -> str | None:
-    """What distinguishes the process of Spark's driver from all others anywhere; None where it cannot be seen."""
+    """Return what distinguishes the process of Spark's driver from all others anywhere; None where it cannot be
+    seen."""
     for pid, _ in _spark_processes():
         try:
             started = _stat(pid)[19]
@@ -108,7 +110,7 @@ def _spark_command_lines() -> Iterator[list[str]]:
 
 
 def _spark_processes() -> Iterator[tuple[int, list[str]]]:
-    """Spark's Java processes among our ancestors, nearest first (Linux; elsewhere none can be seen)."""
+    """Yield Spark's Java processes among our ancestors, nearest first (Linux; elsewhere none can be seen)."""
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
         if pid < 1:
@@ -124,18 +126,18 @@ def _spark_processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process's state from the third on, as in proc(5)."""
+    """Return the fields of a process's state from the third on, as in proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _in_file(path: Path) -> dict[str, str]:
-    """The defaults in a Spark properties file."""
+    """Return the defaults in a Spark properties file."""
     return defaults_among(confs_in_file(path, CONF_PREFIX))
 
 
 def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
-    """The confs in a Spark properties file (`key value` or `key=value` lines); empty if the file cannot be read, or if
-    no line has a conf that begins with `prefix`."""
+    """Return the confs in a Spark properties file (`key value` or `key=value` lines); empty if the file cannot be read,
+    or if no line has a conf that begins with `prefix`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:

@@ -41,11 +41,11 @@ class DistributedLogDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "distributedlog"
 
     def schema(self) -> StructType:
-        """The columns; for a request of the catalog's Java side, the answer, packed into a schema."""
+        """Return the columns; for a request of the catalog's Java side, the answer, packed into a schema."""
         if REQUEST in self.options:
             from dlspark.spark.catalog.requests import answer_in_schema
 
@@ -55,7 +55,7 @@ class DistributedLogDataSource(DataSource):
         return table_named(options.text(METADATA_OPTION) or "").schema if options.given(METADATA_OPTION) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch query, or of a metadata table."""
+        """Return the reader of a batch query, or of a metadata table."""
         options, words = self._settled(Scope.SOURCE_BATCH), pushed(self.options)
         table = requested(options)
         if table is not None:
@@ -73,7 +73,7 @@ class DistributedLogDataSource(DataSource):
         return batch_reader(options, schema, bounds=down.bounds, take=down.take, seen=down.seen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a streaming query."""
+        """Return the reader of a streaming query."""
         from dlspark.spark.source.readers import RefusedStream, stream_reader
 
         try:
@@ -85,19 +85,20 @@ class DistributedLogDataSource(DataSource):
             raise
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of `df.write`."""
+        """Return the writer of `df.write`."""
         from dlspark.spark.sink.writer import batch_writer
 
         return batch_writer(self._settled(Scope.SINK_BATCH), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """The writer of one micro-batch of `df.writeStream`."""
+        """Return the writer of one micro-batch of `df.writeStream`."""
         from dlspark.spark.sink.writer import stream_writer
 
         return stream_writer(self._settled(Scope.SINK_STREAM), schema, overwrite)
 
     def _settled(self, scope: Scope) -> Options:
-        """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""
+        """Return the checked options, with the namespace's URI settled: the one place where conf and environment are
+        asked."""
         options = Options(unpacked(self.options, scope), scope, session_defaults(os.environ, self.session_conf))
         return options.with_uri(resolve_uri(options))
 

@@ -12,12 +12,11 @@ It must never harm a query: whatever goes wrong in it is logged, once a kind, an
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,9 +33,7 @@ from pyspark.sql.streaming.listener import (
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
 from dlspark.core.metrics.registries import Statistics, lags_of
 from dlspark.errors import CallerError
-from dlspark.spark.errors import OffsetError
-from dlspark.spark.source.extents import NO_LAG, Lag
-from dlspark.spark.source.offsets import BEHIND, Offsets
+from dlspark.spark.source.lag import Lag, larger_lag, read_behind
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import NS_PER_S, read_time
 
@@ -63,7 +60,7 @@ class _Heard:
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:
-        """In one line. `running`: a session says so; it cannot be concluded from what was heard."""
+        """Return in one line. `running`: a session says so; it cannot be concluded from what was heard."""
         if not self.samples:
             return "ended before a batch" if self.ended else "no batch yet"
         known = [lag for lag in self.lags.values() if lag is not None]
@@ -92,13 +89,14 @@ class LagListener(StreamingQueryListener):
     # ------------------------------------------------------------------ what was heard
 
     def lags(self) -> dict[str, dict[str, Lag | None]]:
-        """By query (its name, else its id) and log, how far those that run are behind; None: that is not known."""
+        """Return by query (its name, else its id) and log, how far those that run are behind; None: that is not
+        known."""
         self._settled()
         with self._lock:
             return {heard.name: dict(heard.lags) for heard in self._queries.values() if not heard.ended}
 
     def picture(self, query: str | None = None, by: Measure = "records") -> LagPicture:
-        """How far a query (its name or id; by default the one heard of last) was behind over time.
+        """Return how far a query (its name or id; by default the one heard of last) was behind over time.
 
         Raises CallerError for a query that was not heard of, or another measure.
         """
@@ -121,7 +119,7 @@ class LagListener(StreamingQueryListener):
         return "", None
 
     def _settled(self) -> frozenset[str]:
-        """Ids of the queries that the session runs, after the news of those that it runs no more has come.
+        """Return ids of the queries that the session runs, after the news of those that it runs no more has come.
 
         Spark notifies listeners of a query's end some time after `query.stop()` has returned. The session of this
         thread is asked, or the listener's on a client of Spark Connect; without a session it does not wait.
@@ -145,7 +143,7 @@ class LagListener(StreamingQueryListener):
         return running
 
     def _running(self) -> frozenset[str] | None:
-        """Ids of the queries that the session runs; None where no session can be asked."""
+        """Return ids of the queries that the session runs; None where no session can be asked."""
         try:
             session = self.spark or SparkSession.getActiveSession()
             return None if session is None else frozenset(str(query.id) for query in session.streams.active)
@@ -168,22 +166,23 @@ class LagListener(StreamingQueryListener):
     # ------------------------------------------------------------------ for Spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known before the first batch."""
+        """Note that nothing is known before the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Take up the lags that a batch's progress reports."""
         self._safely(lambda: self._progress(event.progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """A query that idles is alive, and its lags stay as they were."""
+        """Note that a query that idles is alive, and its lags stay as they were."""
         self._safely(lambda: self._alive(str(event.id)))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """A query that has ended has no lag any more."""
+        """Note that a query that has ended has no lag any more."""
         self._safely(lambda: self._terminated(str(event.id)))
 
     def _safely(self, action: Callable[[], None]) -> None:
-        """A listener may not fail: Spark would print a trace for each batch, and some of its buses drop listeners."""
+        """Note that a listener may not fail: Spark would print a trace for each batch, and some of its buses drop
+        listeners."""
         try:
             action()
         except Exception as error:
@@ -207,7 +206,7 @@ class LagListener(StreamingQueryListener):
         self._show(query_id, heard)
 
     def _alive(self, query_id: str) -> None:
-        """A query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
+        """Note that a query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
         with self._lock:
             heard = self._queries.get(query_id)
         if heard is not None:
@@ -232,36 +231,17 @@ class LagListener(StreamingQueryListener):
 
 
 def reported_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
-    """What a batch's progress reports of each log that the query reads; None where it reads none.
+    """Return what a batch's progress reports of each log that the query reads; None where it reads none.
 
     A log that two sources of the query read counts once, with the larger lag.
     """
     found: dict[str, Lag | None] = {}
     ours = False
     for source in progress.sources:
-        for log, lag in (_of_source(source.latestOffset) or {}).items():
+        for log, lag in (read_behind(source.latestOffset) or {}).items():
             ours = True
-            found[log] = lag if log not in found else _larger(found[log], lag)
+            found[log] = lag if log not in found else larger_lag(found[log], lag)
     return found if ours else None
-
-
-def _of_source(latest: str | None) -> dict[str, Lag | None] | None:
-    """The lags in one source's `latestOffset`; None where it is not of a log."""
-    try:
-        report = json.loads(latest or "null")
-        behind = report.pop(BEHIND)
-        logs = Offsets.from_stored(report)
-    except (ValueError, AttributeError, KeyError, TypeError, OffsetError):
-        return None  # Of another source, or of a batch before the first.
-    if not isinstance(behind, Mapping):
-        return None
-    return {log: Lag.of_report(behind[log]) if log in behind else NO_LAG for log in logs}
-
-
-def _larger(one: Lag | None, other: Lag | None) -> Lag | None:
-    if one is None or other is None:
-        return one or other
-    return max(one, other, key=lambda lag: (lag.records or 0, lag.bytes))
 
 
 def _values(lag: Lag | None) -> tuple[int | None, int | None, int | None]:
@@ -269,5 +249,5 @@ def _values(lag: Lag | None) -> tuple[int | None, int | None, int | None]:
 
 
 def _epoch_s(timestamp: str) -> float:
-    """A progress's time, for a gauge."""
+    """Return a progress's time, for a gauge."""
     return read_time(timestamp) / NS_PER_S

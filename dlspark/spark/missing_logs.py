@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlspark.core.namespace import AsyncNamespace
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.settings import did_you_mean
-from metadata.log_names import LogNotFoundError
 
 
 async def missing_log_error(namespace: AsyncNamespace, missing: Sequence[str]) -> LogNotFoundError:
-    """The error for logs that a query names, of which these are missing; its advice is about the first of them."""
+    """Return the error for logs that a query names, of which these are missing; its advice is about the first of
+    them."""
     name = missing[0]
     what = f"No such log: {', '.join(missing)}; nothing was read"
     inside = sorted(await namespace.logs_store.list(name))
@@ -33,7 +34,8 @@ async def missing_log_error(namespace: AsyncNamespace, missing: Sequence[str]) -
 
 
 async def near_log(namespace: AsyncNamespace, name: str) -> str:
-    """How advice begins for a log that is not there: with one of nearly that name in its folder; empty without one."""
+    """Return how advice begins for a log that is not there: with one of nearly that name in its folder; empty without
+    one."""
     folder = name.rpartition("/")[0]
     beside = await namespace.logs_store.list(folder)
     return did_you_mean(name, [f"{folder}/{one}" if folder else one for one in beside])

@@ -80,7 +80,7 @@ _UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
 def builder(
     uri: str | None = None, existing: SparkSession.Builder | None = None, *, catalog: str | None = DEFAULT_NAME
 ) -> SparkSession.Builder:
-    """A builder of sessions that read and write logs; to be gone on with, `.master("local[2]").getOrCreate()`.
+    """Return a builder of sessions that read and write logs; to be gone on with, `.master("local[2]").getOrCreate()`.
 
     `uri` names the namespace; without it the conf `spark.distributedlog.uri` or the variable `DLSPARK_URI` does.
     `existing` is a builder whose settings are taken over. `catalog` is the name of the SQL catalog; None: no catalog.
@@ -144,11 +144,11 @@ class _Builder(SparkSession.Builder):
         return session
 
     def _connects(self) -> bool:
-        """Whether it is a Spark Connect server's session, which has its own Python and settings."""
+        """Return whether it is a Spark Connect server's session, which has its own Python and settings."""
         return "spark.remote" in self._options or "SPARK_REMOTE" in os.environ
 
     def _missing(self, elsewhere: Mapping[str, str]) -> dict[str, str]:
-        """The confs that are not set yet; `elsewhere` is what is set outside of the builder."""
+        """Return the confs that are not set yet; `elsewhere` is what is set outside of the builder."""
         wanted = dict(_CONFS)
         if self._uri is not None:
             wanted[CONF_KEY] = self._uri
@@ -164,19 +164,19 @@ class _Builder(SparkSession.Builder):
 
 
 def _has_jvm() -> bool:
-    """Whether Spark's JVM runs already: that of a session before this one, or of spark-submit."""
+    """Return whether Spark's JVM runs already: that of a session before this one, or of spark-submit."""
     return SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _confs_of_jvm() -> dict[str, str]:
-    """The confs that the running JVM has."""
+    """Return the confs that the running JVM has."""
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
 def logging_is_set_up(environ: Mapping[str, str], confs: Mapping[str, object]) -> bool:
-    """Whether the user may have said how a JVM that is started from here logs: by a file, a variable, or options for
-    Java, which are theirs as a whole."""
+    """Return whether the user may have said how a JVM that is started from here logs: by a file, a variable, or options
+    for Java, which are theirs as a whole."""
     files = _conf_folder(environ).glob("log4j2*.*")
     variables = (f"{name}={environ[name]}".lower() for name in _JAVA_VARIABLES if name in environ)
     return (
@@ -191,7 +191,7 @@ def _conf_folder(environ: Mapping[str, str]) -> Path:
 
 
 def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
-    """The confs that a JVM started from here would have though a builder names none: of files and arguments."""
+    """Return the confs that a JVM started from here would have though a builder names none: of files and arguments."""
     found = confs_in_file(_conf_folder(environ) / "spark-defaults.conf")
     said = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
     for position, word in enumerate(said[:-1]):
@@ -239,7 +239,7 @@ def _early_end(query: StreamingQuery) -> Exception | None:
 
 
 def _can_start_again(writer: DataStreamWriter, error: Exception) -> bool:
-    """Whether nothing has run; removes what keeps the query from starting again."""
+    """Return whether nothing has run; removes what keeps the query from starting again."""
     return SLOW_START in str(error) or _removed_unfinished(writer, error)
 
 

@@ -49,7 +49,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def in_worker() -> bool:
-    """Whether this process is a Python worker of Spark's."""
+    """Return whether this process is a Python worker of Spark's."""
     return _WORKER in sys.modules
 
 
@@ -109,7 +109,7 @@ _uses = 0
 
 
 def begin_use() -> None:
-    """A process begins to do something for one of our queries."""
+    """Note that a process begins to do something for one of our queries."""
     global _uses
     _uses += 1
     if due(_uses, main_module()):
@@ -117,12 +117,12 @@ def begin_use() -> None:
 
 
 def due(uses: int, main: str | None) -> bool:
-    """Whether to freeze before this use of a process that runs module `main`: only in what Spark's daemon has forked,
-    where the collection has just been."""
+    """Return whether to freeze before this use of a process that runs module `main`: only in what Spark's daemon has
+    forked, where the collection has just been."""
     return uses in FREEZE_AT and main == DAEMON
 
 
 def main_module() -> str | None:
-    """The module that this process was started with (`python -m`), as its name; None for a script."""
+    """Return the module that this process was started with (`python -m`), as its name; None for a script."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return None if spec is None else spec.name

@@ -18,12 +18,12 @@ from types import TracebackType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.foundation.opened_here import OpenedHere
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Network
 from storage_node.settings.bookie import BookieSettings
@@ -119,7 +119,7 @@ class InProcessCluster(OpenedHere):
     async def connect(
         self, settings: Settings | None = None, *, client: ClientSettings | None = None
     ) -> AsyncNamespace:
-        """A new client of the cluster, with a metadata session of its own. The cluster closes it at the end."""
+        """Return a new client of the cluster, with a metadata session of its own. The cluster closes it at the end."""
         store = MemoryStore(self.tree)
         namespace = await AsyncNamespace.over(
             store, URI, settings or self._settings, network=self._network, client_settings=client, own=(store,)
@@ -134,7 +134,7 @@ class InProcessCluster(OpenedHere):
         await namespace.store.close()
 
     async def writable_nodes(self) -> list[str]:
-        """Ids of the nodes that are registered as usable."""
+        """Return ids of the nodes that are registered as usable."""
         return [address.bookie_id for address in await BookieRegistry(self.operator).writable()]
 
     async def stop(self) -> None:

@@ -101,7 +101,8 @@ class JavaSoftware:
 
 
 def class_path_of(pom: Path, cache: Path = CACHE) -> str:
-    """The jars that a POM asks for, fetched through Maven unless they are there from an earlier run, kept in `cache`.
+    """Return the jars that a POM asks for, fetched through Maven unless they are there from an earlier run, kept in
+    `cache`.
 
     Raises OutOfReachError.
     """
@@ -116,12 +117,12 @@ def class_path_of(pom: Path, cache: Path = CACHE) -> str:
 
 
 def _all_there(listed: Path) -> bool:
-    """Whether every jar of a class path that was kept still lies where it did."""
+    """Return whether every jar of a class path that was kept still lies where it did."""
     return listed.exists() and all(Path(jar).exists() for jar in listed.read_text().strip().split(os.pathsep))
 
 
 def _fetch(pom: Path, output: Path, *settings: str) -> str:
-    """The class path as Maven resolves it (from its local cache where it can), which it writes to `output`."""
+    """Return the class path as Maven resolves it (from its local cache where it can), which it writes to `output`."""
     command = ["mvn", "-q", "-B", "-f", str(pom), CLASSPATH_GOAL, *settings, f"-Dmdep.outputFile={output}"]
     try:
         done = subprocess.run(
@@ -243,7 +244,7 @@ class JavaTool:
 
 
 def free_port() -> int:
-    """A port below the range of outgoing connections, so that a server that is down for a while keeps it."""
+    """Return a port below the range of outgoing connections, so that a server that is down for a while keeps it."""
     for port in random.sample(range(20_000, 32_000), 200):
         with socket.socket() as probe:
             try:

@@ -9,7 +9,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?
 
 
 def host_text(host: str) -> str:
-    """A host as it stands before a port: one with colons in brackets."""
+    """Return a host as it stands before a port: one with colons in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

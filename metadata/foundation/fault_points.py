@@ -78,7 +78,7 @@ def _act(point: str, script: str) -> None:
 
 
 def _read(script: str) -> Script:
-    """The script itself, or that in the file that it names; without such a file there are no faults."""
+    """Return the script itself, or that in the file that it names; without such a file there are no faults."""
     if script.startswith("@"):
         try:
             script = Path(script[1:]).read_text() or "{}"

@@ -48,6 +48,6 @@ class OnOneLoop(OpenedHere):
 
 
 def _named(opened: OpenedHere) -> str:
-    """What it is, with its address or its log's name where it has one."""
+    """Return what it is, with its address or its log's name where it has one."""
     told = repr(opened)
     return f"the {type(opened).__name__}" if told.startswith("<") else told

@@ -157,5 +157,5 @@ class Slices:
             self.begin()
 
     def begin(self) -> None:
-        """A slice begins now: what was before was a wait."""
+        """Note that a slice begins now: what was before was a wait."""
         self._ends_s = self._loop.time() + self._slice_s

@@ -32,7 +32,8 @@ os.execv(command[0], command)
 
 
 def ending_with_parent(command: Sequence[str], number: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command line that runs `command` (its first word a path) and gets signal `number` when this process ends.
+    """Return the command line that runs `command` (its first word a path) and gets signal `number` when this process
+    ends.
 
     The kernel sends it at the end of the *thread* that starts the command: that thread has to live as long.
     """
@@ -45,7 +46,7 @@ _STATE_FIELD = 0
 
 
 def started(pid: int) -> str | None:
-    """When the process started, as text to be compared; None where no such process runs (or it is a zombie)."""
+    """Return when the process started, as text to be compared; None where no such process runs (or it is a zombie)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -55,7 +56,7 @@ def started(pid: int) -> str | None:
 
 
 def _started_by_ps(pid: int) -> str | None:
-    """Where there is no /proc (macOS): to the second, which a number is not given again within."""
+    """Return where there is no /proc (macOS): to the second, which a number is not given again within."""
     command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     state, _, when = done.stdout.strip().partition(" ")

@@ -29,7 +29,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 def local_path(location: str | os.PathLike[str], error: type[DistributedLogError]) -> Path:
-    """The path that a path or `file:` URL names. Raises `error` for other URLs."""
+    """Return the path that a path or `file:` URL names. Raises `error` for other URLs."""
     written = os.fspath(location)
     if isinstance(location, os.PathLike) or not _URL.match(written):
         return Path(written)
@@ -43,8 +43,8 @@ def local_path(location: str | os.PathLike[str], error: type[DistributedLogError
 
 
 def read_if_exists(path: Path) -> bytes | None:
-    """The bytes of a file, None if there is none. Raises OSError, also for a path that is not a file, and for a file
-    above MAX_FILE_BYTES."""
+    """Return the bytes of a file, None if there is none. Raises OSError, also for a path that is not a file, and for a
+    file above MAX_FILE_BYTES."""
     try:
         mode = path.stat().st_mode  # `exists` of Python 3.14 hides why it does not know.
     except (FileNotFoundError, NotADirectoryError):
@@ -59,7 +59,7 @@ def read_if_exists(path: Path) -> bytes | None:
 
 
 def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) -> dict[str, str]:
-    """What Java's properties format says. Raises `error`, also for a key that is there twice."""
+    """Return what Java's properties format says. Raises `error`, also for a key that is there twice."""
     values: dict[str, str] = {}
     try:
         lines = [line for line in javaproperties.parse(io.BytesIO(data)) if isinstance(line, javaproperties.KeyValue)]
@@ -73,7 +73,7 @@ def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) 
 
 
 def lines_of(data: bytes) -> dict[str, int]:
-    """The number of the line on which each key is, from 1 on; of what `parse_properties` takes."""
+    """Return the number of the line on which each key is, from 1 on; of what `parse_properties` takes."""
     lines, at = {}, 1
     for element in javaproperties.parse(io.BytesIO(data)):
         if isinstance(element, javaproperties.KeyValue):
@@ -85,7 +85,7 @@ def lines_of(data: bytes) -> dict[str, int]:
 def read_properties(
     location: str | os.PathLike[str], error: type[DistributedLogError], *, named_by: str
 ) -> dict[str, str]:
-    """What a properties file says. Raises `error`; `named_by` says in it where the path may come from."""
+    """Return what a properties file says. Raises `error`; `named_by` says in it where the path may come from."""
     path = local_path(location, error)
     try:
         data = read_if_exists(path)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Final, Generic, TypeAlias, TypeVar, overload
 
-from metadata.foundation.errors import DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, check
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ class Setting:
 
 
 def declared(info: Setting, default: object) -> object:
-    """The dataclass field of a setting; a `default` of `MISSING` makes it one that has to be given."""
+    """Return the dataclass field of a setting; a `default` of `MISSING` makes it one that has to be given."""
     metadata = {"setting": info}
     if default is MISSING:
         return field(repr=not info.secret, metadata=metadata)
@@ -208,24 +208,24 @@ def setting(
     secret: bool = False,
     section: str = "",
 ) -> object:
-    """A field with its setting. A default of None: not set; what follows from that is the room's to decide."""
+    """Return a field with its setting. A default of None: not set; what follows from that is the room's to decide."""
     info = Setting(kind, key, meaning, minimum, maximum, scale, choices, other_keys, own, secret, section)  # type: ignore[arg-type]
     return declared(info, default)
 
 
 def required(kind: Kind[T], key: str, meaning: str, *, other_keys: tuple[str, ...] = (), section: str = "") -> T:
-    """A field without a default, with its setting."""
+    """Return a field without a default, with its setting."""
     info = Setting(kind, key, meaning, other_keys=other_keys, section=section)  # type: ignore[arg-type]
     return declared(info, MISSING)  # type: ignore[return-value]
 
 
 def settings_of(owner: type) -> dict[str, Setting]:
-    """The settings among a dataclass's fields, by the field's name, in their order."""
+    """Return the settings among a dataclass's fields, by the field's name, in their order."""
     return {item.name: item.metadata["setting"] for item in fields(owner) if "setting" in item.metadata}
 
 
 def defaults_of(owner: type) -> dict[str, object]:
-    """The defaults of those that have one, by key and as it is written there, so in the key's unit."""
+    """Return the defaults of those that have one, by key and as it is written there, so in the key's unit."""
     found: dict[str, object] = {}
     for item in fields(owner):
         info: Setting | None = item.metadata.get("setting")
@@ -236,13 +236,13 @@ def defaults_of(owner: type) -> dict[str, object]:
 
 
 def shown(value: object) -> str:
-    """A user's value as it stands in an error, cut where it is long."""
+    """Return a user's value as it stands in an error, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text):,} characters)"
 
 
 def read_value(info: Setting, key: str, value: object, error: type[DistributedLogError]) -> object:
-    """A value, given under the name `key`, in the field's type and unit. Raises `error` for what is not one."""
+    """Return a value, given under the name `key`, in the field's type and unit. Raises `error` for what is not one."""
     try:
         if isinstance(value, str):
             converted = info.kind.read(value.strip().lower() if info.choices else value)
@@ -297,12 +297,12 @@ class Registry:
         return key in self._names
 
     def __iter__(self) -> Iterator[str]:
-        """All keys that are understood, other names of one setting included."""
+        """Return all keys that are understood, other names of one setting included."""
         return iter(self._names)
 
     def find(self, key: str) -> tuple[type, str, Setting]:
-        """The dataclass, the name of the field and the setting of a key. Raises the registry's error, with the nearest
-        key or the reason."""
+        """Return the dataclass, the name of the field and the setting of a key. Raises the registry's error, with the
+        nearest key or the reason."""
         found = self._names.get(key)
         if found is not None:
             return found
@@ -312,16 +312,17 @@ class Registry:
         raise self._error(f"there is no setting {shown(key)}", advice=nearest(key, self._names, self._page))
 
     def reason_against(self, key: str) -> str | None:
-        """Why a key of upstream's would do nothing here; None for one that is understood, or unknown."""
+        """Return why a key of upstream's would do nothing here; None for one that is understood, or unknown."""
         return None if key in self._names else self._refused.get(key)
 
     def read(self, key: str, value: object) -> object:
-        """A value in the field's type and unit. Raises the registry's error for what is not one, or out of bounds."""
+        """Return a value in the field's type and unit. Raises the registry's error for what is not one, or out of
+        bounds."""
         return read_value(self.find(key)[2], key, value, self._error)
 
     def read_all(self, values: Mapping[str, object]) -> dict[type, dict[str, object]]:
-        """All values, by dataclass and name of the field: what to make the dataclasses with. Raises the registry's
-        error, also where one setting is given under two names."""
+        """Return all values, by dataclass and name of the field: what to make the dataclasses with. Raises the
+        registry's error, also where one setting is given under two names."""
         made: dict[type, dict[str, object]] = {}
         for key, value in values.items():
             owner, name, info = self.find(key)
@@ -338,6 +339,17 @@ class Registry:
                 _check_value(info, info.key, value, self._error)
 
 
+def values_given(texts: Iterable[str]) -> dict[str, str]:
+    """Return the settings that options `--set key=value` give, by key. Raises CallerError for a text without '='."""
+    given: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise CallerError(f"--set {text!r} sets nothing", advice="Write --set key=value")
+        given[key.strip()] = value
+    return given
+
+
 def _bound(limit: float, info: Setting) -> str:
     if math.isinf(limit):
         return ""
@@ -350,20 +362,20 @@ def nearest(key: str, known: Iterable[str], page: str) -> str:
 
 
 def near_word(word: str, known: Iterable[str]) -> str | None:
-    """The one of the `known` words that was meant by another one, perhaps; its capitals do not count."""
+    """Return the one of the `known` words that was meant by another one, perhaps; its capitals do not count."""
     folded = {one.lower(): one for one in known}
     close = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=0.6)
     return folded[close[0]] if close else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """How advice begins for a word that is none of the `known` ones; empty where none of them is near."""
+    """Return how advice begins for a word that is none of the `known` ones; empty where none of them is near."""
     near = near_word(word, known)
     return "" if near is None else f"Did you mean {near}? "
 
 
 def written(value: object) -> str:
-    """A value as a properties file has it."""
+    """Return a value as a properties file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -372,14 +384,15 @@ def written(value: object) -> str:
 
 
 def properties_entry(comment: str, key: str, value: object) -> str:
-    """A setting in a properties file for people: its meaning, then its key and value; None is written as a comment."""
+    """Return a setting in a properties file for people: its meaning, then its key and value; None is written as a
+    comment."""
     lines = textwrap.wrap(comment, _PAGE_WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     head = "".join(f"# {line}\n" for line in lines)
     return f"{head}#{key}=\n" if value is None else f"{head}{key}={written(value)}\n"
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table. Cells are Markdown already; what would end a cell, or begin a tag outside of code, is
+    """Yield the lines of a table. Cells are Markdown already; what would end a cell, or begin a tag outside of code, is
     escaped."""
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)

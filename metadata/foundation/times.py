@@ -68,7 +68,7 @@ def read_time(text: str) -> int:
 
 
 def _offset_s(found: re.Match[str]) -> int:
-    """How far the zone is ahead of UTC, in seconds."""
+    """Return how far the zone is ahead of UTC, in seconds."""
     if found["sign"] is None:
         return 0
     hours, minutes, seconds = (int(found[part] or 0) for part in ("hours", "minutes", "seconds"))
@@ -79,7 +79,7 @@ def _offset_s(found: re.Match[str]) -> int:
 
 
 def _near(text: str) -> str | None:
-    """The time that was meant, perhaps, as `read_time` reads it."""
+    """Return the time that was meant, perhaps, as `read_time` reads it."""
     found = _LOOSE.fullmatch(text) if len(text) <= _MAX_TEXT else None
     if found is None:
         return None
@@ -109,22 +109,23 @@ def read_first_ms(text: str) -> int:
 
 
 def first_ms(time_ns: int) -> int:
-    """The first millisecond that is not before a time; 0 for times before 1970: no transaction id is below it."""
+    """Return the first millisecond that is not before a time; 0 for times before 1970: no transaction id is below
+    it."""
     return max(-(-time_ns // NS_PER_MS), 0)
 
 
 def last_ms(time_ns: int) -> int:
-    """The last millisecond that is not after a time; negative before 1970."""
+    """Return the last millisecond that is not after a time; negative before 1970."""
     return time_ns // NS_PER_MS
 
 
 def time_text(epoch_ms: int) -> str:
-    """A time for JSON: in UTC, to the millisecond. One outside the years 1 to 9999 is given as a number."""
+    """Return a time for JSON: in UTC, to the millisecond. One outside the years 1 to 9999 is given as a number."""
     return _printed(epoch_ms, lambda moment: moment.isoformat(timespec="milliseconds"))
 
 
 def short_time(epoch_ms: int) -> str:
-    """A time for tables: in UTC, to the second, as in `2013-07-01 02:00:00Z`; what is cut off is not rounded."""
+    """Return a time for tables: in UTC, to the second, as in `2013-07-01 02:00:00Z`; what is cut off is not rounded."""
     return _printed(epoch_ms, lambda moment: moment.replace(tzinfo=None).isoformat(" ", "seconds") + "Z")
 
 

@@ -37,15 +37,15 @@ class ConditionCheckers:
         """By token, the one that it was to replace."""
 
     def append_sent(self, payload: bytes, position: DLSN | int | None, token: bytes | None) -> None:
-        """A record is given to a client with these conditions."""
+        """Note that a record is given to a client with these conditions."""
         self._asked[payload] = AskedCondition(position, token)
 
     def token_sent(self, token: bytes, expected: bytes) -> None:
-        """A client asks for a token, which no other one has asked for, in the place of `expected`."""
+        """Note that a client asks for a token, which no other one has asked for, in the place of `expected`."""
         self._replaced[token] = expected
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """The whole log."""
+        """Check the whole log."""
         before: SeenRecord | None = None
         token: bytes | None = None
         for one in seen:
@@ -69,7 +69,7 @@ class ConditionCheckers:
         self._world.reached("condition.held")
 
     def _follows(self, token: bytes, other: bytes) -> bool:
-        """Whether `token` is the other one, or one of its successors."""
+        """Return whether `token` is the other one, or one of its successors."""
         while token != other:
             if token not in self._replaced:
                 return False

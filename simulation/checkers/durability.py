@@ -64,11 +64,11 @@ class Durability:
         """How many nodes have each (ledger, entry)."""
 
     def node_starts(self, host: str) -> None:
-        """A node is about to start: the numbers of a journal's batches go on where replay finds its end."""
+        """Note that a node is about to start: the numbers of a journal's batches go on where replay finds its end."""
         self.nodes[host].journals.clear()
 
     def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
-        """Bytes of a file became durable."""
+        """Note that bytes of a file became durable."""
         if path.endswith(CHECKPOINT_AS_WRITTEN):
             self._checkpoint(node, b"".join(data for _, data in sorted(written)))
         elif path.startswith(JOURNAL_DIRECTORIES):
@@ -77,7 +77,7 @@ class Durability:
                     self._batch(node.name, path, offset, data)
 
     def survived(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
-        """Bytes of a file are on the medium after a power cut, though they were not synced.
+        """Note that bytes of a file are on the medium after a power cut, though they were not synced.
 
         Batches of a journal count then as if they were, for the next start replays them. It makes nothing durable that
         is so already, neither by a sync nor, where it has space for one, by a checkpoint.

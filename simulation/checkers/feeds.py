@@ -91,7 +91,7 @@ class FeedCheckers:
         """The log's name for the writer that was the last one to write a request of the epoch."""
 
     def answered(self) -> dict[str, int]:
-        """By incarnation, producer and epoch, how many requests were answered so far."""
+        """Return by incarnation, producer and epoch, how many requests were answered so far."""
         return {str(epoch): count for epoch, count in self._answered.items()}
 
     # ------------------------------------------------------------------------------------ requests
@@ -104,8 +104,8 @@ class FeedCheckers:
         sequence: int,
         make_records: Callable[[], list[WrittenRecord]],
     ) -> SentRequest:
-        """A request, of a producer's epoch with this number, is given to the session's writer. Its records are made
-        once for each incarnation."""
+        """Return a request, of a producer's epoch with this number, is given to the session's writer. Its records are
+        made once for each incarnation."""
         epoch = KnownEpoch(self._names.truth_of(session).name, producer, number)
         sent = self._sent[epoch].get(sequence)
         if sent is None:
@@ -121,7 +121,7 @@ class FeedCheckers:
         return sent
 
     def acknowledged(self, sent: SentRequest, session: WriterSession, answer: Appended) -> None:
-        """An attempt was answered."""
+        """Note that an attempt was answered."""
         sent.under_way -= 1
         self._note_answered(sent, session)
         if answer.records != len(sent.records):
@@ -165,7 +165,7 @@ class FeedCheckers:
         self._names_of[sent.epoch] = session.log
 
     def refused(self, sent: SentRequest, session: WriterSession, error: BaseException) -> None:
-        """An attempt ended with an error."""
+        """Note that an attempt ended with an error."""
         sent.under_way -= 1
         answered = session.answered_before.get(str(sent.epoch), 0)
         if isinstance(error, SequenceGapError) and error.expected < answered:
@@ -186,7 +186,7 @@ class FeedCheckers:
         return number is not None and number > epoch.number and epoch._replace(number=number) in self._sent
 
     def _is_cleared(self, epoch: KnownEpoch) -> bool:
-        """Whether the incarnation's segments went, and it lives on."""
+        """Return whether the incarnation's segments went, and it lives on."""
         return self._names.begin_of(self._names.truth(epoch.incarnation)) != BEGIN
 
     def _fail(self, sent: SentRequest, message: str) -> None:
@@ -195,7 +195,7 @@ class FeedCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def check(self, incarnation: str, seen: Sequence[SeenRecord]) -> None:
-        """The log as a whole, as a reader delivered it."""
+        """Note that the log as a whole, as a reader delivered it."""
         places = {one.payload: (index, one.dlsn) for index, one in enumerate(seen)}
         before: dict[str, int] = {}
         for epoch in sorted(epoch for epoch in self._sent if epoch.incarnation == incarnation):

@@ -37,7 +37,7 @@ class RecordedOperation:
 
 
 def outcome_of(error: BaseException) -> OperationOutcome:
-    """What an error says of the request that it ended."""
+    """Return what an error says of the request that it ended."""
     return OperationOutcome.FAILED if isinstance(error, NotAppliedError | CallerError) else OperationOutcome.UNKNOWN
 
 
@@ -49,13 +49,14 @@ class History:
         self._loop = loop
 
     def begin(self, client: str, kind: str, subject: str) -> RecordedOperation:
-        """A request of `client` begins now. It stays open until `end`, so for good where its process is killed."""
+        """Return a request of `client` begins now. It stays open until `end`, so for good where its process is
+        killed."""
         operation = RecordedOperation(client, kind, subject, self._loop.time())
         self.operations.append(operation)
         return operation
 
     def end(self, operation: RecordedOperation, error: BaseException | None = None) -> None:
-        """The request was answered now: ok, or what `error` says of it."""
+        """Note that the request was answered now: ok, or what `error` says of it."""
         operation.ended = self._loop.time()
         operation.outcome = OperationOutcome.OK if error is None else outcome_of(error)
         if error is not None:
@@ -63,7 +64,7 @@ class History:
 
     @contextmanager
     def operation(self, client: str, kind: str, subject: str) -> Iterator[RecordedOperation]:
-        """An operation as long as the block runs; errors of the product are noted and raised on."""
+        """Yield an operation as long as the block runs; errors of the product are noted and raised on."""
         operation = self.begin(client, kind, subject)
         try:
             yield operation
@@ -74,7 +75,7 @@ class History:
             self.end(operation)
 
     def counts(self) -> Counter[str]:
-        """How many requests of each kind ended how, as `add.ok`; `open` for those that never ended."""
+        """Return how many requests of each kind ended how, as `add.ok`; `open` for those that never ended."""
         return Counter(f"{o.kind}.{o.outcome.value}" for o in self.operations)
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.durability import Durability
 from simulation.checkers.history import OperationOutcome, outcome_of
@@ -109,7 +109,7 @@ class LedgerCheckers:
         raise error
 
     def truth(self, ledger_id: int) -> LedgerTruth:
-        """What is known of a ledger; an id that was not met before begins with nothing."""
+        """Return what is known of a ledger; an id that was not met before begins with nothing."""
         truth = self.ledgers.get(ledger_id)
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth(ledger_id)
@@ -118,7 +118,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ frames
 
     def frame_sent(self, link: SimulatedLink, frame: bytes) -> None:
-        """A frame leaves a process."""
+        """Note that a frame leaves a process."""
         self._world.trace.note(f"{link.process.name}>{link.other.process.name} {len(frame)} {zlib.crc32(frame)}")
         if link.client:
             if frame[0] == VERSION_THREE_START:
@@ -194,7 +194,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ nodes
 
     def node_started(self, node: WatchedNode) -> None:
-        """A node serves again: what it promised must be there."""
+        """Note that a node serves again: what it promised must be there."""
         if node.bookie is None:
             return
         self._world.trace.note(f"serves {node.name}")
@@ -225,7 +225,8 @@ class LedgerCheckers:
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
     def _check_replayed(self, host: str, storage: Storage) -> None:
-        """What is in memory right after the start came from the journal: its bytes are those of a writer (I12)."""
+        """Note that what is in memory right after the start came from the journal: its bytes are those of a writer
+        (I12)."""
         for ledger_id, truth in self.ledgers.items():
             ledger = storage.ledgers.get(ledger_id)
             if ledger is not None and not truth.foreign:
@@ -235,8 +236,8 @@ class LedgerCheckers:
                         self._entry_sent(host, body)
 
     def _owes(self, host: str, ledger_id: int, entry_id: int) -> bool:
-        """True if a node must keep an entry: its ledger is open, or closed behind the entry with the node in its write
-        set (I13, I17)."""
+        """Return True if a node must keep an entry: its ledger is open, or closed behind the entry with the node in its
+        write set (I13, I17)."""
         truth = self.truth(ledger_id)
         metadata = truth.metadata
         if truth.deleted or metadata is None:
@@ -254,7 +255,8 @@ class LedgerCheckers:
         return not truth.deleted and truth.metadata is not None and not truth.metadata.is_closed
 
     def final_state(self) -> None:
-        """Every node that serves still has what it acknowledged, after all collecting and compacting (I13, D8)."""
+        """Note that every node that serves still has what it acknowledged, after all collecting and compacting (I13,
+        D8)."""
         for node in self._world.nodes:
             if node.serving:
                 self._check_promises(node, "is")
@@ -262,7 +264,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction was applied: judge each change of a ledger's znode, before any client hears of it."""
+        """Note that a transaction was applied: judge each change of a ledger's znode, before any client hears of it."""
         for op in ops:
             ledger_id = ledger_of(op.path)
             if ledger_id is None:
@@ -350,7 +352,7 @@ class LedgerCheckers:
             )
 
     def _lac_carried(self, ledger_id: int, entry_id: int, lac: int) -> None:
-        """A node stores an entry with this LAC: every later recovery believes in all entries up to there."""
+        """Note that a node stores an entry with this LAC: every later recovery believes in all entries up to there."""
         truth = self.truth(ledger_id)
         for earlier in range(truth.carried + 1, lac + 1):
             self._check_replicas(truth, earlier, f"as entry {entry_id} was stored, which carries LAC {lac} (I6, I18)")
@@ -362,14 +364,14 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ clients
 
     def pushed(self, ledger_id: int, entry_id: int, payload: bytes) -> None:
-        """A writer gives an entry to its client."""
+        """Note that a writer gives an entry to its client."""
         truth = self.truth(ledger_id)
         if entry_id in truth.pushed:
             self.fail(f"entry {entry_id} of ledger {ledger_id} was given out twice (I3)")
         truth.pushed[entry_id] = payload
 
     def acknowledged(self, ledger_id: int, entry_id: int) -> None:
-        """A writer's add was answered: the entry is stored."""
+        """Note that a writer's add was answered: the entry is stored."""
         self._world.trace.note(f"ack {ledger_id}/{entry_id}")
         truth = self.truth(ledger_id)
         if entry_id != truth.acknowledged + 1:
@@ -381,7 +383,8 @@ class LedgerCheckers:
         self._check_replicas(truth, entry_id, "when it was acknowledged")
 
     def refused(self, ledger_id: int, entry_id: int, error: BaseException) -> None:
-        """A writer's add ended with an error: not acknowledged; some errors say that the entry is not in the ledger."""
+        """Note that a writer's add ended with an error: not acknowledged; some errors say that the entry is not in the
+        ledger."""
         truth = self.truth(ledger_id)
         if truth.deleted or outcome_of(error) is not OperationOutcome.FAILED:
             return
@@ -390,7 +393,7 @@ class LedgerCheckers:
             self.fail(f"entry {entry_id} of ledger {ledger_id} may be in it, but was called not applied: {error!r}")
 
     def lac_seen(self, reader: str, ledger_id: int, before: int, lac: int) -> None:
-        """A reader has a LAC."""
+        """Note that a reader has a LAC."""
         truth = self.truth(ledger_id)
         if lac < before:
             self.fail(f"{reader}: the LAC of ledger {ledger_id} went back from {before} to {lac} (I6)")
@@ -409,7 +412,7 @@ class LedgerCheckers:
         truth.highest_lac = max(truth.highest_lac, lac)
 
     def entry_read(self, reader: str, ledger_id: int, entry_id: int, payload: bytes) -> None:
-        """A reader was given an entry."""
+        """Note that a reader was given an entry."""
         self._world.trace.note(f"read {reader} {ledger_id}/{entry_id}")
         truth = self.truth(ledger_id)
         if truth.pushed.get(entry_id) != payload:
@@ -420,7 +423,7 @@ class LedgerCheckers:
         truth.highest_read = max(truth.highest_read, entry_id)
 
     def end_seen(self, client: str, ledger_id: int, last_entry: int, length: int) -> None:
-        """A client learned a ledger's end: from its own closing, a recovery or a reader."""
+        """Note that a client learned a ledger's end: from its own closing, a recovery or a reader."""
         metadata = self.truth(ledger_id).metadata
         if metadata is None or not metadata.is_closed:
             self.fail(f"{client}: ledger {ledger_id} is said to end at {last_entry}, but it is not closed (I2)")
@@ -432,12 +435,13 @@ class LedgerCheckers:
 
 
 def _is_re_replication(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that at any time."""
+    """Return only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that at any
+    time."""
     return new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles)
 
 
 def ledger_of(path: str) -> int | None:
-    """The id in a ledger's path (layout `hierarchical`), None for other znodes."""
+    """Return the id in a ledger's path (layout `hierarchical`), None for other znodes."""
     parts = path.split("/")
     if len(parts) < 5 or parts[1] != "ledgers" or not parts[-1].startswith("L") or not parts[2].isdigit():
         return None
@@ -445,14 +449,14 @@ def ledger_of(path: str) -> int | None:
 
 
 def bodies_in(response: Response | ResponseV2) -> Sequence[memoryview]:
-    """The entries that an answer carries."""
+    """Return the entries that an answer carries."""
     if isinstance(response, BatchReadResponse):
         return response.entries
     return [response.body] if isinstance(response, ReadResponse) and response.body else []
 
 
 def decode_answer(frame: memoryview) -> Response | ResponseV2:
-    """A node's answer in either version."""
+    """Return a node's answer in either version."""
     return decode_response(frame) if frame[0] == VERSION_THREE_START else v2.decode_response(frame)
 
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
 from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.ledgers import LedgerCheckers
@@ -127,11 +127,11 @@ class LogTruth:
     spans: list[ReadSpan] = field(default_factory=list)
 
     def ordered(self) -> list[SegmentMetadata]:
-        """The segments by LSSN; of two with one number the completed one first."""
+        """Return the segments by LSSN; of two with one number the completed one first."""
         return sorted(self.segments.values(), key=lambda segment: (segment.lssn, segment.in_progress))
 
     def segment(self, lssn: int) -> SegmentMetadata | None:
-        """The listed segment with this LSSN, None where there is none."""
+        """Return the listed segment with this LSSN, None where there is none."""
         return next((segment for segment in self.segments.values() if segment.lssn == lssn), None)
 
 
@@ -151,14 +151,14 @@ class LogCheckers:
         self._events = 0
 
     def truth(self, log: str) -> LogTruth:
-        """What is known of a log; a name that was not met before begins with nothing."""
+        """Return what is known of a log; a name that was not met before begins with nothing."""
         truth = self.logs.get(log)
         if truth is None:
             truth = self.logs[log] = LogTruth(log)
         return truth
 
     def truth_of(self, session: WriterSession) -> LogTruth:
-        """What is known of the log that the session writes."""
+        """Return what is known of the log that the session writes."""
         return self.truth(session.log)
 
     def _fail(self, log: str, message: str) -> None:
@@ -176,7 +176,7 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """A writer is about to be opened."""
+        """Return a writer is about to be opened."""
         if client.process is None:
             raise RuntimeError("the client was not started")
         self._sessions[log] += 1
@@ -187,26 +187,28 @@ class LogCheckers:
         self._owners[ledger_id] = session
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
-        """A record is given to the session's writer."""
+        """Return a record is given to the session's writer."""
         record = WrittenRecord(session, txid, payload, self._tick(), txids={txid})
         self.truth_of(session).records[payload] = record
         session.records.append(record)
         return record
 
     def written_again(self, record: WrittenRecord, session: WriterSession) -> None:
-        """A record of a producer's request is given to another session's writer, or again to the same."""
+        """Note that a record of a producer's request is given to another session's writer, or again to the same."""
         if record.outcome is OperationOutcome.FAILED:
             record.outcome = OperationOutcome.OPEN
         self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")
 
     def confirmed(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """A record of a producer's request was written before, at `dlsn`: so its answer says, whoever asked."""
+        """Note that a record of a producer's request was written before, at `dlsn`: so its answer says, whoever
+        asked."""
         self._place(self.truth_of(record.session), record, dlsn)
         if record.outcome is not OperationOutcome.OK:  # when an earlier attempt failed says nothing of this one
             record.outcome, record.ended = OperationOutcome.OK, self._tick()
 
     def judged(self, record: WrittenRecord, outcome: OperationOutcome, error: BaseException) -> None:
-        """A producer's request ended with an error; `outcome` is what is known of it from all its attempts."""
+        """Note that a producer's request ended with an error; `outcome` is what is known of it from all its
+        attempts."""
         self._world.reached(f"log.{type(error).__name__}")
         if record.outcome is OperationOutcome.OK:
             return
@@ -215,7 +217,7 @@ class LogCheckers:
             self._fail(record.session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
     def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """A record was acknowledged at `dlsn`."""
+        """Note that a record was acknowledged at `dlsn`."""
         session, truth = record.session, self.truth_of(record.session)
         self._world.trace.note(f"log-ack {session.log} {dlsn} {session.client}/{session.number}")
         if dlsn <= session.last_acknowledged:
@@ -236,11 +238,11 @@ class LogCheckers:
             )
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """The segment in which a record may be acknowledged now."""
+        """Return the segment in which a record may be acknowledged now."""
         return truth.segment(lssn)
 
     def refused(self, record: WrittenRecord, error: BaseException) -> None:
-        """A record's write ended with an error: it failed, or may have."""
+        """Note that a record's write ended with an error: it failed, or may have."""
         session = record.session
         self.session_failed(session)
         record.outcome, record.ended = outcome_of(error), self._tick()
@@ -249,7 +251,7 @@ class LogCheckers:
             self._fail(session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
     def session_failed(self, session: WriterSession) -> None:
-        """A writer has failed; perhaps another client took the log over while its process was paused."""
+        """Note that a writer has failed; perhaps another client took the log over while its process was paused."""
         if session.overtaken and not session.failed:
             self._world.reached("log.deposed-while-paused")
         session.failed = True
@@ -266,13 +268,13 @@ class LogCheckers:
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """A reader was opened; `before` is what it had delivered until it was closed."""
+        """Return a reader was opened; `before` is what it had delivered until it was closed."""
         span = ReadSpan(name, log, start, txid, before)
         self.truth(log).spans.append(span)
         return span
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
-        """A reader delivered a record."""
+        """Note that a reader delivered a record."""
         log, dlsn = span.log, seen.dlsn
         self._world.trace.note(f"log-read {log} {span.name} {dlsn}")
         truth = self.truth(log)
@@ -316,7 +318,7 @@ class LogCheckers:
         self.deliveries.metadata_applied(ops)
 
     def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
-        """Every change of a list depends on the version that was read, and on a lock (I7)."""
+        """Note that every change of a list depends on the version that was read, and on a lock (I7)."""
         read = f"{partition}/ledgers"
         if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
             self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
@@ -346,7 +348,7 @@ class LogCheckers:
                 self._completed(truth, segment)
 
     def _removed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        """An in-progress segment went without a completed one in its place: it must have been empty."""
+        """Note that an in-progress segment went without a completed one in its place: it must have been empty."""
         self._world.reached("log.empty-segment-removed")
         kept = [dlsn for dlsn in truth.at if dlsn.lssn == segment.lssn]
         if kept:
@@ -411,7 +413,8 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """The whole log, as a reader with all nodes healthy delivered it, after its last writer has closed."""
+        """Note that the whole log, as a reader with all nodes healthy delivered it, after its last writer has
+        closed."""
         truth = self.truth(log)
         self._check_list(truth)
         if any(segment.in_progress for segment in truth.segments.values()):
@@ -434,15 +437,15 @@ class LogCheckers:
                 self._check_segment(truth, segment, seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
-        """What is below may be gone."""
+        """Return what is below may be gone."""
         return DLSN(0, 0, 0)
 
     def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
-        """The sequence id with which a log begins that holds what was `seen`."""
+        """Return the sequence id with which a log begins that holds what was `seen`."""
         return 0
 
     def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
-        """In an order that time allows: nothing stands before what had been acknowledged when it was written."""
+        """Nothing stands before what had been acknowledged when it was written (in an order that time allows)."""
         # From the end on: `earliest_end` is when the first of the records behind was acknowledged.
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
@@ -504,7 +507,7 @@ class Deliveries:
         self.subscribers: dict[tuple[str, str], Subscriber] = {}
 
     def forget(self, log: str) -> None:
-        """The log was deleted, and its subscribers with it."""
+        """Note that the log was deleted, and its subscribers with it."""
         for key in [key for key in self.subscribers if key[0] == log]:
             del self.subscribers[key]
 
@@ -522,7 +525,7 @@ class Deliveries:
                 self._fail(span.log, f"{span.name} went on with {seen} after {last} (exactly once)")
 
     def check_starts(self, truth: LogTruth) -> None:
-        """At the end: nothing was left out before the first record of any span."""
+        """Nothing was left out before the first record of any span (at the end)."""
         places = sorted(truth.at)
         for span in truth.spans:
             first = span.next if not span.read else span.read[0].dlsn
@@ -536,11 +539,12 @@ class Deliveries:
     # ------------------------------------------------------------------------------------ subscribers
 
     def subscriber(self, log: str, name: str) -> Subscriber:
-        """What is known of a subscriber; a new one is at the log's beginning."""
+        """Return what is known of a subscriber; a new one is at the log's beginning."""
         return self.subscribers.setdefault((log, name), Subscriber())
 
     def subscribed(self, span: ReadSpan, subscriber: str, stored_before: DLSN) -> None:
-        """A reader was opened for a subscriber without a start; `stored_before` was its position before that."""
+        """Note that a reader was opened for a subscriber without a start; `stored_before` was its position before
+        that."""
         one = self.subscriber(span.log, subscriber)
         if not stored_before <= max(span.start, DLSN.INITIAL) <= one.stored:
             self._fail(
@@ -550,7 +554,8 @@ class Deliveries:
         self._went_on(one, span)
 
     def started_over(self, span: ReadSpan, subscriber: str) -> None:
-        """A reader was opened for a subscriber at the log's beginning, because what was stored had been truncated."""
+        """Note that a reader was opened for a subscriber at the log's beginning, because what was stored had been
+        truncated."""
         self._went_on(self.subscriber(span.log, subscriber), span)
 
     def _went_on(self, one: Subscriber, span: ReadSpan) -> None:
@@ -559,7 +564,7 @@ class Deliveries:
         one.spans.append(span)
 
     def committed(self, span: ReadSpan, subscriber: str, told: DLSN) -> None:
-        """A reader's commit was answered: what is stored is what it was given, or what its successor was."""
+        """Note that a reader's commit was answered: what is stored is what it was given, or what its successor was."""
         given = span.next
         others = [one.next for one in self.subscriber(span.log, subscriber).spans if one is not span]
         if told != given and not given < told <= max(others, default=given):

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segment_changes import NOTES
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, LogCheckers, LogTruth, ReadSpan, SeenRecord, WriterSession
@@ -80,17 +80,17 @@ class MovingNamesCheckers(LogCheckers):
         """Called with the name of a log whose segments have just gone."""
 
     def truth(self, log: str) -> LogTruth:
-        """What is known of an incarnation, or of the log that a name leads to."""
+        """Return what is known of an incarnation, or of the log that a name leads to."""
         return super().truth(self.present.get(log, log))
 
     # ------------------------------------------------------------------------------------ what is asked for
 
     def deleting(self, name: str) -> None:
-        """A client is about to delete the log of this name."""
+        """Note that a client is about to delete the log of this name."""
         self.deletable.add(name)
 
     def opening(self, reader: str) -> None:
-        """A reader is about to be opened."""
+        """Note that a reader is about to be opened."""
         self._opening[reader] = self._moment
 
     # ------------------------------------------------------------------------------------ metadata
@@ -118,7 +118,7 @@ class MovingNamesCheckers(LogCheckers):
             self._ended(name)
 
     def _below(self, name: str) -> dict[str, bytes]:
-        """What is below the znode of a name, by the path from there."""
+        """Return what is below the znode of a name, by the path from there."""
         start = f"{NAMESPACE_PATH}/{name}/"
         return {path[len(start) :]: data for path, data in self._nodes.items() if path.startswith(start)}
 
@@ -207,15 +207,15 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """A writer is about to be opened."""
+        """Return a writer is about to be opened."""
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
         self._opened_from[session] = self._moment
         return session
 
     def opened(self, session: WriterSession) -> None:
-        """The session's writer was opened, and nothing was given to it. It writes the incarnation that had the name
-        meanwhile; where more than one had it, which of them shows with its first segment."""
+        """Note that the session's writer was opened, and nothing was given to it. It writes the incarnation that had
+        the name meanwhile; where more than one had it, which of them shows with its first segment."""
         since = self._opened_from[session]
         had_the_name = [
             incarnation
@@ -226,19 +226,20 @@ class MovingNamesCheckers(LogCheckers):
             self._homes[session] = self.truth(had_the_name[0])
 
     def is_known(self, session: WriterSession) -> bool:
-        """Whether it is known which incarnation the session writes."""
+        """Return whether it is known which incarnation the session writes."""
         return self.truth_of(session).name in self._called
 
     def has_its_name(self, session: WriterSession) -> bool:
-        """Whether the incarnation that the session writes has the name by which the writer was opened."""
+        """Return whether the incarnation that the session writes has the name by which the writer was opened."""
         return self.present.get(session.log) == self.truth_of(session).name
 
     def truth_of(self, session: WriterSession) -> LogTruth:
-        """The incarnation that the session writes; a log without segments as long as that is not known."""
+        """Return the incarnation that the session writes; a log without segments as long as that is not known."""
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """A writer whose log was deleted while it could not hear of that may still hear of what it wrote before."""
+        """Return a writer whose log was deleted while it could not hear of that may still hear of what it wrote
+        before."""
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers
@@ -246,14 +247,14 @@ class MovingNamesCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Which incarnation it reads shows with the first record."""
+        """Return which incarnation it reads shows with the first record."""
         span = ReadSpan(name, log, start, txid, before)
         self._opened[id(span)] = _Opened(span, log, self._opening.get(name, self._moment), self._moment)
         return span
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
-        """A reader delivered a record. Its first one shows which incarnation it reads; a later record of another one is
-        a violation."""
+        """Note that a reader delivered a record. Its first one shows which incarnation it reads; a later record of
+        another one is a violation."""
         if not span.read:
             self._bind(span, seen)
         elif seen.payload not in self.truth(span.log).records and self._home_of(seen) is not None:
@@ -281,25 +282,26 @@ class MovingNamesCheckers(LogCheckers):
         self.truth(incarnation).spans.append(span)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
-        """Where the incarnation begins now: what is below was deleted."""
+        """Return where the incarnation begins now: what is below was deleted."""
         return self.begin_of(truth)
 
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """The whole log, as a reader delivered it at the end, compared with the incarnation that has the name then."""
+        """Note that the whole log, as a reader delivered it at the end, compared with the incarnation that has the name
+        then."""
         super().final(self.present[log], seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
-        """The first position of the incarnation that is left."""
+        """Return the first position of the incarnation that is left."""
         return self._begins.get(truth.name, BEGIN)
 
     def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
-        """That of the first record seen: what came before it may have been deleted."""
+        """Return that of the first record seen: what came before it may have been deleted."""
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """What of it is still there is a piece of the log; numbers go on but behind a clearing."""
+        """Note that what of it is still there is a piece of the log; numbers go on but behind a clearing."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]
         for before, after in zip(span.read, span.read[1:], strict=False):
@@ -312,7 +314,7 @@ class MovingNamesCheckers(LogCheckers):
 
 
 def _log_of(path: str) -> str | None:
-    """The name of the log whose parent of segments this is."""
+    """Return the name of the log whose parent of segments this is."""
     parts = path.split("/")
     is_list = len(parts) == 5 and f"/{parts[1]}" == NAMESPACE_PATH and parts[3:] == [DEFAULT_PARTITION, "ledgers"]
     return parts[2] if is_list else None

@@ -123,13 +123,13 @@ class ProxyCheckers:
         """Nothing is wrong: clients see no error."""
 
     def owners(self) -> list[Process]:
-        """The processes that acknowledged each log's last write."""
+        """Return the processes that acknowledged each log's last write."""
         return [owner.process for owner in self._owners.values()]
 
     # ------------------------------------------------------------------------------------ proxies
 
     def stored(self, ledger_id: int, entry_id: int) -> None:
-        """A proxy hears that an entry is stored."""
+        """Note that a proxy hears that an entry is stored."""
         self._heard[ledger_id, entry_id] = self._world.loop.time()
 
     def _heard_s(self, log: str, place: DLSN) -> float:
@@ -138,14 +138,14 @@ class ProxyCheckers:
         return self._heard.get(key, self._world.loop.time())
 
     def asked(self, process: Process, caller: object, request: Request) -> None:
-        """A request comes to a proxy's service, which has answered others of this caller or not."""
+        """Note that a request comes to a proxy's service, which has answered others of this caller or not."""
         if isinstance(request, WriteRecords) and request.stamp is not None:
             self._open[process, caller, request.stream, request.stamp].append(next(self._numbers))
             for payload in request.payloads:
                 self._stamps.setdefault(bytes(payload), set()).add(request.stamp)
 
     def answered(self, process: Process, caller: object, request: Request, answer: Answer) -> None:
-        """A proxy's service answers."""
+        """Note that a proxy's service answers."""
         if not isinstance(request, WriteRecords):
             return
         if request.stamp is not None:
@@ -192,20 +192,20 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ clients
 
     def sender(self, session: WriterSession, *, ordered: bool) -> ClientWrites:
-        """A client begins to write to a log."""
+        """Return a client begins to write to a log."""
         sender = ClientWrites(session, ordered)
         self._senders.setdefault(session.log, []).append(sender)
         return sender
 
     def sent(self, sender: ClientWrites, payload: bytes) -> WrittenRecord:
-        """A record is given to the client."""
+        """Return a record is given to the client."""
         record = self._logs.written(sender.session, 0, payload)
         sender.records.append(record)
         self._asked.setdefault(record.session.log, self._world.loop.time())
         return record
 
     def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """A record's future has its place."""
+        """Note that a record's future has its place."""
         log = record.session.log
         self._world.trace.note(f"client-ack {log} {dlsn} {record.session.client}")
         if dlsn == DLSN.INVALID:
@@ -213,7 +213,7 @@ class ProxyCheckers:
         self._logs.confirmed(record, dlsn)
 
     def refused(self, record: WrittenRecord, error: BaseException) -> None:
-        """A record's future ended with an error."""
+        """Note that a record's future ended with an error."""
         if self.calm and not isinstance(error, ConditionError):
             self._ledgers.fail(
                 f"log {record.session.log}: {record.session.client} saw an error, though nothing was wrong: {error!r}"
@@ -225,7 +225,8 @@ class ProxyCheckers:
         self._logs.judged(record, outcome_of(error), error)
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
-        """A reader delivered a record. Its transaction id is the proxy's choice: the first one that is read counts."""
+        """Note that a reader delivered a record. Its transaction id is the proxy's choice: the first one that is read
+        counts."""
         written = self._logs.truth(span.log).records.get(seen.payload)
         if written is not None and not written.read:
             written.txids = {seen.txid}
@@ -246,7 +247,7 @@ class ProxyCheckers:
                 self._ledgers.fail(f"log {log}: the records of {sender.session.client} are not in its order (I4)")
 
     def _check_numbers(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Records that were sent under one number only show the order of the numbers."""
+        """Note that records that were sent under one number only show the order of the numbers."""
         last: dict[str, ProducerStamp] = {}
         for one in seen:
             stamps = self._stamps.get(one.payload, set())

@@ -20,9 +20,9 @@ from dataclasses import replace
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import truncation_point
 from dlspark.core.settings.settings import Settings
-from metadata.log_names import DEFAULT_PARTITION
-from metadata.segment_changes import NOTES
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete, Op
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import LogCheckers, LogTruth, ReadSpan, SeenRecord
@@ -50,12 +50,13 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ what is asked for
 
     def truncating(self, log: str, dlsn: DLSN) -> DLSN:
-        """A client is about to truncate; returns the point below which all is hidden already."""
+        """Return a client is about to truncate; returns the point below which all is hidden already."""
         self._asked[log] = max(self._asked[log], dlsn)
         return self._points[log]
 
     def truncated(self, log: str, before: DLSN, told: DLSN) -> None:
-        """A truncation was answered: `told` is the position it returned, `before` what `truncating` returned."""
+        """Note that a truncation was answered: `told` is the position it returned, `before` what `truncating`
+        returned."""
         self._world.reached("life.truncated")
         if not before <= max(told, DLSN.INITIAL) or told > max(self._points[log], DLSN.INITIAL):
             self._fail(
@@ -63,11 +64,11 @@ class WholeLifeCheckers(LogCheckers):
             )
 
     def purging(self, log: str, txid: int) -> None:
-        """A client is about to purge by transaction id."""
+        """Note that a client is about to purge by transaction id."""
         self._purge_below[log] = max(self._purge_below[log], txid)
 
     def deleting(self, log: str) -> None:
-        """A client is about to delete the log, whole."""
+        """Note that a client is about to delete the log, whole."""
         self._deleting.add(log)
 
     # ------------------------------------------------------------------------------------ metadata
@@ -116,7 +117,7 @@ class WholeLifeCheckers(LogCheckers):
         return after
 
     def _left(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        """A segment was taken off the list, and its ledger noted."""
+        """Note that a segment was taken off the list, and its ledger noted."""
         self._gone[truth.name, segment.lssn] = segment
         if truth.name in self._deleting:
             self._world.reached("life.cleared")
@@ -155,7 +156,7 @@ class WholeLifeCheckers(LogCheckers):
                     self._fail(truth.name, f"segment {segment.lssn} is listed, and its ledger was deleted (I7)")
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """A deposed writer that was paused may hear late of what its successor kept, and has purged by now."""
+        """Return a deposed writer that was paused may hear late of what its successor kept, and has purged by now."""
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers
@@ -163,13 +164,14 @@ class WholeLifeCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """A reader was opened; the truncation point of that moment is its floor (I8)."""
+        """Return a reader was opened; the truncation point of that moment is its floor (I8)."""
         span = super().span(name, log, start, txid=txid, before=before)
         self._floors[id(span)] = self._points.get(log, DLSN(0, 0, 0))
         return span
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
-        """A reader delivered a record. One below its floor is a violation, unless its log ignores truncation (I8)."""
+        """Note that a reader delivered a record. One below its floor is a violation, unless its log ignores truncation
+        (I8)."""
         if seen.dlsn < self._floors[id(span)] and not self._settings[span.log].ignore_truncation:
             self._fail(
                 span.log, f"{span.name} read {seen.dlsn}, hidden was what is below {self._floors[id(span)]} (I8)"
@@ -177,11 +179,11 @@ class WholeLifeCheckers(LogCheckers):
         super().read(span, seen)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
-        """The truncation point: readers that are opened now deliver nothing below."""
+        """Return the truncation point: readers that are opened now deliver nothing below."""
         return self.begin_of(truth)
 
     def lost_position(self, span: ReadSpan, position: DLSN) -> None:
-        """A reader got the error that the position where it was is truncated."""
+        """Note that a reader got the error that the position where it was is truncated."""
         self._world.reached("life.reader-truncated")
         if position >= self._points[span.log]:
             self._fail(span.log, f"{span.name} at {position} heard of a truncation to {self._points[span.log]} (I8)")
@@ -189,18 +191,18 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ the end
 
     def begin_of(self, truth: LogTruth) -> DLSN:
-        """The truncation point, or the first segment that is left where truncation is ignored."""
+        """Return the truncation point, or the first segment that is left where truncation is ignored."""
         segments = truth.ordered()
         if self._settings[truth.name].ignore_truncation and segments:
             return DLSN(segments[0].lssn, 0, 0)
         return truncation_point(segments)
 
     def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
-        """That of the first record seen: what came before it may be truncated."""
+        """Return that of the first record seen: what came before it may be truncated."""
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """No number is missing between two records; what is still there is the same for all readers."""
+        """Note that no number is missing between two records; what is still there is the same for all readers."""
         present = {one.dlsn: one for one in seen}
         for index, one in enumerate(span.read):
             if index and one.sequence_id != span.read[index - 1].sequence_id + 1:
@@ -209,7 +211,7 @@ class WholeLifeCheckers(LogCheckers):
                 self._fail(span.log, f"{span.name} read {one}, there is {present[one.dlsn]} (I3)")
 
     def all_deleted(self, log: str) -> None:
-        """The log was deleted: nothing of it is left."""
+        """Note that the log was deleted: nothing of it is left."""
         truth = self.truth(log)
         left = [one for one in sorted(self.ever_listed[log]) if not self._ledgers.truth(one).deleted]
         if truth.segments or left:
@@ -219,7 +221,7 @@ class WholeLifeCheckers(LogCheckers):
 
 
 def _log_of(path: str) -> str | None:
-    """The log whose segment's znode this is."""
+    """Return the log whose segment's znode this is."""
     parts = path.split("/")
     return parts[2] if len(parts) == _DEPTH and parts[3:5] == [DEFAULT_PARTITION, "ledgers"] else None
 

@@ -96,19 +96,19 @@ class SimulatedFile(DiskFile):
         self._disk.write(self, offset, data)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes. Raises OSError (EIO) by the disk's faults."""
+        """Return up to `length` bytes. Raises OSError (EIO) by the disk's faults."""
         self._disk.may_fail("eio_read", self._path)
         return bytes(self.inode.data[offset : offset + length])
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
-        """The bytes, or None by chance: callers must manage with both."""
+        """Return the bytes, or None by chance: callers must manage with both."""
         if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
             return None
         data = self.inode.data[offset : offset + length]
         return data if len(data) == length else None
 
     def size(self) -> int:
-        """Bytes of the file as its process sees it, synced or not."""
+        """Return bytes of the file as its process sees it, synced or not."""
         return len(self.inode.data)
 
     def truncate(self, size: int) -> None:
@@ -144,13 +144,13 @@ class _Directory:
         self.changes.append(changes)
 
     def settle(self, count: int) -> None:
-        """The first `count` changes are durable."""
+        """Note that the first `count` changes are durable."""
         for changes in self.changes[:count]:
             _set_names(self.durable, changes)
         del self.changes[:count]
 
     def lose_some(self, rng: Random, *, in_order: bool) -> None:
-        """Nothing but what is durable is left, and some of the other changes."""
+        """Note that nothing but what is durable is left, and some of the other changes."""
         if in_order:
             self.settle(rng.randint(0, len(self.changes)))
         else:
@@ -244,7 +244,7 @@ class SimulatedDisk:
             self.synced(file.path, written)
 
     def _keep_some(self, inode: Inode) -> list[tuple[int, bytes]]:
-        """Each unsynced write reaches the medium whole, in part, or not at all; those that are there whole."""
+        """Return each unsynced write reaches the medium whole, in part, or not at all; those that are there whole."""
         written, inode.pending = inode.pending, []
         for offset, data in written:
             fate = TORN if self.tears else self.rng.random()
@@ -261,7 +261,7 @@ class SimulatedDisk:
         return [(offset, data) for offset, data in written if inode.durable[offset : offset + len(data)] == data]
 
     def holds(self, path: str, length: int) -> bool:
-        """True if the file would be there after a power cut, with its first `length` bytes as they are now."""
+        """Return True if the file would be there after a power cut, with its first `length` bytes as they are now."""
         folder, name = os.path.split(path)
         directory = self._directories.get(folder)
         inode = None if directory is None else directory.durable.get(name)
@@ -290,7 +290,7 @@ class SimulatedDisk:
         return directory, name
 
     def close_to_others(self, path: str) -> None:
-        """The simulated host has no other users: nothing to do."""
+        """Note that the simulated host has no other users: nothing to do."""
 
     def make_directory(self, path: str) -> None:
         """Create it and its parents, durable at once."""
@@ -299,7 +299,7 @@ class SimulatedDisk:
             path = os.path.dirname(path)
 
     def list_directory(self, path: str) -> list[str]:
-        """Names, sorted, as processes see them; empty for a directory that does not exist."""
+        """Return names, sorted, as processes see them; empty for a directory that does not exist."""
         directory = self._directories.get(path)
         return [] if directory is None else sorted(directory.names)
 
@@ -317,7 +317,7 @@ class SimulatedDisk:
         return SimulatedFile(self, path, inode, direct)
 
     def read_file(self, path: str) -> bytes | None:
-        """The whole file as processes see it, None if there is none. No fault fails it."""
+        """Return the whole file as processes see it, None if there is none. No fault fails it."""
         directory = self._directories.get(os.path.dirname(path))
         inode = None if directory is None else directory.names.get(os.path.basename(path))
         return None if inode is None else bytes(inode.data)
@@ -414,7 +414,8 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ crashes and damage
 
     def cut(self, *, power: bool) -> None:
-        """The host's process was killed: calls under way stop somewhere. With `power` the page cache is gone too."""
+        """Note that the host's process was killed: calls under way stop somewhere. With `power` the page cache is gone
+        too."""
         for active in self._active.values():
             for call in active:
                 call.ended = True
@@ -444,7 +445,7 @@ class SimulatedDisk:
                     self.survived(f"{folder}/{name}", kept)
 
     def wipe(self) -> None:
-        """Another disk in place of this one."""
+        """Put another disk in place of this one."""
         self._directories.clear()
         self._locks.clear()
 
@@ -459,13 +460,13 @@ class SimulatedDisk:
         ]
 
     def lose(self, path: str) -> None:
-        """A file is gone from the medium."""
+        """Note that a file is gone from the medium."""
         directory, name = self._at(path)
         directory.names.pop(name, None)
         directory.durable.pop(name, None)
 
     def flip(self, path: str) -> bool:
-        """One synced bit of a file is another one now; False where nothing is synced."""
+        """Return one synced bit of a file is another one now; False where nothing is synced."""
         directory, name = self._at(path)
         inode = directory.names[name]
         size = min(len(inode.durable), len(inode.data))

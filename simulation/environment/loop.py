@@ -103,7 +103,7 @@ class _ScheduledCall(asyncio.TimerHandle):
 
 
 def _nothing() -> None:
-    """What a cancelled call does."""
+    """Note that what a cancelled call does."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -132,13 +132,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ processes
 
     def process(self, host: str, name: str) -> Process:
-        """A new process on a host. What is started in its context belongs to it."""
+        """Return a new process on a host. What is started in its context belongs to it."""
         process = Process(host, name)
         self.processes.append(process)
         return process
 
     def start(self, process: Process, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
-        """A task in a process, from outside of it."""
+        """Return a task in a process, from outside of it."""
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
@@ -181,7 +181,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """The simulation has one thread."""
+        """Return the simulation has one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_soon(

@@ -1,4 +1,4 @@
-"""The metadata store in simulation: `metadata.memory`'s tree behind a network that delays, loses and stalls.
+"""The metadata store in simulation: `metadata.zookeeper.memory`'s tree behind a network that delays, loses and stalls.
 
 `MetadataService` is the server and what is wrong with it; `SimulatedStore` is one process's session. Requests and
 answers of a session travel in order, so that an event is heard before any answer that shows its cause; different
@@ -27,9 +27,9 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     SessionExpiredError,
 )
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.memory import _Session as Session
 from metadata.store import SessionState
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import _Session as Session
 from simulation.environment.loop import Process, SimulatedLoop
 
 T = TypeVar("T")
@@ -78,11 +78,11 @@ class MetadataService:
         self._waiting: list[Callable[[], None]] = []
 
     def delay(self, host: str) -> float:
-        """Seconds that a message between the host and the server takes, drawn anew each time."""
+        """Return seconds that a message between the host and the server takes, drawn anew each time."""
         return self.rng.uniform(0.2, 1.8) * self.latency_s * self.slow.get(host, 1.0)
 
     def draw(self, store: SimulatedStore, name: str, path: str) -> Fault | None:
-        """The fault of one request."""
+        """Return the fault of one request."""
         doubtful = name in CHANGES and self.lose_changes and self.doubtful(store.process.host)
         if doubtful and self.rng.random() < self.lose_changes:
             self.reached("metadata.doubt")
@@ -106,12 +106,12 @@ class MetadataService:
         return None
 
     def looked(self, store: SimulatedStore, path: str) -> None:
-        """A process has read something."""
+        """Note that a process has read something."""
         if self._doubts and self._doubts.pop((store, path), True) is None:
             self.doubted(path)
 
     def arrive(self, serve: Callable[[], None]) -> None:
-        """A request has reached the server."""
+        """Note that a request has reached the server."""
         if self.stalled:
             self.reached("metadata.stall")
             self._waiting.append(serve)
@@ -133,7 +133,8 @@ class MetadataService:
             self.loop.call_later(seconds, self._reconnect, store, store.session, context=_SERVER)
 
     def _reconnect(self, store: SimulatedStore, session: Session) -> None:
-        """The store hears of its session again, or that it has ended, as soon as its host reaches the server."""
+        """Note that the store hears of its session again, or that it has ended, as soon as its host reaches the
+        server."""
         if not store.live or store.session is not session:
             return
         if store.process.host in self.unreachable:
@@ -158,12 +159,13 @@ class MetadataService:
         self._reconnect(store, session)
 
     def far(self, host: str) -> None:
-        """What the host sends takes long for a while: others act before it is heard of again."""
+        """Note that what the host sends takes long for a while: others act before it is heard of again."""
         self.slow[host] = self.rng.uniform(*DISTANCE_S) / self.latency_s
         self.loop.call_later(FAR_FOR_S, self.slow.pop, host, None, context=_SERVER)
 
     def lost(self, store: SimulatedStore) -> None:
-        """The server hears nothing of a session any more: it ends after the timeout, unless its process comes back."""
+        """Note that the server hears nothing of a session any more: it ends after the timeout, unless its process comes
+        back."""
         self.loop.call_later(self.session_timeout_s, self._timed_out, store, store.session, context=_SERVER)
 
     def _timed_out(self, store: SimulatedStore, session: Session) -> None:
@@ -178,7 +180,7 @@ class MetadataService:
             self._expire(store, session)
 
     def cut_off(self, host: str) -> None:
-        """A host cannot reach the store any more: connections break, sessions time out."""
+        """Note that a host cannot reach the store any more: connections break, sessions time out."""
         self.unreachable.add(host)
         for store in [store for store in self.stores if store.process.host == host]:
             if store.live and store.session.connected:
@@ -186,7 +188,7 @@ class MetadataService:
             self.lost(store)
 
     def join(self, host: str) -> None:
-        """The host can reach the store again; its sessions hear of it at their next try."""
+        """Note that the host can reach the store again; its sessions hear of it at their next try."""
         self.unreachable.discard(host)
 
 
@@ -245,7 +247,7 @@ class SimulatedStore(MemoryStore):
         fault: Fault | None,
         reply: asyncio.Future[T],
     ) -> None:
-        """At the server."""
+        """Serve a request, at the server."""
         if fault is Fault.LOSE_REQUEST:
             self._break()  # before the action, which is refused then: the request is not applied
         outcome: T | DistributedLogError
@@ -264,7 +266,8 @@ class SimulatedStore(MemoryStore):
         self._post(self._answer, reply, outcome)
 
     def _break(self) -> None:
-        """The connection goes together with what was on it, and comes back soon, unless the session goes, too."""
+        """Note that the connection goes together with what was on it, and comes back soon, unless the session goes,
+        too."""
         session, service = self._session, self._service
         if session.alive and session.connected:
             if service.expiring and service.rng.random() < service.expiring:
@@ -275,7 +278,7 @@ class SimulatedStore(MemoryStore):
             service.loop.call_later(away_s, service._reconnect, self, session, context=_SERVER)
 
     def _answer(self, reply: asyncio.Future[T], outcome: T | DistributedLogError) -> None:
-        """In the process."""
+        """Hand the answer over, in the process."""
         self._under_way.pop(reply, None)
         if reply.done():
             return
@@ -290,14 +293,14 @@ class SimulatedStore(MemoryStore):
             self._post(self._lose_under_way, state)
 
     def _lose_under_way(self, state: SessionState) -> None:
-        """The connection is gone: what was sent has no answer any more."""
+        """Note that the connection is gone: what was sent has no answer any more."""
         waiting, self._under_way = self._under_way, {}
         kind = SessionExpiredError if state is SessionState.EXPIRED else ConnectionLossError
         for name, refuse in waiting.values():
             refuse(kind(f"the connection was lost during {name}"))
 
     def _post(self, callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """From the server to the process: in order, later, and never to the dead."""
+        """In order, later, and never to the dead (from the server to the process)."""
         service = self._service
         if self.process.dead:
             return

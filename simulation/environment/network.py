@@ -124,7 +124,7 @@ class SimulatedLink(Link):
     # ------------------------------------------------------------------------------------ what the fabric does
 
     def arrive(self, data: bytes) -> None:
-        """Bytes for this end, in its process."""
+        """Note that bytes for this end, in its process."""
         if self.closed:
             return
         if self._reading_paused or self._inbox:
@@ -157,7 +157,7 @@ class SimulatedLink(Link):
             self.shut(error)
 
     def taken(self, size: int) -> None:
-        """The other end has read so much."""
+        """Note that the other end has read so much."""
         self.in_flight -= size
         if self._drainers and self.queued_bytes <= LOW_WATER_BYTES:
             waiters, self._drainers = self._drainers, []
@@ -166,7 +166,7 @@ class SimulatedLink(Link):
                     self._fabric.loop.call_soon(_resolve, waiter, context=self.process.context)
 
     def shut(self, error: Exception | None) -> None:
-        """This end is over; its handler hears of it, in its process."""
+        """Note that this end is over; its handler hears of it, in its process."""
         if self.closed:
             return
         self.closed = True
@@ -268,14 +268,15 @@ class Fabric:
             self.loop.call_at(when, self._arrive_at_dead, link, self.loop.time(), context=_NO_PROCESS)
 
     def _arrive(self, link: SimulatedLink, data: bytes) -> None:
-        """In the receiving process."""
+        """Take bytes, in the receiving process."""
         if (link.process.host, link.other.process.host) in self.blocked or link.held:
             link.held.append(data)
         else:
             link.other.arrive(data)
 
     def _arrive_at_dead(self, link: SimulatedLink, since: float) -> None:
-        """The process at the other end is dead: its host's kernel resets the connection, once the host is up."""
+        """Note that the process at the other end is dead: its host's kernel resets the connection, once the host is
+        up."""
         if link.closed:
             return
         source, target = link.process.host, link.other.process.host
@@ -293,7 +294,7 @@ class Fabric:
             self.loop.call_later(RETRANSMIT_S, self._arrive_at_dead, link, since, context=_NO_PROCESS)
 
     def end(self, link: SimulatedLink, *, orderly: bool) -> None:
-        """An end is closing: the other one hears of it behind what was sent, or at once and instead of it."""
+        """Note that an end is closing: the other one hears of it behind what was sent, or at once and instead of it."""
         other = link.other
         if other.closed:
             return
@@ -311,7 +312,7 @@ class Fabric:
     # ------------------------------------------------------------------------------------ connections
 
     async def connect(self, process: Process, host: str, port: int, handler: FrameHandler) -> SimulatedLink:
-        """A connection, as soon as the way is open. The caller bounds the wait."""
+        """Return a connection, as soon as the way is open. The caller bounds the wait."""
         await asyncio.sleep(self._delay(process.host, host))
         while not self._open(process.host, host):  # noqa: ASYNC110  # as a kernel does, which sends again and again
             await asyncio.sleep(RETRANSMIT_S / 5)
@@ -329,7 +330,7 @@ class Fabric:
         return near
 
     def _open(self, one: str, other: str) -> bool:
-        """Both directions pass, and the other host has power."""
+        """Return both directions pass, and the other host has power."""
         return (one, other) not in self.blocked and (other, one) not in self.blocked and other not in self.silent
 
     def listen(self, process: Process, port: int, accept: Callable[[Link], FrameHandler]) -> SimulatedListener:
@@ -356,7 +357,7 @@ class Fabric:
                     self._carry(link, data)
 
     def heal(self) -> None:
-        """Every host reaches every other one, at full speed."""
+        """Note that every host reaches every other one, at full speed."""
         self.slow.clear()
         for source, target in sorted(self.blocked):
             self.unblock(source, target)
@@ -374,7 +375,7 @@ class Fabric:
                 self.loop.call_later(delay, end.shut, error, context=_NO_PROCESS)
 
     def forget(self, process: Process, *, power: bool) -> None:
-        """A process was killed: its host's kernel ends its connections, unless the host lost its power."""
+        """Note that a process was killed: its host's kernel ends its connections, unless the host lost its power."""
         for link in [link for link in self.links if link.process is process]:
             self.links.pop(link)
             link.closed = True

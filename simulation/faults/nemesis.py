@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from metadata.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from simulation.checkers.ledgers import bodies_in, decode_answer
 from simulation.cluster import Machine, NodeMachine, World
 from simulation.environment.disk import REMOVAL
@@ -77,7 +77,7 @@ class Nemesis:
         self._keep_distances()
 
     def replace_nodes(self) -> None:
-        """Nothing but nodes that are replaced and answer late."""
+        """Note that nothing but nodes that are replaced and answer late."""
         self.kinds = [self.late_answers]
         self.mean_pause_s = 0.06
 
@@ -163,7 +163,7 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ network
 
     def partition(self) -> None:
-        """A node and another host cannot reach each other, for up to 2 s."""
+        """Note that a node and another host cannot reach each other, for up to 2 s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(one, other)
@@ -171,14 +171,15 @@ class Nemesis:
             self.world.reached("net.partition")
 
     def one_way(self) -> None:
-        """What a node sends to another host, or what it should receive from it, is held back for up to 2 s."""
+        """Note that what a node sends to another host, or what it should receive from it, is held back for up to 2
+        s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(*((one, other) if self.rng.random() < 0.5 else (other, one)))
             self.world.reached("net.one-way-partition")
 
     def isolate(self) -> None:
-        """A host reaches no other host, for up to 2 s each; the metadata store it reaches."""
+        """Note that a host reaches no other host, for up to 2 s each; the metadata store it reaches."""
         name = self._machine().name
         for other in (*self.world.nodes, *self.world.clients.values()):
             if other.name != name:
@@ -191,7 +192,7 @@ class Nemesis:
         self._later(0.05, 2.0, self.world.fabric.unblock, source, target)
 
     def break_links(self) -> None:
-        """One to three connections break, with any prefix of what is under way delivered."""
+        """Note that one to three connections break, with any prefix of what is under way delivered."""
         links = [link for link in self.world.fabric.links if link.client]
         for link in self.rng.sample(links, min(len(links), self.rng.randint(1, 3))):
             self.world.reached("net.broken-link")
@@ -223,7 +224,7 @@ class Nemesis:
         return self.rng.uniform(*DISTANCE_S) / self.world.fabric.latency_s
 
     def _keep_distances(self) -> None:
-        """One node or two are remote: what some of the clients send there comes late."""
+        """Note that one node or two are remote: what some of the clients send there comes late."""
         names = [node.name for node in self.world.nodes]
         self._remote = set(self.rng.sample(names, self.rng.choice((1, 2))))
         for client in self.world.clients:
@@ -247,7 +248,8 @@ class Nemesis:
         self.world.fabric.slow.pop((other, one), None)
 
     def late_answers(self) -> None:
-        """A node takes no more entries, and is slow to answer for those that it took: by then it has been replaced.
+        """Note that a node takes no more entries, and is slow to answer for those that it took: by then it has been
+        replaced.
 
         What its replacement has to say is held back for longer, so that entries must go on waiting for that.
         """
@@ -274,7 +276,7 @@ class Nemesis:
         self._mend_disk(node)
 
     def bad_memory(self) -> None:
-        """One node's entries are damaged on their way out, for a while: digests are made against that."""
+        """Note that one node's entries are damaged on their way out, for a while: digests are made against that."""
         fabric = self.world.fabric
         fabric.corrupt = self._corrupt
         fabric.corrupting.add(self._victim.name)
@@ -301,11 +303,11 @@ class Nemesis:
         self._end(self._node(), power=False)
 
     def power_off(self) -> None:
-        """A node's host loses its power, and with it what was not synced; it starts again within a second."""
+        """Note that a node's host loses its power, and with it what was not synced; it starts again within a second."""
         self._end(self._node(), power=True)
 
     def power_off_at_moment(self) -> None:
-        """The power goes while the disk is at work on something, or right after a file was removed."""
+        """Note that the power goes while the disk is at work on something, or right after a file was removed."""
         node, moment = self._node(), self.rng.choice(MOMENTS)
         node.disk.at_moment(moment, lambda: self._later(0.0, CUT_WITHIN_S, self._cut_at, node, moment))
 
@@ -316,7 +318,7 @@ class Nemesis:
             self._end(node, power=True)
 
     def power_off_all(self) -> None:
-        """Every node at once."""
+        """Cut the power of every node at once."""
         if self.rng.random() < 0.5:
             return
         self.world.reached("process.power-all")
@@ -400,14 +402,14 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ disks
 
     def slow_disk(self) -> None:
-        """A node's disk takes 10 to 600 times as long for a while."""
+        """Note that a node's disk takes 10 to 600 times as long for a while."""
         node = self._node()
         node.disk.faults.slow = self.rng.choice((10.0, 100.0, 600.0))
         self.world.reached("disk.slow")
         self._later(0.1, 1.5, self._mend_disk, node)
 
     def full_disk(self) -> None:
-        """A node's disk takes no more bytes for a while."""
+        """Note that a node's disk takes no more bytes for a while."""
         node = self._node()
         node.disk.faults.full = True
         self._later(0.2, 2.0, self._mend_disk, node)
@@ -422,7 +424,7 @@ class Nemesis:
         self._later(1.0, 1.5, self._start, node)
 
     def unreadable_disk(self) -> None:
-        """Some reads of a node's disk fail for a while."""
+        """Note that some reads of a node's disk fail for a while."""
         node = self._node()
         node.disk.faults.eio_read = self.rng.choice((0.05, 0.5))
         self._later(0.1, 1.5, self._mend_disk, node)
@@ -443,7 +445,7 @@ class Nemesis:
                 self.world.reached("disk.bit-flip")
 
     def lose_file(self) -> None:
-        """An entry log or sidecar of the one node that may be damaged is gone, perhaps with a power cut."""
+        """Note that an entry log or sidecar of the one node that may be damaged is gone, perhaps with a power cut."""
         disk = self._victim.disk
         files = [*disk.files(".log", "/ledgers"), *disk.files(".idx")]
         if files:
@@ -454,7 +456,7 @@ class Nemesis:
                 self._end(self._victim, power=True)
 
     def wipe_disk(self) -> None:
-        """The node comes back under its old name with an empty disk."""
+        """Note that the node comes back under its old name with an empty disk."""
         if self._victim.runs > 0 and self.rng.random() < 0.4:
             self._victim.damaged = True
             self._victim.kill(power=True)
@@ -465,7 +467,8 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ metadata and clocks
 
     def flaky_metadata(self) -> None:
-        """Some requests to the metadata store, of any host, are lost or refused, or lose their answers, for a while."""
+        """Note that some requests to the metadata store, of any host, are lost or refused, or lose their answers, for a
+        while."""
         service = self.world.service
         service.lose, service.lose_reply, service.refuse = (self.rng.choice((0.0, 0.03, 0.2)) for _ in range(3))
         self._later(0.2, 2.0, self._steady_metadata)
@@ -489,24 +492,25 @@ class Nemesis:
         return self.rng.choice(owners) if owners else None
 
     def disconnect_session(self) -> None:
-        """A process's connection to the metadata store breaks, for up to a second; its session may live on."""
+        """Note that a process's connection to the metadata store breaks, for up to a second; its session may live
+        on."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.disconnect(owner.store, self.rng.uniform(0.01, 1.0))
 
     def expire_session(self) -> None:
-        """A process's metadata session ends at once: its ephemerals go before it hears of it."""
+        """Note that a process's metadata session ends at once: its ephemerals go before it hears of it."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.expire(owner.store)
 
     def stall_metadata(self) -> None:
-        """The metadata store serves no request for up to 2 s."""
+        """Note that the metadata store serves no request for up to 2 s."""
         self.world.service.stalled = True
         self._later(0.1, 2.0, self.world.service.resume)
 
     def slow_metadata(self) -> None:
-        """One host hears everything late, changes too: others act upon them long before it."""
+        """Note that one host hears everything late, changes too: others act upon them long before it."""
         name = self._machine().name
         self.world.service.slow[name] = self.rng.choice((20.0, 100.0))
         self.world.reached("metadata.slow")
@@ -516,7 +520,7 @@ class Nemesis:
         self.world.service.slow.pop(name, None)
 
     def cut_off_metadata(self) -> None:
-        """A host cannot reach the metadata store, for up to 6 s: its sessions may end."""
+        """Note that a host cannot reach the metadata store, for up to 6 s: its sessions may end."""
         owner = self._store_owner()
         if owner is not None:
             self.world.reached("metadata.unreachable")
@@ -534,7 +538,7 @@ class Nemesis:
         self.world.reached("metadata.nodes-unreachable")
 
     def jump_clock(self) -> None:
-        """A host's wall clock jumps, by up to an hour back or a day ahead, and stays so."""
+        """Note that a host's wall clock jumps, by up to an hour back or a day ahead, and stays so."""
         machine = self._machine()
         machine.clock.offset_ms += self.rng.choice(JUMPS_MS)
         self.world.reached("clock.jump")

@@ -107,7 +107,7 @@ class TierNemesis(Nemesis):
                 machine.process.trap = None
 
     def _owner(self) -> ProxyMachine:
-        """One that has acknowledged something, where there is any."""
+        """Return one that has acknowledged something, where there is any."""
         processes = self._tier.checkers.owners()
         owners = [machine for machine in self._tier.proxies if machine.serving and machine.process in processes]
         return self.rng.choice(owners or self._tier.proxies)
@@ -115,7 +115,7 @@ class TierNemesis(Nemesis):
     # ------------------------------------------------------------------------------------ proxies
 
     async def fail_over(self, pause_s: tuple[float, float], rounds: int) -> None:
-        """One fault of a proxy after the other, each given the time to be got over."""
+        """Note that one fault of a proxy after the other, each given the time to be got over."""
         timeout_s = self.world.service.session_timeout_s
         for _ in range(rounds):
             await asyncio.sleep(self.rng.uniform(*pause_s))
@@ -171,7 +171,7 @@ class TierNemesis(Nemesis):
         self._now_or_later(machine, lambda: self._stop(machine, seconds))
 
     def expire(self) -> None:
-        """The session ends, and the proxy is late or stands still just then."""
+        """Note that the session ends, and the proxy is late or stands still just then."""
         machine = self._proxy()
         if not machine.running or machine.store is None:
             return
@@ -185,7 +185,7 @@ class TierNemesis(Nemesis):
             self._now_or_later(machine, lambda: self._stop(machine, seconds))
 
     def cut_off(self) -> None:
-        """The proxy reaches clients and storage nodes, and the metadata store no more."""
+        """Note that the proxy reaches clients and storage nodes, and the metadata store no more."""
         machine = self._proxy()
         self.world.reached("proxy.cut-off")
         self.world.service.cut_off(machine.name)
@@ -220,7 +220,7 @@ class TierNemesis(Nemesis):
     # ------------------------------------------------------------------------------------ others
 
     def lose_node(self) -> None:
-        """One storage node at a time is gone, stopped or slow."""
+        """Note that one storage node at a time is gone, stopped or slow."""
         if self._node_away is not None:
             return
         node = self._node_away = self._node()
@@ -242,7 +242,7 @@ class TierNemesis(Nemesis):
             node.start()
 
     def disturb_client(self) -> None:
-        """A client is killed, or stopped for a while."""
+        """Note that a client is killed, or stopped for a while."""
         machine = self.rng.choice([one for name, one in self.world.clients.items() if name[-1].isdigit()])
         if machine.running and self.rng.random() < 0.5:
             self.world.reached("client.killed-here")
@@ -253,7 +253,8 @@ class TierNemesis(Nemesis):
             self._later(0.05, 2.0, machine.resume)
 
     def replace_client(self) -> None:
-        """A client stands still, is taken for dead and started again; then its first process goes on for a while."""
+        """Note that a client stands still, is taken for dead and started again; then its first process goes on for a
+        while."""
         machine = self.rng.choice([one for name, one in self.world.clients.items() if name.startswith("c")])
         store = machine.store
         process = machine.disown()
@@ -271,7 +272,7 @@ class TierNemesis(Nemesis):
             self.world.loop.resume(process)
 
     def _end_replaced(self) -> None:
-        """The oldest of those that were taken for dead dies."""
+        """Note that the oldest of those that were taken for dead dies."""
         if self._disowned:
             process, store = self._disowned.pop(0)
             self.world.loop.kill(process)
@@ -279,14 +280,15 @@ class TierNemesis(Nemesis):
             self.world.service.lost(store)
 
     def limit(self) -> None:
-        """A proxy takes few requests a second, for a while."""
+        """Note that a proxy takes few requests a second, for a while."""
         machine = self._proxy()
         machine.limit(self.rng.choice((3, 15)))
         self.world.reached("proxy.limited")
         self._later(0.2, 1.5, machine.limit, 0)
 
     def disturb_reading(self) -> None:
-        """A read proxy is killed, stopped, cut off from another host or the store, or leaves; or a reader is killed."""
+        """Note that a read proxy is killed, stopped, cut off from another host or the store, or leaves; or a reader is
+        killed."""
         if self._reading is None:
             return
         machine = self.rng.choice(self._reading.proxies)

@@ -41,7 +41,7 @@ NAME_MUTATIONS = tuple(logs.NAMES)
 
 @contextmanager
 def applied(name: str) -> Iterator[None]:
-    """The product without one of its rules."""
+    """Yield the product without one of its rules."""
     mutation = MUTATIONS[name]
     original = getattr(mutation.owner, mutation.attribute)
     with ExitStack() as stack:
@@ -52,8 +52,8 @@ def applied(name: str) -> Iterator[None]:
 
 
 def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
-    """One run without the rule: of a fleet where the rule is one of proxies or thin clients, with names that move where
-    it is one of those."""
+    """Return one run without the rule: of a fleet where the rule is one of proxies or thin clients, with names that
+    move where it is one of those."""
     with applied(name):
         if name in FLEET_MUTATIONS:
             return run_fleet(seed)
@@ -61,7 +61,7 @@ def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
 
 
 def seeds_needed(name: str, limit: int, first: int = 0, *, logs: bool = False) -> tuple[int, str] | None:
-    """How many seeds passed before one failed, and how it failed; None if none of `limit` did."""
+    """Return how many seeds passed before one failed, and how it failed; None if none of `limit` did."""
     for count in range(limit):
         failure = run_mutated(name, first + count, logs=logs).failure
         if failure is not None:

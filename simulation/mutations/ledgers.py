@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import wraps
 
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from simulation.mutations.mutation import Method, Mutation, edited
 from storage_node.client import recovering
 from storage_node.client.reader import LedgerReader

@@ -17,25 +17,25 @@ from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing import segment_sequence
+from dlspark.core.writing.issuing import WriteIssuer
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import SegmentEnd
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import WriteError
-from metadata.log_admin import LogAdmin
-from metadata.logs import LogStore
-from metadata.segment_changes import Change, SegmentChanges
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segment_changes import Change, SegmentChanges
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.subscribers import SubscriberStore
 from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, Op
-from metadata.subscribers import SubscriberStore
 from simulation.mutations.mutation import Method, Mutation, edited
 
 
 def _leave_segments_in_progress(_recover: Method) -> Method:
     async def mutated(*arguments: object) -> None:
-        """What the last owner left stays as it is."""
+        """Note that what the last owner left stays as it is."""
 
     return mutated
 
@@ -132,12 +132,12 @@ def _remember_by_name(learn: Method) -> Method:
     known: WeakKeyDictionary[MetadataStore, dict[str, dict[str, bytes]]] = WeakKeyDictionary()
 
     @wraps(learn)
-    async def mutated(self: AsyncLogWriter, highest: int) -> None:
-        """A process remembers what it knows of a log's producers by the log's name."""
+    async def mutated(self: WriteIssuer, highest: int) -> None:
+        """Note that a process remembers what it knows of a log's producers by the log's name."""
         await learn(self, highest)
-        producers = self._request_log().producers
+        producers = self.request_log().producers
         of_store = known.setdefault(self._services.store, {})
-        producers._states = of_store[self.name] = {**of_store.get(self.name, {}), **producers._states}
+        producers._states = of_store[self._name] = {**of_store.get(self._name, {}), **producers._states}
 
     return mutated
 
@@ -208,15 +208,15 @@ PRODUCERS = {
     ),
     "table-after-failure": Mutation(
         "after a failure the log says what was written (I19)",
-        AsyncLogWriter,
+        WriteIssuer,
         "_start",
-        edited(("if self._requests is not None:", "if False:")),
+        edited(("if self.requests is not None:", "if False:")),
     ),
     "snapshot-first": Mutation(
         "a segment begins with a snapshot of the producers (I19)",
-        AsyncLogWriter,
+        WriteIssuer,
         "_segment_begun",
-        edited(("segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))", "pass")),
+        edited(("segment.write_snapshot(self.requests.snapshot(self._settings.producer_expiry_s))", "pass")),
     ),
     "forgotten-refused": Mutation(
         "what was forgotten does not count as not written (I19)", Producers, "_check_unknown", _take_for_new
@@ -264,6 +264,6 @@ NAMES = {
         ),
     ),
     "table-by-log": Mutation(
-        "what an owner knows of producers is one log's (I19)", AsyncLogWriter, "_learn_requests", _remember_by_name
+        "what an owner knows of producers is one log's (I19)", WriteIssuer, "_learn_requests", _remember_by_name
     ),
 }

@@ -30,7 +30,7 @@ class Mutation:
 
 
 def edited(*edits: tuple[str, str]) -> Callable[[Method], object]:
-    """The same function with pieces of its text replaced, each of which must be in it exactly once.
+    """Return the same function with pieces of its text replaced, each of which must be in it exactly once.
 
     Raises ValueError where one is not: the product has changed, and the mutation has to follow.
     """

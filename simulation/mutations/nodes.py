@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import wraps
 
-from metadata.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from simulation.mutations.mutation import Method, Mutation, edited
 from storage_node.bookie.disk import cookies
 from storage_node.bookie.journal import writer

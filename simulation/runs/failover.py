@@ -113,7 +113,7 @@ class FailoverWorkload(LogWorkload):
         super()._follow_batch(records, batch)
 
     async def play(self) -> None:
-        """The round, to the moment in which both have written and left."""
+        """Note that the round, to the moment in which both have written and left."""
         log = self.logs[0]
         first, second = self.world.add_client("first"), self.world.add_client("second")
         first.start()
@@ -236,7 +236,7 @@ class FailoverWorkload(LogWorkload):
 
 
 def run_failover(seed: int) -> Failover:
-    """One round, to its end or to its first violation."""
+    """Return one round, to its end or to its first violation."""
     outcome = Failover(seed)
     with undisturbed():
         world = World(f"failover-{seed}")
@@ -270,7 +270,7 @@ async def _round(world: World, outcome: Failover) -> None:
 
 
 def run_failovers(seeds: Iterable[int]) -> list[Failover]:
-    """All of these rounds."""
+    """Return all of these rounds."""
     rounds = [run_failover(seed) for seed in seeds]
     with unheard():
         gc.collect()

@@ -70,7 +70,7 @@ class FleetReport(RunReport):
 
 
 def run_fleet(seed: int, *, trace: bool = False) -> FleetReport:
-    """One run, to its end or to its first violation."""
+    """Return one run, to its end or to its first violation."""
     report = FleetReport(seed)
     began = time.perf_counter()
     with undisturbed():
@@ -201,7 +201,8 @@ def _measure(report: FleetReport, workload: ProxyWorkload, nemesis: TierNemesis)
 def run_fleets(
     seeds: Iterable[int], *, processes: int = 1, stop_at: int = 10, progress: Callable[[int, int], None] | None = None
 ) -> list[FleetReport]:
-    """All of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and failed."""
+    """Return all of these runs, or until `stop_at` of them have failed. `progress` hears how many there were and
+    failed."""
     done: list[FleetReport] = []
     failed = 0
     for report in _reports(seeds, processes):
@@ -233,7 +234,7 @@ def _run_and_collect(seed: int) -> FleetReport:
 
 
 def fleet_command(seed: int) -> str:
-    """How to see one run again."""
+    """Return how to see one run again."""
     return f"python -m simulation --proxies --seed {seed} --trace"
 
 
@@ -248,7 +249,7 @@ def print_fleets(reports: Sequence[FleetReport], *, began: float) -> RunsSummary
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so many of the others do not exceed."""
+    """Return the value that so many of the others do not exceed."""
     ordered = sorted(values)
     return ordered[max(ceil(share * len(ordered)) - 1, 0)]
 

@@ -64,7 +64,8 @@ class RunReport:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection in the middle of a run: its moment is not the seed's. No log lines of expected trouble."""
+    """Yield no garbage collection in the middle of a run: its moment is not the seed's. No log lines of expected
+    trouble."""
     enabled, disabled_level = gc.isenabled(), logging.root.manager.disable
     gc.disable()
     logging.disable(logging.CRITICAL)
@@ -77,8 +78,8 @@ def undisturbed() -> Iterator[None]:
 
 
 def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool = False) -> RunReport:
-    """One run, to its end or to its first violation. With `logs` its workload is logs for every seed, and with `names`
-    logs whose names move."""
+    """Return one run, to its end or to its first violation. With `logs` its workload is logs for every seed, and with
+    `names` logs whose names move."""
     report = RunReport(seed)
     began = time.perf_counter()
     with undisturbed():
@@ -100,7 +101,7 @@ def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool 
 
 
 def trouble(world: World) -> str | None:
-    """What went wrong in the background, where no caller was waiting."""
+    """Return what went wrong in the background, where no caller was waiting."""
     notes = [*world.fabric.failures, *world.loop.unhandled]
     return f"unhandled: {notes[0]}" if notes else None
 
@@ -221,12 +222,12 @@ class RunsSummary:
             self.failures.append(report)
 
     def missing(self, points: Iterable[str]) -> list[str]:
-        """Those of the named points that no run has reached."""
+        """Return those of the named points that no run has reached."""
         return [point for point in points if not self.points[point]]
 
 
 def replay_command(seed: int, *, logs: bool = False, names: bool = False) -> str:
-    """How to see one run again."""
+    """Return how to see one run again."""
     kind = "--names " if names else "--logs " if logs else ""
     return f"python -m simulation {kind}--seed {seed} --trace"
 
@@ -234,7 +235,7 @@ def replay_command(seed: int, *, logs: bool = False, names: bool = False) -> str
 def reports(
     seeds: Iterable[int], processes: int = 1, *, logs: bool = False, names: bool = False
 ) -> Iterator[RunReport]:
-    """One report a seed, in no particular order where there are several processes."""
+    """Yield one report a seed, in no particular order where there are several processes."""
     run = partial(_run_and_collect, logs=logs, names=names)
     if processes <= 1:
         yield from map(run, seeds)
@@ -285,14 +286,14 @@ def run_many(
 
 
 def print_failure(report: RunReport, *, logs: bool = False, names: bool = False) -> None:
-    """A failing seed, and how to see it again."""
+    """Print a failing seed, and how to see it again."""
     print(
         f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs, names=names)}", flush=True
     )
 
 
 def print_progress(summary: RunsSummary) -> None:
-    """How far it has come."""
+    """Print how far it has come."""
     print(f"{summary.runs} runs so far, {len(summary.failures)} failed", flush=True)
 
 

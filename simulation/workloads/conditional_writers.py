@@ -86,7 +86,7 @@ class ConditionalWriters:
             self._world.reached("condition.token-set")
 
     async def _append(self, thin: AsyncClient, sender: ClientWrites, known: KnownLog, rng: Random) -> None:
-        """One record, with the token that it asked for last: it may have lost it, or never had it."""
+        """Append one record, with the token that it asked for last: it may have lost it, or never had it."""
         checkers, position = self._workload.tier.checkers, known.position
         payload = self._workload.payload(sender, rng)
         record = checkers.sent(sender, payload)

@@ -107,18 +107,18 @@ class Feeds:
         ]
 
     def of(self, log: str) -> list[Feed]:
-        """Those that send to a name now."""
+        """Return those that send to a name now."""
         return [feed for feed in self._feeds if feed.log == log]
 
     def renamed(self, old: str, new: str) -> None:
-        """A client has renamed a log, and tells the feeds that follow it."""
+        """Note that a client has renamed a log, and tells the feeds that follow it."""
         for feed in self.of(old):
             if feed.follows:
                 self.world.reached("names.feed-followed")
                 feed.log = new
 
     def answered(self) -> dict[str, int]:
-        """By epoch, how many of its requests were answered so far: by any log, and by each log."""
+        """Return by epoch, how many of its requests were answered so far: by any log, and by each log."""
         return {str(epoch): epoch.answered for feed in self._feeds for epoch in feed.epochs} | self.checkers.answered()
 
 
@@ -130,17 +130,17 @@ class NamedFeeds:
         self._log = log
 
     def answered(self) -> dict[str, int]:
-        """As `Feeds.answered`."""
+        """Return as `Feeds.answered`."""
         return self._feeds.answered()
 
     def sender(
         self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
     ) -> FeedSender | None:
-        """What sends requests through an opened writer; None where it is not known which log that has."""
+        """Return what sends requests through an opened writer; None where it is not known which log that has."""
         return FeedSender(self._feeds, writer, session, record) if self._feeds.names.is_known(session) else None
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """The whole log that has the name now."""
+        """Note that the whole log that has the name now."""
         self._feeds.checkers.check(self._feeds.names.present[self._log], seen)
 
 
@@ -228,7 +228,7 @@ class FeedSender:
     # ------------------------------------------------------------------------------------ what the feed concludes
 
     def _answered_before(self, epoch: FedEpoch) -> int:
-        """How many requests were answered before this writer began to open."""
+        """Return how many requests were answered before this writer began to open."""
         return self._session.answered_before.get(str(epoch), 0)
 
     def _learn_from_answer(self, feed: Feed, epoch: FedEpoch, sequence: int, answer: Appended) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from metadata.bookkeeper.ledger_metadata import DigestType
 from metadata.foundation.errors import InvariantViolation, NoNodeError
-from metadata.ledger_metadata import DigestType
 from simulation.checkers.history import RecordedOperation
 from simulation.checkers.ledgers import LedgerTruth, ledger_of
 from simulation.cluster import ClientMachine, World
@@ -44,7 +44,7 @@ class LedgerChain:
 
 
 def draw_chains(rng: Random, *, contested: bool = False, replacing: bool = False) -> list[LedgerChain]:
-    """One or two chains, with quorums and digests drawn for the kind of run."""
+    """Return one or two chains, with quorums and digests drawn for the kind of run."""
     digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
     sizes = TIGHT_SIZES if replacing or (contested and rng.random() < 0.5) else SIZES
     return [
@@ -277,7 +277,7 @@ class LedgerWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Every ledger that was not deleted can be recovered and read whole, and a new one written."""
+        """Note that every ledger that was not deleted can be recovered and read whole, and a new one written."""
         for chain in self.chains:
             for ledger_id in chain.ledgers:
                 if not self.world.ledger_checkers.truth(ledger_id).deleted:

@@ -29,10 +29,10 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentListError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.namespaces import NamespaceStore
-from metadata.segments import SegmentListError
 from simulation.checkers.history import RecordedOperation
 from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, WriterSession, WrittenRecord
 from simulation.cluster import ClientMachine, World
@@ -83,7 +83,7 @@ class SimulatedLog:
 
 
 def draw_log(name: str, rng: Random) -> SimulatedLog:
-    """A log with settings that are drawn: quorums, buffers, flushes, small segments, short waits."""
+    """Return a log with settings that are drawn: quorums, buffers, flushes, small segments, short waits."""
     ensemble_size, write_quorum, ack_quorum = rng.choice(SIZES)
     settings = Settings(
         zk_session_timeout_s=4,
@@ -172,7 +172,7 @@ class LogWorkload(Workload):
     async def open_namespace(
         self, log: SimulatedLog, client: ClientMachine, session: WriterSession | None = None
     ) -> AsyncNamespace:
-        """A namespace on the client's metadata session; the segments of `session` are watched."""
+        """Return a namespace on the client's metadata session; the segments of `session` are watched."""
         self.opened += 1
         namespace = await AsyncNamespace.over(
             client.session,
@@ -298,14 +298,14 @@ class LogWorkload(Workload):
             await writer.abort()
 
     def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> ProducerSender | None:
-        """What sends producers' requests through a writer that takes them."""
+        """Return what sends producers' requests through a writer that takes them."""
         produced = self.produced.get(session.log)
         if produced is None or not session.takes_requests:
             return None
         return produced.sender(writer, session, partial(self._record, session, rng))
 
     def _acts(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> tuple[Act, ...]:
-        """What a writer does now and then between two bursts."""
+        """Return what a writer does now and then between two bursts."""
         return (writer.flush, writer.commit, writer.wait_for_room)
 
     def _burst(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> None:
@@ -402,7 +402,7 @@ class LogWorkload(Workload):
     async def _anywhere(
         self, log: SimulatedLog, handle: AsyncLog, client: ClientMachine, rng: Random
     ) -> tuple[AsyncLogReader, ReadSpan]:
-        """A reader from the beginning, from a record that is known, or from a transaction id."""
+        """Return a reader from the beginning, from a record that is known, or from a transaction id."""
         known = list(self.world.log_checkers.truth(log.name).at.items())
         kind = rng.random() if known else 0.0
         if kind < 0.4:
@@ -434,7 +434,7 @@ class LogWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """A new writer writes to each log, and a new reader reads all of it (`LogCheckers.final`)."""
+        """Note that a new writer writes to each log, and a new reader reads all of it (`LogCheckers.final`)."""
         for log in self.logs:
             written: list[DLSN] = []
             await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))

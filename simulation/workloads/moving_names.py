@@ -138,7 +138,7 @@ class MovingNamesWorkload(LogWorkload):
                 await self.close_namespace(namespace)
 
     def _worth_moving(self, rng: Random) -> list[str]:
-        """The names of all logs, or of one whose writer was deposed lately and still takes requests perhaps."""
+        """Return the names of all logs, or of one whose writer was deposed lately and still takes requests perhaps."""
         while self._deposed:
             name = self._deposed.pop(0)
             if name in self.names.present and rng.random() < AT_ONCE_SHARE:

@@ -11,16 +11,16 @@ from math import ceil
 from random import Random
 
 from dlspark.serving.client.client import AsyncClient
-from dlspark.serving.membership import ProxyMember
-from dlspark.serving.peers import ProxyPeers
-from dlspark.serving.write_proxy.administration import (
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.write_proxy.tier.administration import (
     BalanceResult,
     accept_streams,
     distribution_of,
     run_balance,
     survey,
 )
-from dlspark.serving.write_proxy.balancing import ClusterBalance
+from dlspark.serving.write_proxy.tier.balancing import ClusterBalance
 from metadata.foundation.errors import DistributedLogError
 from simulation.environment.network import SimulatedNetwork
 from simulation.tier import LOOK_S
@@ -86,7 +86,7 @@ class Operator:
         await self._machine.spawn(self._balance())
 
     async def drain(self) -> None:
-        """Empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
+        """Note that empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
         await self._machine.spawn(self._drain())
 
     # ------------------------------------------------------------------------------------ in the operator's process
@@ -110,7 +110,7 @@ class Operator:
             self._world.ledger_checkers.fail(f"the cluster was balanced, and a proxy has {most} logs: {after}")
 
     async def _settled(self, logs: frozenset[str]) -> Streams:
-        """Who has what, once these logs are served: a proxy opens what it has taken."""
+        """Return who has what, once these logs are served: a proxy opens what it has taken."""
         deadline = self._world.loop.time() + SETTLED_S
         while not logs <= _all_of(found := await self._look()):
             if self._world.loop.time() > deadline:
@@ -140,7 +140,7 @@ class Operator:
             self._world.reached(f"proxy.drain-refused.{type(error).__name__}")
 
     def _as_planned(self, result: BalanceResult) -> bool:
-        """Whether nothing stood in the way. Raises in a calm run where something did."""
+        """Return whether nothing stood in the way. Raises in a calm run where something did."""
         calm = self._workload.tier.checkers.calm
         if calm and result.failed:
             self._world.ledger_checkers.fail(f"nothing was wrong, and these moves failed: {result.failed}")

@@ -47,14 +47,14 @@ class RequestSource(Protocol):
     """The producers of a log."""
 
     def answered(self) -> dict[str, int]:
-        """By what the checks of an answer go, how many requests were answered so far."""
+        """Return by what the checks of an answer go, how many requests were answered so far."""
         ...
 
     def sender(
         self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
     ) -> ProducerSender | None:
-        """What sends requests through an opened writer; `record` makes a new record. None where there is nothing to
-        send."""
+        """Return what sends requests through an opened writer; `record` makes a new record. None where there is nothing
+        to send."""
         ...
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
@@ -114,7 +114,7 @@ class SimulatedProducer:
         return self.epochs[-1]
 
     def forgotten(self, request: ProducedRequest, up_to: int) -> None:
-        """The log has forgotten the request's epoch, and all up to another."""
+        """Note that the log has forgotten the request's epoch, and all up to another."""
         if request.epoch is self.now:
             self.epochs.append(ProducedEpoch(up_to + 1))
 
@@ -128,7 +128,7 @@ class ProducedLog:
         self.producers = [SimulatedProducer(f"{log}-p{index}") for index in range(rng.choice((1, 2)))]
 
     def answered(self) -> dict[str, int]:
-        """By producer and epoch, how many of its requests were answered so far."""
+        """Return by producer and epoch, how many of its requests were answered so far."""
         return {
             f"{producer.name}/{epoch.number}": epoch.answered
             for producer in self.producers
@@ -138,7 +138,7 @@ class ProducedLog:
     def sender(
         self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
     ) -> RequestSender:
-        """What sends requests through an opened writer; `record` makes a new record."""
+        """Return what sends requests through an opened writer; `record` makes a new record."""
         return RequestSender(self._world, self.producers, writer, session, record)
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:

@@ -60,7 +60,7 @@ class Workload:
         raise NotImplementedError
 
     async def verify(self, client: ClientMachine) -> None:
-        """In `client`'s process, with everything healthy: what was written is there, and writing goes on."""
+        """What was written is there, and writing goes on (in `client`'s process, with everything healthy)."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------ programs
@@ -91,7 +91,7 @@ class Workload:
             await client.store.close()
 
     async def _guarded(self, client: ClientMachine, program: Program) -> None:
-        """A program that meets an error of the product tries again; a broken invariant ends the run."""
+        """Note that a program that meets an error of the product tries again; a broken invariant ends the run."""
         rng = self.world.rng(f"program/{client.name}/{client.runs}")
         while self.goes_on(client):
             try:
@@ -103,7 +103,8 @@ class Workload:
                 await asyncio.sleep(rng.uniform(0.02, 0.3))
 
     def goes_on(self, client: ClientMachine) -> bool:
-        """Whether the process that asks is to begin anything else: it is the client's, and programs are not over."""
+        """Return whether the process that asks is to begin anything else: it is the client's, and programs are not
+        over."""
         return not self.over and client.process is PROCESS.get()
 
     async def finished(self, limit_s: float) -> None:
@@ -175,7 +176,7 @@ class Deposer:
             client.process.at_step(rng.randint(1, WITHIN_STEPS), trap)
 
     def _depose(self, client: ClientMachine, rng: Random) -> None:
-        """Its session ends, with nothing wrong otherwise; from then on it is late."""
+        """Note that its session ends, with nothing wrong otherwise; from then on it is late."""
         world = self._workload.world
         service = world.service
         if client.store is None or self._workload.over:

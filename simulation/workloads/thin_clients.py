@@ -23,8 +23,8 @@ from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import AnnouncedFleet, Fleet, StaticFleet
 from dlspark.serving.client.producing import AsyncProducer
 from dlspark.serving.client.settings import ThinClientSettings
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
 from simulation.checkers.conditions import ConditionCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, SeenRecord, WriterSession, WrittenRecord
 from simulation.checkers.proxies import ClientWrites
@@ -69,8 +69,8 @@ class ClientHabits:
 
 
 def draw_habits(rng: Random, logs: list[str], kind: str) -> ClientHabits:
-    """How a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of anyone. In
-    one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
+    """Return how a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of
+    anyone. In one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
     idempotent = rng.random() < 0.7
     values: dict[str, str | int | bool] = {
         "requestTimeoutMs": rng.choice(REQUEST_TIMEOUTS_MS[kind]),
@@ -101,7 +101,7 @@ async def open_thin_client(
     announced: bool = False,
     read_from: Sequence[str] = (),
 ) -> AsyncClient:
-    """A thin client in the process that runs on this machine now."""
+    """Return a thin client in the process that runs on this machine now."""
     network = SimulatedNetwork(tier.world.fabric)
 
     async def connect(address: str, on_closed: object) -> ProxyChannel:
@@ -216,12 +216,12 @@ class ProxyWorkload(Workload):
                 )
 
     def sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
-        """What the process that runs on this machine now begins to write to a log."""
+        """Return what the process that runs on this machine now begins to write to a log."""
         session = self.world.log_checkers.session(log, client)
         return self.tier.checkers.sender(session, ordered=ordered)
 
     def payload(self, sender: ClientWrites, rng: Random) -> bytes:
-        """Another one than that of all other records."""
+        """Return another one than that of all other records."""
         session = sender.session
         name = b"%s:%d:%s:%d:" % (
             session.log.encode(),
@@ -252,7 +252,7 @@ class ProxyWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def served_again(self, since_s: float) -> None:
-        """Every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
+        """Note that every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
         client = self.world.add_client("prober")
         client.start()
         thin = await client.spawn(open_thin_client(self.tier, client, {"requestTimeoutMs": 60_000}))
@@ -272,7 +272,7 @@ class ProxyWorkload(Workload):
         self.served_s.append(self.world.loop.time() - since_s)
 
     async def verify(self, client: ClientMachine) -> None:
-        """All proxies have ended in order: every log is read to its end, and holds what it must.
+        """Note that all proxies have ended in order: every log is read to its end, and holds what it must.
 
         A proxy that had lost a log's lock to another one aborted its writer, and left its segment in progress; where no
         client asked for the log since then, it has no next owner. Here it gets one.

@@ -149,7 +149,7 @@ class WholeLifeWorkload(LogWorkload):
         str(await log.status())
 
     def _somewhere(self, log: str, rng: Random) -> DLSN:
-        """A record that is known, the place behind it, or a position that does not exist yet."""
+        """Return a record that is known, the place behind it, or a position that does not exist yet."""
         known = list(self.life_checkers.truth(log).at)
         if not known or rng.random() < 0.1:
             return rng.choice((DLSN.INVALID, DLSN.INITIAL))
@@ -216,7 +216,7 @@ class WholeLifeWorkload(LogWorkload):
         self.world.ledger_checkers.fail(f"{span.log} is sealed, and its reader does not come to the end")
 
     async def _delete(self, log: SimulatedLog, client: ClientMachine, rng: Random) -> None:
-        """By a client that is killed on the way, unless it is quick; then by this one."""
+        """Note that by a client that is killed on the way, unless it is quick; then by this one."""
         self.life_checkers.deleting(log.name)
         first = self.world.add_client(f"deleter-{log.name}")
         first.start()
@@ -290,7 +290,7 @@ class RivalTruncators:
             await workload.close_namespace(namespace)
 
     def _ahead(self, rng: Random) -> DLSN:
-        """A record that is not hidden yet, near to the begin: most of its segment stays."""
+        """Return a record that is not hidden yet, near to the begin: most of its segment stays."""
         checkers = self._workload.life_checkers
         point = checkers.begin_of(checkers.truth(self._log.name))
         left = sorted(dlsn for dlsn in checkers.truth(self._log.name).at if dlsn >= point)

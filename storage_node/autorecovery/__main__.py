@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: AutoRecoverySettings, where: MetadataSettings) -> int:
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from metadata.auditors import AuditorStore, PeriodicCheck
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore, Versioned
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore, Versioned
-from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.client.placement.arranging import Adherence
@@ -334,7 +334,7 @@ class LossTracker:
         self.lost: set[str] = set()
 
     def saw(self, available: Collection[str], delay_s: int) -> AuditNeed:
-        """The lists changed: these bookies are registered now."""
+        """Return the lists changed: these bookies are registered now."""
         self.lost.difference_update(available)
         self._known.update(available)
         fresh = self._known.difference(available)
@@ -345,7 +345,7 @@ class LossTracker:
         return AuditNeed.AUDIT if delay_s == 0 or len(self.lost) > 1 else AuditNeed.WAIT
 
     def audited(self, lost: Collection[str]) -> None:
-        """An audit that began when these were lost has published their ledgers."""
+        """Note that an audit that began when these were lost has published their ledgers."""
         self.lost.difference_update(lost)
 
 

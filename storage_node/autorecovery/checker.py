@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from metadata.auditors import AuditorStore, RegisteredBookies
+from metadata.bookkeeper.auditors import AuditorStore, RegisteredBookies
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import (
     ConnectionLossError,
     DistributedLogError,
@@ -32,8 +34,6 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError, LedgerStateUnknownError
@@ -125,7 +125,7 @@ class LedgerChecker:
         return Inspection(ledger_id, metadata, last_add_confirmed, registered, tuple(found))
 
     async def _ledger(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
-        """The metadata and the last committed entry."""
+        """Return the metadata and the last committed entry."""
         metadata = (await self._ledgers.read(ledger_id)).value
         if metadata.is_closed:
             return metadata, metadata.last_entry
@@ -139,7 +139,7 @@ class LedgerChecker:
     async def _is_unwritten(
         self, metadata: LedgerMetadata, last: Fragment, copies: LedgerCopies, registered: RegisteredBookies
     ) -> bool:
-        """Whether an open ledger's last fragment, of one entry, has none yet: all of its bookies say so (D3)."""
+        """Return whether an open ledger's last fragment, of one entry, has none yet: all of its bookies say so (D3)."""
         if metadata.is_closed or last.first != last.last:
             return False
         for index in write_set(last.first, len(last.bookies), last.write_quorum):
@@ -176,7 +176,8 @@ class LedgerChecker:
         return frozenset(bad)
 
     async def _read(self, copies: LedgerCopies, bookie: str, entry_id: int) -> DistributedLogError | None:
-        """Why a bookie does not give its copy, None where it does. A bookie that may only be busy is asked twice."""
+        """Return why a bookie does not give its copy, None where it does. A bookie that may only be busy is asked
+        twice."""
         error = await self._read_once(copies, bookie, entry_id)
         if error is None or isinstance(error, _DEFINITE):
             return error
@@ -210,18 +211,18 @@ class Fragment:
     settled: bool
 
     def stored_on(self, index: int) -> StripedEntries:
-        """The entries that the bookie at `index` holds."""
+        """Return the entries that the bookie at `index` holds."""
         return StripedEntries(self.first, self.last, index, len(self.bookies), self.write_quorum)
 
     def stored_on_any(self, indices: Collection[int]) -> Iterator[int]:
-        """Entries of which at least one of the indices has a copy, ascending."""
+        """Yield entries of which at least one of the indices has a copy, ascending."""
         size = len(self.bookies)
         for entry_id in range(self.first, self.last + 1):
             if any(in_write_set(entry_id, index, size, self.write_quorum) for index in indices):
                 yield entry_id
 
     def holders(self, entry_id: int, indices: Collection[int]) -> list[int]:
-        """Which of the indices have a copy of the entry."""
+        """Return which of the indices have a copy of the entry."""
         size = len(self.bookies)
         return [index for index in sorted(indices) if in_write_set(entry_id, index, size, self.write_quorum)]
 
@@ -249,7 +250,8 @@ class StripedEntries:
         return self._first + turn * self._size + self._offsets[place]
 
     def sample(self, percentage: int, rng: random.Random) -> list[int]:
-        """The entries to verify: first and last always; with a percentage that share of them, spread over the range."""
+        """Return the entries to verify: first and last always; with a percentage that share of them, spread over the
+        range."""
         count = self._count
         if count <= 2 or percentage >= 100:
             return [self[number] for number in range(count)]
@@ -260,7 +262,7 @@ class StripedEntries:
 
 
 def fragments_of(metadata: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:
-    """A ledger's fragments, ascending. `last_add_confirmed` counts only while it is open."""
+    """Return a ledger's fragments, ascending. `last_add_confirmed` counts only while it is open."""
     closed = metadata.is_closed
     last_key = metadata.last_ensemble.first_entry
     # Of an open ledger that has nothing in its last fragment yet, the first entry to come is looked at.
@@ -283,8 +285,8 @@ def fragments_of(metadata: LedgerMetadata, last_add_confirmed: int) -> list[Frag
 
 
 def endangered_seats(metadata: LedgerMetadata, last_add_confirmed: int) -> set[str]:
-    """The bookies that a ledger which is not closed is being written to: of its last ensemble, and of the one before
-    where what that one holds is not known to be committed."""
+    """Return the bookies that a ledger which is not closed is being written to: of its last ensemble, and of the one
+    before where what that one holds is not known to be committed."""
     if metadata.is_closed:
         return set()
     bookies = set(metadata.last_ensemble.bookies)

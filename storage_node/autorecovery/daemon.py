@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieRegistry, check_bookie_id
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieRegistry, check_bookie_id
+from metadata.bookkeeper.ledgers import DEFAULT_ROOT, LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
-from metadata.ledgers import DEFAULT_ROOT, LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore, SessionState
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
@@ -142,7 +142,7 @@ class AuditorElection:
             await self._auditors.withdraw(vote)
 
     async def _term(self) -> None:
-        """One vote, from casting it to its end."""
+        """Note that one vote, from casting it to its end."""
         vote = self._vote = await self._auditors.vote(self._bookie_id)
         if not await self._wait_for_turn(vote):
             return
@@ -162,7 +162,7 @@ class AuditorElection:
                 raise error
 
     async def _wait_for_turn(self, vote: str) -> bool:
-        """Whether it became our turn; False where our vote is gone."""
+        """Return whether it became our turn; False where our vote is gone."""
         while True:
             votes = await self._auditors.votes()
             if vote not in votes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from metadata.auditors import AuditorStore
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.edge import Clock
 
@@ -52,8 +52,8 @@ class RecoveryStatus:
 async def recovery_status(
     store: MetadataStore, root: str, clock: Clock, *, limit: int = DEFAULT_LIMIT
 ) -> RecoveryStatus:
-    """The status of the cluster at `root`. Raises CallerError where no cluster is initialised there, CorruptDataError
-    where the delay is not a number, and the metadata store's errors."""
+    """Return the status of the cluster at `root`. Raises CallerError where no cluster is initialised there,
+    CorruptDataError where the delay is not a number, and the metadata store's errors."""
     await LedgerStore(store, root).check_initialised()
     marks = ReplicationStore(store, root)
     delay = await marks.lost_bookie_recovery_delay()
@@ -77,7 +77,7 @@ async def recovery_status(
 
 
 async def _marked(marks: ReplicationStore, ledger_id: int, clock: Clock) -> MarkedLedger | None:
-    """One mark as operators see it; None where the ledger was repaired since it was listed."""
+    """Return one mark as operators see it; None where the ledger was repaired since it was listed."""
     try:
         found = await marks.read(ledger_id)
     except CorruptDataError:

@@ -28,6 +28,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
@@ -38,8 +40,6 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.pacing import ByteRate, for_each
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.ledgers import LedgerStore
-from metadata.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, BadFragment, Fragment, Inspection, LedgerChecker
 from storage_node.client.client import LedgerClient
@@ -122,7 +122,7 @@ class ReplicationWorker:
                 await asyncio.sleep(self._settings.rereplicate_backoff_ms / 1000)
 
     async def _next(self) -> RepairTask:
-        """A ledger to repair; waits for one, and while auto-recovery is switched off."""
+        """Return a ledger to repair; waits for one, and while auto-recovery is switched off."""
         while True:
             self._news.clear()
             task = await self._queue.next()
@@ -262,7 +262,7 @@ class ReplicationWorker:
         return later
 
     async def _give_all_back(self) -> None:
-        """What is still locked, within a bounded time: the rest goes with the session."""
+        """Note that what is still locked, within a bounded time: the rest goes with the session."""
         tasks, self._held = list(self._held.values()), {}
 
         async def give_back() -> None:

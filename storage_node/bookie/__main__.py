@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from metadata.foundation.descriptors import raise_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.edge import Disk, Network
@@ -78,7 +78,7 @@ def run(
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed (extra `speed`), else asyncio's own."""
+    """Return uvloop's where it is installed (extra `speed`), else asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -90,7 +90,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     settings: BookieSettings, network: Network | None, disk: Disk | None, recovery: AutoRecoverySettings | None
 ) -> int:
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def _recovering(
     if recovery is None:
         yield
         return
-    from metadata.zookeeper import ZooKeeperStore
+    from metadata.zookeeper.client import ZooKeeperStore
     from storage_node.autorecovery.daemon import AutoRecovery
 
     store: ZooKeeperStore | None = None

@@ -146,14 +146,14 @@ class Channel:
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
-        """One response."""
+        """Take one response."""
         raise NotImplementedError
 
     def batch_done(self) -> None:
-        """All frames of one read of the socket were delivered."""
+        """Note that all frames of one read of the socket were delivered."""
 
     def link_closed(self, error: Exception | None) -> None:
-        """All requests under way end as unknown."""
+        """Note that all requests under way end as unknown."""
         if self._link is None:
             self._lost_early = True
             return
@@ -171,7 +171,7 @@ class Channel:
         self._end_all(error)
 
     def _end_all(self, error: DistributedLogError) -> None:
-        """Every request under way ends with this error."""
+        """Note that every request under way ends with this error."""
         raise NotImplementedError
 
     async def close(self) -> None:

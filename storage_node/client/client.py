@@ -13,10 +13,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore, Versioned
 from metadata.foundation.errors import DistributedLogError, NodeExistsError
-from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
 from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
@@ -101,7 +101,7 @@ class LedgerClient:
         deferred_sync: bool = False,
         advanced: bool = False,
     ) -> LedgerWriter:
-        """A new, empty, open ledger and its writer.
+        """Return a new, empty, open ledger and its writer.
 
         `before_create(ledger_id)` runs when the id is known and before anything of the ledger exists. With
         `deferred_sync` bookies acknowledge before they sync, and `LedgerWriter.force` moves the LAC; with `advanced`
@@ -148,7 +148,7 @@ class LedgerClient:
         return writer
 
     async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
-        """The first ensemble; with opportunistic striping a smaller one where there are too few bookies."""
+        """Return the first ensemble; with opportunistic striping a smaller one where there are too few bookies."""
         placement = self._use().placement
         while True:
             try:
@@ -177,7 +177,8 @@ class LedgerClient:
                     raise
 
     async def open(self, ledger_id: int, *, password: bytes = b"", recover: bool) -> LedgerReader:
-        """A reader of a ledger. With `recover` its writer is fenced and the ledger closed first, if it is not yet.
+        """Return a reader of a ledger. With `recover` its writer is fenced and the ledger closed first, if it is not
+        yet.
 
         Raises NoNodeError (no such ledger), UnauthorizedAccessError, LedgerRecoveryError, or what kept too many
         bookies from answering.
@@ -208,7 +209,7 @@ class LedgerClient:
         return Versioned(await run_recovery(context, ledger_id, current), current.version)
 
     async def locate(self, ledger_id: int) -> LedgerLocation:
-        """Where a ledger is now, for readers that have no metadata store."""
+        """Return where a ledger is now, for readers that have no metadata store."""
         self._use()
         current = await self._ledgers.read(ledger_id)
         return await self._locate(ledger_id, current.value)
@@ -230,11 +231,12 @@ class LedgerClient:
         return LedgerCopies(self._use(), ledger_id, metadata)
 
     async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:
-        """How well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
+        """Return how well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
         return await self._use().placement.judge(bookies, write_quorum)
 
     async def disk_space(self, bookie: str) -> DiskSpace:
-        """What a bookie says of its disks. Raises what kept it from answering, within `getBookieInfoTimeoutSecs`."""
+        """Return what a bookie says of its disks. Raises what kept it from answering, within
+        `getBookieInfoTimeoutSecs`."""
         return await ask_disk_space(self._use().pool, bookie)
 
     async def delete(self, ledger_id: int) -> None:

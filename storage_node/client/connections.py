@@ -49,11 +49,12 @@ class AddOwner(Protocol):
     """The sender of an add; called back once for each add and seat."""
 
     def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
-        """The seat's bookie has answered EOK for these entries, in this order."""
+        """Note that the seat's bookie has answered EOK for these entries, in this order."""
         ...
 
     def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
-        """The bookie answered otherwise, or not in time, or its connection was lost: it may have stored the entry."""
+        """Note that the bookie answered otherwise, or not in time, or its connection was lost: it may have stored the
+        entry."""
         ...
 
 
@@ -106,13 +107,13 @@ class Connection(Channel):
             self._send_later((frame,))
 
     def forget(self, txn_id: int) -> None:
-        """The answer is not wanted any more: if it comes it is dropped."""
+        """Note that the answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(txn_id, None)
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
-        """One response. An add's acknowledgement, the hot path, is recognised by its bytes."""
+        """Take one response. An add's acknowledgement, the hot path, is recognised by its bytes."""
         add = self._adds.pop(bytes(frame), None) if len(frame) < MAX_ACKNOWLEDGEMENT_BYTES else None
         if add is not None:
             self._acknowledged.append(add)
@@ -132,7 +133,7 @@ class Connection(Channel):
         request[2](response)
 
     def _other_add_answer(self, response: Response) -> None:
-        """An error, an EOK in another field order, or an answer whose time was over."""
+        """Note that an error, an EOK in another field order, or an answer whose time was over."""
         add = self._take_add(response)
         if add is None:
             return
@@ -166,7 +167,7 @@ class Connection(Channel):
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
-        """The EOKs of one read are passed on together."""
+        """Note that the EOKs of one read are passed on together."""
         self._heard = self._pool.loop.time()
         if self._acknowledged:
             self._pass_on()
@@ -208,18 +209,18 @@ class Connection(Channel):
                 break
             del self._adds[expected]
             began = min(began, deadline - self._pool.settings.add_entry_timeout_ms / 1000)
-            owner.on_refused(seat, entry_id, self._late(self._pool.settings.add_entry_timeout_ms, entry_id))
+            owner.on_refused(seat, entry_id, self._late_error(self._pool.settings.add_entry_timeout_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
                 began = min(began, deadline - limit_ms / 1000)
-                answer(self._late(limit_ms, None))
+                answer(self._late_error(limit_ms, None))
         # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
             self._link.close()
         return bool(self._adds or self._requests)
 
-    def _late(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
+    def _late_error(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
         error = RequestTimeoutError(f"no answer within {limit_ms} ms", node=self.bookie, entry_id=entry_id)
         self._pool.health.failed(self.bookie)
         self._pool.quarantine.failed(self.bookie, error)
@@ -260,7 +261,7 @@ class ConnectionPool:
         return {bookie for bookie, _ in self._connections} | set(self._batches)
 
     def to(self, bookie: str, ledger_id: int = 0) -> Connection:
-        """The connection to a bookie that a ledger uses, opened when first used."""
+        """Return the connection to a bookie that a ledger uses, opened when first used."""
         key = (bookie, ledger_id % self._channels)
         connection = self._connections.get(key)
         if connection is None:
@@ -268,7 +269,7 @@ class ConnectionPool:
         return connection
 
     def batches_of(self, bookie: str) -> BatchConnection:
-        """The connection, of version 2, for a bookie's batch reads."""
+        """Return the connection, of version 2, for a bookie's batch reads."""
         connection = self._batches.get(bookie)
         if connection is None:
             connection = self._batches[bookie] = BatchConnection(self, bookie)
@@ -325,7 +326,7 @@ class BatchConnection(Channel):
             self._send_later((frame,))
 
     def forget(self, request_id: int) -> None:
-        """The answer is not wanted any more: if it comes it is dropped."""
+        """Note that the answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(request_id, None)
 
     def frame_received(self, frame: memoryview) -> None:
@@ -356,7 +357,7 @@ class BatchConnection(Channel):
 
 
 def answer_error(status: Status, bookie: str, ledger_id: int | None, entry_id: int | None) -> DistributedLogError:
-    """The error that a status other than EOK stands for."""
+    """Return the error that a status other than EOK stands for."""
     kind = ERROR_OF_STATUS[int(status)]
     what = (kind.__doc__ or status.name).split(" (E")[0].split(";")[0].rstrip(".")
     return kind(f"{what} ({status.name})", node=bookie, ledger_id=ledger_id, entry_id=entry_id)

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from metadata.bookies import BookieRegistry, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
 from storage_node.errors import (
     BookieFailedError,
@@ -62,7 +62,7 @@ FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 
 class Timer(Protocol):
     def time(self) -> float:
-        """Seconds, monotonic: the running loop's."""
+        """Return seconds, monotonic: the running loop's."""
         ...
 
 
@@ -95,19 +95,19 @@ class BookieHealth:
     # ------------------------------------------------------------------------------------ what was seen
 
     def failed(self, bookie: str) -> None:
-        """The bookie refused, lost the connection, or did not answer."""
+        """Note that the bookie refused, lost the connection, or did not answer."""
         self._failed[bookie] = self._loop.time()
         if self.on_trouble is not None:
             self.on_trouble()
 
     def slow(self, bookie: str) -> None:
-        """Another replica had to be asked as well."""
+        """Note that another replica had to be asked as well."""
         self._slow[bookie] = self._loop.time()
         if self.on_trouble is not None:
             self.on_trouble()
 
     def answered(self, bookie: str, asked: float | None = None) -> None:
-        """The bookie did what it was asked to; `asked` is the time at which it was asked for one entry."""
+        """Note that the bookie did what it was asked to; `asked` is the time at which it was asked for one entry."""
         if self._failed:
             self._failed.pop(bookie, None)
         if asked is None:
@@ -124,12 +124,12 @@ class BookieHealth:
             self._judge(bookie, pace)
 
     def heard_since(self, bookie: str, when: float) -> bool:
-        """Whether it has answered a read since then."""
+        """Return whether it has answered a read since then."""
         pace = self._paces.get(bookie)
         return pace is not None and pace.heard > when
 
     def registered(self, writable: Iterable[str], read_only: Iterable[str], known: Iterable[str]) -> None:
-        """The cluster's lists, as they are now, for the bookies that are `known`."""
+        """Note that the cluster's lists, as they are now, for the bookies that are `known`."""
         now = self._loop.time()
         writable, read_only = set(writable), set(read_only)
         self._read_only = dict.fromkeys(read_only - writable, now)
@@ -150,7 +150,7 @@ class BookieHealth:
     # ------------------------------------------------------------------------------------ what follows
 
     def failed_within(self, bookie: str, window_ms: int) -> bool:
-        """Whether a request to the bookie failed in the last `window_ms`."""
+        """Return whether a request to the bookie failed in the last `window_ms`."""
         when = self._failed.get(bookie)
         return when is not None and self._loop.time() - when < window_ms / 1000
 
@@ -161,12 +161,12 @@ class BookieHealth:
         return sorted(indices, key=lambda index: self.rank(bookies[index]))  # stable: order is kept within a rank
 
     def placing_order(self, bookies: Iterable[str]) -> list[str]:
-        """Those that did not fail lately, then the others, longest ago first. Stable."""
+        """Return those that did not fail lately, then the others, longest ago first. Stable."""
         now = self._loop.time()
         return sorted(bookies, key=lambda bookie: self._since(self._failed, bookie, now, self._memory_s))
 
     def rank(self, bookie: str) -> int:
-        """The bookie's rank in reading order: GOOD to FAILED."""
+        """Return the bookie's rank in reading order: GOOD to FAILED."""
         now = self._loop.time()
         if self._since(self._failed, bookie, now, self._memory_s) or self._since(
             self._absent, bookie, now, self._memory_s
@@ -220,7 +220,8 @@ _AWAY = (
 
 
 def is_outage(error: DistributedLogError) -> bool:
-    """Whether an operation failed because storage nodes are away, or not able to answer yet: they may come back."""
+    """Return whether an operation failed because storage nodes are away, or not able to answer yet: they may come
+    back."""
     # A ledger that others have written under stays taken, however long one waits.
     return isinstance(error, _AWAY) and not isinstance(error, LedgerTakenError)
 
@@ -250,7 +251,7 @@ class Outage:
         return True
 
     def over(self) -> None:
-        """The operation succeeded, or a part of it."""
+        """Note that the operation succeeded, or a part of it."""
         self._since = None
         self._spent = False
         self._pause_s = FIRST_PAUSE_S
@@ -270,11 +271,11 @@ class Members:
         self._needed = needed
 
     async def too_few(self) -> bool:
-        """Whether fewer nodes than that belong to the cluster: then it is not an outage, and no wait helps."""
+        """Return whether fewer nodes than that belong to the cluster: then it is not an outage, and no wait helps."""
         return 0 < len(await self._bookies.cookies()) < self._needed
 
     async def away(self) -> list[str]:
-        """Ids of the nodes that belong to the cluster and are not registered."""
+        """Return ids of the nodes that belong to the cluster and are not registered."""
         members, writable, readonly = await asyncio.gather(
             self._bookies.cookies(), self._bookies.writable(), self._bookies.readonly()
         )

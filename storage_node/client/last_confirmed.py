@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import Answer, ConnectionPool, answer_error, ask_bookies
 from storage_node.errors import ProtocolError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry, EntryDigest, master_key
@@ -84,7 +84,7 @@ class LacQuestion:
         return self.quorum.settled or self.quorum.failed_for_good
 
     def _checked(self, answer: Answer, bookie: str) -> ReadLacResponse | ReadResponse:
-        """An EOK. Raises what makes the bookie unknown (I12)."""
+        """Return an EOK. Raises what makes the bookie unknown (I12)."""
         if isinstance(answer, DistributedLogError):
             raise answer
         if answer.status is not Status.EOK:
@@ -94,7 +94,7 @@ class LacQuestion:
         return answer
 
     def _explicit_or_last(self, answer: Answer, bookie: str) -> tuple[int, int]:
-        """The greater of the explicit LAC and the last entry's; and that entry (-1: the bookie has none)."""
+        """Return the greater of the explicit LAC and the last entry's; and that entry (-1: the bookie has none)."""
         response = self._checked(answer, bookie)
         if not isinstance(response, ReadLacResponse):
             raise ProtocolError("an EOK without an answer to the LAC read", node=bookie)
@@ -107,7 +107,7 @@ class LacQuestion:
         return lac, stored
 
     def _last(self, answer: Answer, bookie: str) -> int:
-        """The LAC that the last entry carries, or a later one that the bookie knows."""
+        """Return the LAC that the last entry carries, or a later one that the bookie knows."""
         response = self._checked(answer, bookie)
         if not isinstance(response, ReadResponse) or response.body is None:
             raise ProtocolError("an EOK without an entry", node=bookie)
@@ -148,7 +148,7 @@ class TailRound:
             self.machine.reorder(lambda order: pool.health.reading_order(order, self._bookies))
 
     async def run(self, changed: asyncio.Future[None]) -> Entry | None:
-        """The entry; None where there is none yet, the time is over, or `changed` is done. Raises EUA."""
+        """Return the entry; None where there is none yet, the time is over, or `changed` is done. Raises EUA."""
         changed.add_done_callback(self._give_up)
         try:
             self._ask(self.machine.ask_next())
@@ -221,7 +221,7 @@ class TailRound:
             self._ask(following)
 
     def _checked(self, bookie: str, answer: Answer) -> ReadResponse:
-        """A long poll's EOK. Raises what makes it a failure."""
+        """Return a long poll's EOK. Raises what makes it a failure."""
         if isinstance(answer, DistributedLogError):
             raise answer
         if answer.status is not Status.EOK:
@@ -277,7 +277,7 @@ class ExplicitLac:
         self._stopped = False
 
     def moved(self) -> None:
-        """The LAC has moved: write it after the interval, unless an add carries it before."""
+        """Note that the LAC has moved: write it after the interval, unless an add carries it before."""
         if self._interval_s > 0 and self._timer is None and not self._stopped:
             self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 

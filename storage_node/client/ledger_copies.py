@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import ClientContext, digest_of
 from storage_node.client.reading import EntryFetcher
@@ -36,12 +36,12 @@ class LedgerCopies:
         self._fetcher = EntryFetcher(context.pool, ledger_id)
 
     async def fetch(self, metadata: LedgerMetadata, entry_id: int) -> Entry:
-        """An entry from any of its replicas, verified. Raises what says most of why none of them gave it."""
+        """Return an entry from any of its replicas, verified. Raises what says most of why none of them gave it."""
         return await self._fetcher.fetch(metadata, entry_id)
 
     async def read(self, bookie: str, entry_id: int) -> Entry:
-        """The copy that this bookie has, verified. Raises its answer: only NoSuchEntryError and NoSuchLedgerError say
-        that it has none."""
+        """Return the copy that this bookie has, verified. Raises its answer: only NoSuchEntryError and
+        NoSuchLedgerError say that it has none."""
         txn_id = self._pool.next_txn_id()
         answered: asyncio.Future[Answer] = self._pool.loop.create_future()
         frame = encode_read_request(txn_id, self.ledger_id, entry_id)
@@ -87,7 +87,7 @@ class LedgerCopies:
     async def replacements(
         self, ensemble: tuple[str, ...], indices: Collection[int], but: Collection[str] = ()
     ) -> Mapping[int, str]:
-        """A writable bookie for as many of the indices as there are, none of the ensemble and none of `but`."""
+        """Return a writable bookie for as many of the indices as there are, none of the ensemble and none of `but`."""
         wanted = PickReplacements(
             bookies=ensemble,
             indices=tuple(sorted(indices)),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -24,8 +26,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import DigestType, LedgerMetadata
-from metadata.ledgers import LedgerStore
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import Outage
 from storage_node.client.placement.policies import Placement
@@ -89,7 +89,7 @@ class ClientContext:
 
 
 def digest_of(metadata: LedgerMetadata) -> EntryDigest:
-    """The ledger's digest; metadata of the oldest format names neither type nor password."""
+    """Return the ledger's digest; metadata of the oldest format names neither type nor password."""
     return EntryDigest(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
 
 
@@ -101,8 +101,8 @@ def check_payload(piece: object) -> None:
         raise CallerError("a payload must be bytes or a contiguous view of bytes", advice='Use memoryview.cast("B")')
 
 
-def _no_other(wanted: PickReplacements) -> NotEnoughBookiesError:
-    """What is waited for where other bookies could be asked for, and there are too few."""
+def _no_other_error(wanted: PickReplacements) -> NotEnoughBookiesError:
+    """Return what is waited for where other bookies could be asked for, and there are too few."""
     failed = ", ".join(wanted.bookies[index] for index in wanted.indices)
     return NotEnoughBookiesError(f"no storage node is left that could take the place of {failed}")
 
@@ -297,7 +297,7 @@ class AddPipeline:
         return route
 
     def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
-        """A bookie's EOKs, as many as came together (hot: two of three such calls have no effect)."""
+        """Note that a bookie's EOKs, as many as came together (hot: two of three such calls have no effect)."""
         try:
             effects = self.machine.added(seat, *entry_ids)
             if effects:
@@ -325,7 +325,7 @@ class AddPipeline:
             self._broken(error)
 
     def _broken(self, error: InvariantViolation) -> None:
-        """A broken invariant ends this writer with an error, and no other one."""
+        """Note that a broken invariant ends this writer with an error, and no other one."""
         self._run(self.machine.abort(error))
 
     def _run(self, effects: Effects) -> None:
@@ -344,7 +344,7 @@ class AddPipeline:
             self._be_patient()
 
     def _carry_out(self, effect: Effect) -> None:
-        """The rarer effects."""
+        """Carry out the rarer effects."""
         if isinstance(effect, PickReplacements):
             self._tasks.start(self._pick(effect))
         elif isinstance(effect, WriteMetadata):
@@ -381,7 +381,7 @@ class AddPipeline:
         self._acknowledged(effect.last)
 
     def _end_entries(self, error: DistributedLogError) -> None:
-        """Nothing pending will be acknowledged."""
+        """Note that nothing pending will be acknowledged."""
         entries, self._entries = self._entries, {}
         self.outstanding_bytes = 0
         for entry_id in sorted(entries) if self.machine.advanced else entries:
@@ -393,7 +393,7 @@ class AddPipeline:
     async def _pick(self, wanted: PickReplacements) -> None:
         picked, failure = await self._replacements(wanted)
         if not self._recovering:  # one is repeated as a whole
-            while not self.machine.suffices(picked) and await self._outage.wait(failure or _no_other(wanted)):
+            while not self.machine.suffices(picked) and await self._outage.wait(failure or _no_other_error(wanted)):
                 # No other bookie is left: also pick from those that have failed this change, which may be back by now.
                 gone = {wanted.bookies[index] for index in wanted.indices}
                 excluded = (frozenset(wanted.bookies) - gone) | wanted.strangers
@@ -472,10 +472,10 @@ class AddPipeline:
     # ------------------------------------------------------------------------------------ for subclasses
 
     def _acknowledged(self, last: int) -> None:
-        """Entries up to `last` are acknowledged."""
+        """Note that entries up to `last` are acknowledged."""
 
     def _failed(self, error: DistributedLogError) -> None:
-        """The machine has failed; every pending add's future has its error."""
+        """Note that the machine has failed; every pending add's future has its error."""
 
     def _closed(self, metadata: LedgerMetadata) -> None:
-        """The ledger is closed."""
+        """Note that the ledger is closed."""

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.health import Outage, is_outage
 from storage_node.client.reading import EntryFetcher
 from storage_node.protocol.digests import Entry
@@ -70,7 +70,7 @@ class ReadAhead:
     _seen_bytes: int = 0
 
     async def entries(self, first: int, last: int) -> AsyncGenerator[Entry, None]:
-        """Entries first..last, each once, in order."""
+        """Yield entries first..last, each once, in order."""
         self._next = first
         try:
             while self._next <= last or self._ahead:
@@ -123,7 +123,7 @@ class ReadAhead:
     # ------------------------------------------------------------------------------------ asking
 
     def _room(self) -> int:
-        """How many entries may be on their way."""
+        """Return how many entries may be on their way."""
         if not self._seen:
             return min(
                 self.window.entries, 2 * FIRST_BATCH if self.fetcher.batchable(self.metadata()) else FIRST_SINGLES

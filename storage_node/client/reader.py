@@ -13,10 +13,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from metadata.bookies import UnknownBookieError
+from metadata.bookkeeper.bookies import UnknownBookieError
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import outlast
@@ -96,13 +96,13 @@ class LedgerReader:
         return self._current.value.length if self.closed else 0
 
     async def location(self) -> LedgerLocation:
-        """Where the ledger is, for readers that have no metadata store."""
+        """Return where the ledger is, for readers that have no metadata store."""
         return await self._locate(self.ledger_id, self.metadata)
 
     # ------------------------------------------------------------------------------------ committed entries
 
     async def read(self, first: int, last: int) -> list[Entry]:
-        """Entries first..last, verified. Raises CallerError beyond `last_add_confirmed`."""
+        """Return entries first..last, verified. Raises CallerError beyond `last_add_confirmed`."""
         return [entry async for entry in self.entries(first, last)]
 
     async def entries(
@@ -113,7 +113,7 @@ class LedgerReader:
         window_bytes: int = WINDOW_BYTES,
         window_entries: int = WINDOW_ENTRIES,
     ) -> AsyncGenerator[Entry, None]:
-        """Entries first..last in order, with up to the window of them fetched ahead."""
+        """Yield entries first..last in order, with up to the window of them fetched ahead."""
         self._ensure_usable()
         check_range(first, last, self._last_add_confirmed, self.ledger_id)
         window = Window(window_bytes, window_entries, self._context.settings.batch_read_max_entry_bytes)
@@ -128,7 +128,8 @@ class LedgerReader:
             await entries.aclose()
 
     async def read_unconfirmed(self, first: int, last: int) -> list[Entry]:
-        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never be committed.
+        """Return entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never be
+        committed.
 
         For looking into a ledger; nothing may be built on it. Raises CallerError beyond a closed ledger's end (I17),
         NoSuchEntryError where none of its replicas has an entry, and what `read` raises.
@@ -140,7 +141,8 @@ class LedgerReader:
         return [entry async for entry in run.entries(first, last)]
 
     async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
-        """No replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not fired yet."""
+        """Return no replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not fired
+        yet."""
         try:
             self._take(await self._context.ledgers.read(self.ledger_id))
         except DistributedLogError as second:
@@ -161,7 +163,7 @@ class LedgerReader:
         return self._last_add_confirmed
 
     async def read_last_acknowledged(self, timeout_ms: int = UNCONFIRMED_MS) -> int:
-        """The LAC, as soon as it has reached every entry that was acknowledged before this was asked.
+        """Return the LAC, as soon as it has reached every entry that was acknowledged before this was asked.
 
         What was acknowledged last may be stored and not confirmed yet: its writer confirms it with the next entry, or
         after `explicitLacInterval`. So where bookies have entries behind the LAC, this waits until they are confirmed,
@@ -192,7 +194,7 @@ class LedgerReader:
                 self._raise_lac(max(machine.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
                 return machine.last_stored
             if self.metadata is metadata and not self._ended and self._gone is None:
-                raise self._unsettled(machine)
+                raise self._unsettled_error(machine)
 
     async def _ask_all_for_lac(self, metadata: LedgerMetadata, known: int | None = None) -> LacQuestion:
         """Ask the last ensemble until it is decided, or the metadata changes."""
@@ -204,7 +206,8 @@ class LedgerReader:
         return question
 
     async def try_read_last_confirmed(self) -> int:
-        """The LAC, as well as it can be known quickly: the first news of any bookie, or the best that all of them know.
+        """Return the LAC, as well as it can be known quickly: the first news of any bookie, or the best that all of
+        them know.
 
         Never less than what this reader knew, but perhaps less than `read_last_confirmed`. Raises LedgerRecoveryError
         where no bookie of the last ensemble answers.
@@ -228,7 +231,7 @@ class LedgerReader:
             error.__cause__ = attempt.error
             raise error
 
-    def _unsettled(self, machine: LacRead) -> DistributedLogError:
+    def _unsettled_error(self, machine: LacRead) -> DistributedLogError:
         cause = machine.error or ProtocolError("no reason")
         error = type(cause)(
             f"too few storage nodes of the last ensemble gave their LAC: {cause.message}",
@@ -240,7 +243,7 @@ class LedgerReader:
         return error
 
     def _raise_lac(self, last_add_confirmed: int) -> None:
-        """The LAC never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
+        """Note that the LAC never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
         if not self.closed and last_add_confirmed > self._last_add_confirmed:
             self._last_add_confirmed = last_add_confirmed
 
@@ -287,7 +290,7 @@ class LedgerReader:
                 pause_s = min(pause_s * 2, RETRY_S)
 
     def _within(self, entry_id: int) -> bool:
-        """Not behind the end that the ledger may have got meanwhile (I17)."""
+        """Return not behind the end that the ledger may have got meanwhile (I17)."""
         return not self.closed or entry_id <= self._last_add_confirmed
 
     async def _pause(self, seconds: float) -> None:
@@ -338,7 +341,7 @@ class LedgerReader:
             self._wake()
 
     def _lose(self, error: DistributedLogError) -> None:
-        """The ledger, or the way to follow it, is gone: every later call raises this."""
+        """Note that the ledger, or the way to follow it, is gone: every later call raises this."""
         self._gone = error
         self._wake()
 

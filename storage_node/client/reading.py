@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import DigestType, LedgerMetadata
 from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest
@@ -125,10 +125,10 @@ class EntryFetcher:
         following = fetch.machine.failed(entry)
         self._ask(fetch, following)
         if fetch.machine.exhausted:
-            fetch.future.set_exception(self._unreadable(fetch))
+            fetch.future.set_exception(self._unreadable_error(fetch))
 
     def _verified(self, entry_id: int, bookie: str, answer: Answer) -> Entry | DistributedLogError:
-        """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
+        """Return the entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
         if isinstance(answer, DistributedLogError):
             return answer
         if answer.status is not Status.EOK:
@@ -145,7 +145,7 @@ class EntryFetcher:
             self._on_lac(answer.max_lac)
         return entry
 
-    def _unreadable(self, fetch: _Fetch) -> DistributedLogError:
+    def _unreadable_error(self, fetch: _Fetch) -> DistributedLogError:
         first = fetch.machine.error
         check(first is not None, "a read ended without a reason")
         cause = first or ProtocolError("no reason")
@@ -175,7 +175,7 @@ class EntryFetcher:
             if fetch.future.done():
                 continue
             if now - fetch.began >= limit_s:
-                fetch.future.set_exception(self._overdue(fetch))
+                fetch.future.set_exception(self._overdue_error(fetch))
             elif fetch.patience_s and now - fetch.since >= fetch.patience_s:
                 self._speculate(fetch, now)
         return bool(self._open)
@@ -196,7 +196,7 @@ class EntryFetcher:
         )
         self._ask(fetch, index)
 
-    def _overdue(self, fetch: _Fetch) -> RequestTimeoutError:
+    def _overdue_error(self, fetch: _Fetch) -> RequestTimeoutError:
         error = RequestTimeoutError(
             f"none of {len(fetch.asked)} replicas gave the entry within {self._settings.read_operation_timeout_ms} ms",
             advice="See that the ledger's storage nodes are up",
@@ -209,11 +209,12 @@ class EntryFetcher:
     # ------------------------------------------------------------------------------------ a batch
 
     def batchable(self, metadata: LedgerMetadata) -> bool:
-        """Whether entries may come in batches at all."""
+        """Return whether entries may come in batches at all."""
         return self._settings.batch_reads and metadata.ensemble_size == metadata.write_quorum and not self._refused
 
     def batch_bookie(self, metadata: LedgerMetadata, first: int) -> str | None:
-        """The bookie to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
+        """Return the bookie to ask for a batch that begins with `first`; None: the entries have to be read one by
+        one."""
         if not self.batchable(metadata):
             return None
         bookies = metadata.ensemble_for(first).bookies
@@ -257,7 +258,7 @@ class EntryFetcher:
         return future
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
-        """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
+        """Return the entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
 
         Bookies do not cut a batch there: docs/reference/wire.md#reading-in-batches.
         """

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeAlias
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import Versioned
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import Versioned
 from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
 from storage_node.client.placement.arranging import Adherence
@@ -68,7 +68,8 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
 
 
 async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
-    """What `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a writer's.
+    """Return what `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a
+    writer's.
 
     It asks nothing where the last ensemble cannot keep it (another client placed it, or racks are not known any more):
     no number of acknowledgements would be enough, and the ledger could never be closed.
@@ -199,7 +200,7 @@ class _Round:
         self._pool.to(bookie, self._ledger_id).request(txn_id, Operation.READ, frame, timeout_ms, answered)
 
     def _verified(self, bookie: str, entry_id: int, response: Answer) -> Entry | DistributedLogError:
-        """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
+        """Return the entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
         if isinstance(response, DistributedLogError):
             return response
         if response.status is not Status.EOK:

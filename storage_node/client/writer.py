@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import undisturbed
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import ask_bookies
 from storage_node.client.last_confirmed import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
@@ -179,7 +179,7 @@ class LedgerWriter(AddPipeline):
         self._explicit_lac.moved()
 
     async def _force(self, effect: ForceSync) -> None:
-        """For a close: without it, entries that were acknowledged would not be in the ledger."""
+        """Without it, entries that were acknowledged would not be in the ledger (for a close)."""
         try:
             await self._force_all(effect)
         except DistributedLogError as error:

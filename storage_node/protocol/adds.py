@@ -61,7 +61,7 @@ class AddTemplate:
         self._parts = (b"", b"", b"")
 
     def frames(self, txn_id: int, entry_id: int, body_length: int) -> tuple[bytes, bytes]:
-        """What goes before the body of `body_length` bytes, and the body of the EOK frame that will answer."""
+        """Return what goes before the body of `body_length` bytes, and the body of the EOK frame that will answer."""
         txn, entry = varint(txn_id), varint(entry_id)
         txn_length, entry_length = len(txn), len(entry)
         shape = (txn_length, entry_length, body_length)
@@ -72,7 +72,7 @@ class AddTemplate:
         return b"".join((start, txn, middle, entry, end)), answer
 
     def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes]:
-        """What goes before, between and behind the two ids; mostly the same as for the entry before."""
+        """Return what goes before, between and behind the two ids; mostly the same as for the entry before."""
         size = varint(body_length)
         message = self._fixed + entry_length + len(size) + body_length
         length = varint(message)

@@ -137,7 +137,7 @@ _REQUESTS: dict[Operation, tuple[str, Callable[[int, dict[str, Value], int], Req
 
 
 def decode_request(frame: memoryview) -> Request:
-    """The request in a frame's body. Raises ProtocolError where the bytes are not a request of version 3."""
+    """Return the request in a frame's body. Raises ProtocolError where the bytes are not a request of version 3."""
     head = bytes(frame[: layouts.HEAD_BYTES])
     start = head[2:7]
     try:
@@ -209,7 +209,7 @@ _RESPONSES: dict[Operation, tuple[str, Callable[[int, Status, dict[str, Value]],
 
 
 def decode_response(frame: memoryview) -> Response:
-    """The response in a frame's body. Raises ProtocolError where the bytes are not a response of version 3."""
+    """Return the response in a frame's body. Raises ProtocolError where the bytes are not a response of version 3."""
     head = bytes(frame[: layouts.HEAD_BYTES])
     start = head[2:7]
     try:

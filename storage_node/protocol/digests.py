@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import cast
 
-from metadata.ledger_metadata import DigestType
+from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.errors import DigestError
 from storage_node.protocol.frames import Buffer
 
@@ -90,12 +90,12 @@ class Entry:
 
 
 def master_key(password: bytes) -> bytes:
-    """The key that authorises adds, LAC writes and fencing reads, whatever the digest type."""
+    """Return the key that authorises adds, LAC writes and fencing reads, whatever the digest type."""
     return hashlib.sha1(b"ledger" + password).digest()
 
 
 def mac_key(password: bytes) -> bytes:
-    """The key of digest type HMAC."""
+    """Return the key of digest type HMAC."""
     return hashlib.sha1(b"mac" + password).digest()
 
 
@@ -112,7 +112,7 @@ class EntryDigest:
         self._mac = hmac.new(mac_key(password), digestmod="sha1") if digest_type is DigestType.HMAC else None
 
     def package(self, ledger_id: int, entry_id: int, lac: int, length: int, *payload: Buffer) -> bytes:
-        """The header and digest that go before `payload`: 32 + D bytes."""
+        """Return the header and digest that go before `payload`: 32 + D bytes."""
         head = ENTRY_HEADER.pack(ledger_id, entry_id, lac, length)
         return head + self._digest(head, *payload)
 
@@ -148,12 +148,12 @@ class EntryDigest:
         return Entry(found_ledger, found_entry, lac, length, payload)
 
     def package_lac(self, ledger_id: int, lac: int) -> bytes:
-        """An explicit-LAC packet."""
+        """Return an explicit-LAC packet."""
         head = LAC_HEADER.pack(ledger_id, lac)
         return head + self._digest(head)
 
     def verify_lac(self, ledger_id: int, data: Buffer) -> int:
-        """The LAC of an explicit-LAC packet. Raises DigestError."""
+        """Return the LAC of an explicit-LAC packet. Raises DigestError."""
         view = memoryview(data)
         end = LAC_HEADER_BYTES + self.digest_size
         if len(view) < end:

@@ -39,7 +39,7 @@ def _header(operation: int, txn_id: int, priority: int = 0) -> bytes:
 
 
 def _frame(start: bytes, operation: int, message: bytes, extra: int = 0) -> bytes:
-    """A frame of `start`, then the operation's own message, of which `extra` bytes more travel behind."""
+    """Return a frame of `start`, then the operation's own message, of which `extra` bytes more travel behind."""
     start += _TAG_OF[operation] + varint(len(message) + extra) + message
     return _PREFIX.pack(len(start) + extra) + start
 
@@ -59,7 +59,7 @@ def encode_add_request(
     deferred_sync: bool = False,
     priority: int = 0,
 ) -> tuple[bytes, bytes]:
-    """An add whose body, of `body_length` bytes, goes between the two parts returned."""
+    """Return an add whose body, of `body_length` bytes, goes between the two parts returned."""
     tail = b""
     if deferred_sync:
         tail = b"\x28\x01"
@@ -93,7 +93,7 @@ def encode_read_request(
     piggyback: bool = False,
     priority: int = 0,
 ) -> bytes:
-    """A read; with `fence` the master key is needed; fence and piggyback exclude each other."""
+    """Return a read; with `fence` the master key is needed; fence and piggyback exclude each other."""
     message = b"\x08" + varint(ledger_id) + b"\x10" + varint(entry_id)
     if master_key is not None:
         message += _long_bytes(b"\x1a", master_key)
@@ -109,7 +109,7 @@ def encode_read_request(
 
 
 def encode_read_lac_request(txn_id: int, ledger_id: int) -> bytes:
-    """A READ_LAC: answered with the explicit LAC and the last entry, without fencing."""
+    """Return a READ_LAC: answered with the explicit LAC and the last entry, without fencing."""
     return _frame(_header(7, txn_id), 7, b"\x08" + varint(ledger_id))
 
 
@@ -147,7 +147,7 @@ def encode_start_tls_request(txn_id: int) -> bytes:
 
 
 def encode_add_response(txn_id: int, status: int, ledger_id: int, entry_id: int) -> bytes:
-    """The whole frame; the status stands in it twice, in the message and in its sub-message."""
+    """Return the whole frame; the status stands in it twice, in the message and in its sub-message."""
     number = _STATUS_BYTES[status]
     inner = b"\x08" + number + b"\x10" + varint(ledger_id) + b"\x18" + varint(entry_id)
     txn = varint(txn_id)
@@ -180,7 +180,7 @@ def encode_read_response(
     max_lac: int | None = None,
     lac_update_timestamp_ms: int | None = None,
 ) -> tuple[bytes, bytes]:
-    """A read's answer; a body, of `body_length` bytes, goes between the two parts (None: there is no body)."""
+    """Return a read's answer; a body, of `body_length` bytes, goes between the two parts (None: there is no body)."""
     number = _STATUS_BYTES[status]
     message = b"\x08" + number + b"\x10" + varint(ledger_id) + b"\x18" + varint(entry_id)
     tail = b""
@@ -207,7 +207,7 @@ def encode_read_lac_response(
     lac_body: bytes | memoryview | None = None,
     last_entry_body: bytes | memoryview | None = None,
 ) -> bytes:
-    """The explicit LAC's packet and the last entry, each as it was written; None: there is none."""
+    """Return the explicit LAC's packet and the last entry, each as it was written; None: there is none."""
     message = b"\x10" + varint(ledger_id)
     if lac_body is not None:
         message += _long_bytes(b"\x1a", lac_body)
@@ -229,7 +229,7 @@ def encode_force_ledger_response(txn_id: int, status: int, ledger_id: int) -> by
 def encode_bookie_info_response(
     txn_id: int, status: int, total_disk_capacity: int | None = None, free_disk_space: int | None = None
 ) -> bytes:
-    """Bytes of all ledger disks together; None for what was not asked for."""
+    """Return bytes of all ledger disks together; None for what was not asked for."""
     message = b""
     if total_disk_capacity is not None:
         message += b"\x10" + varint(total_disk_capacity)
@@ -249,12 +249,12 @@ def encode_list_entries_response(
 
 
 def encode_auth_response(txn_id: int, status: int, plugin: str, payload: bytes = b"") -> bytes:
-    """The plug-in's answer; a node without authentication names one that lets every client go on."""
+    """Return the plug-in's answer; a node without authentication names one that lets every client go on."""
     start = _header(5, txn_id) + b"\x10" + _STATUS_BYTES[status]
     return _frame(start, 5, _long_bytes(b"\x0a", plugin.encode()) + _long_bytes(b"\x12", payload))
 
 
 def encode_error_response(txn_id: int, operation: int, status: int) -> bytes:
-    """An answer with no message of the operation's own."""
+    """Return an answer with no message of the operation's own."""
     body = _header(operation, txn_id) + b"\x10" + _STATUS_BYTES[status]
     return _PREFIX.pack(len(body)) + body

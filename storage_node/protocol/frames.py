@@ -42,7 +42,7 @@ LENGTH_BYTES = 4
 
 
 def _unreferenced(chunk: bytearray) -> bool:
-    """True when no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
+    """Return True when no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
     try:
         last = chunk.pop()
     except BufferError:
@@ -84,7 +84,7 @@ class ChunkPool:
         return self.lent > self._keep
 
     def take(self, need: int) -> bytearray:
-        """A chunk of at least `need` bytes of which no view is held."""
+        """Return a chunk of at least `need` bytes of which no view is held."""
         self.lent += 1
         if need > self._chunk_bytes:
             return bytearray(need)
@@ -162,7 +162,7 @@ class FrameBuffer:
         return self.cut(most)
 
     def cut(self, most: int) -> list[memoryview]:
-        """The next frames of what is there. Raises as `advance` does."""
+        """Return the next frames of what is there. Raises as `advance` does."""
         view = self._view
         start, end = self._start, self._end
         frames: list[memoryview] = []

@@ -37,7 +37,7 @@ def _more(head: bytes, at: int, value: int) -> tuple[int, int]:
 
 
 def _value(data: bytes) -> int:
-    """The value of a whole varint."""
+    """Return the value of a whole varint."""
     value = 0
     for byte in reversed(data):
         value = value << 7 | byte & 127
@@ -49,7 +49,8 @@ _TOO_LARGE = 1 << 63
 
 
 def _txn(head: bytes) -> tuple[int, int]:
-    """The txn id of a canonical header without priority, and the offset behind it; (0, 0) for any other header."""
+    """Return the txn id of a canonical header without priority, and the offset behind it; (0, 0) for any other
+    header."""
     txn_id = head[7]
     at = 8
     if txn_id >= 128:
@@ -71,7 +72,7 @@ def _plain_add(frame: memoryview) -> tuple[bytes, bytes, bytes, bytes, memoryvie
 
 
 def add(frame: memoryview) -> AddRequest | None:
-    """An add without priority, flags and options whose fields are in canonical order, else None."""
+    """Return an add without priority, flags and options whose fields are in canonical order, else None."""
     found = _plain_add(frame)
     if found is None:
         return None
@@ -94,7 +95,7 @@ def decode_add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] 
 
 
 def read(frame: memoryview, head: bytes) -> ReadRequest | None:
-    """A plain read in canonical order, else None. IndexError counts as None."""
+    """Return a plain read in canonical order, else None. IndexError counts as None."""
     txn_id, at = _txn(head)
     if at == 0 or head[at : at + 2] != b"\xa2\x06" or at + 3 + head[at + 2] != len(frame) or head[at + 3] != 0x08:
         return None
@@ -114,7 +115,7 @@ def read(frame: memoryview, head: bytes) -> ReadRequest | None:
 
 
 def add_response(frame: memoryview, head: bytes) -> AddResponse | None:
-    """An EOK answer to an add in canonical order, else None. IndexError counts as None."""
+    """Return an EOK answer to an add in canonical order, else None. IndexError counts as None."""
     txn_id, at = _txn(head)
     if at == 0 or head[at : at + 4] != b"\x10\x00\xaa\x06" or at + 5 + head[at + 4] != len(frame):
         return None
@@ -136,7 +137,8 @@ def add_response(frame: memoryview, head: bytes) -> AddResponse | None:
 
 
 def read_response(frame: memoryview, head: bytes) -> ReadResponse | None:
-    """An EOK answer with a body in canonical order, with or without maxLAC, else None. IndexError counts as None."""
+    """Return an EOK answer with a body in canonical order, with or without maxLAC, else None. IndexError counts as
+    None."""
     txn_id, at = _txn(head)
     if at == 0 or head[at : at + 4] != b"\x10\x00\xa2\x06":
         return None

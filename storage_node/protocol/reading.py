@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.errors import (
     BookieUnreachableError,
     ConnectionClosedError,
@@ -45,7 +45,7 @@ _UNREACHABLE = (BookieUnreachableError, ConnectionClosedError)
 
 
 def more_telling(first: DistributedLogError | None, later: DistributedLogError) -> DistributedLogError:
-    """Which of two replicas' errors to report: the precedence of docs/reference/wire.md#reading-an-entry."""
+    """Return which of two replicas' errors to report: the precedence of docs/reference/wire.md#reading-an-entry."""
     if first is None or isinstance(first, MISSING):
         return later
     if isinstance(first, _UNREACHABLE) and not isinstance(later, MISSING):
@@ -54,7 +54,7 @@ def more_telling(first: DistributedLogError | None, later: DistributedLogError) 
 
 
 def fragment_end(metadata: LedgerMetadata, first: int, last: int) -> int:
-    """The last entry up to `last` that lies in the same fragment as `first`."""
+    """Return the last entry up to `last` that lies in the same fragment as `first`."""
     for ensemble in metadata.ensembles:
         if ensemble.first_entry > first:
             return min(last, ensemble.first_entry - 1)
@@ -81,7 +81,7 @@ class EntryRead:
         return not self.done and self._asked == len(self._order) and self._open == 0
 
     def ask_next(self) -> int | None:
-        """The index to ask now: at the start, and to speculate. None if every one was asked."""
+        """Return the index to ask now: at the start, and to speculate. None if every one was asked."""
         if self.done or self._asked == len(self._order):
             return None
         index = self._order[self._asked]
@@ -90,13 +90,13 @@ class EntryRead:
         return index
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """A replica failed: the index to ask now, or None (then look at `exhausted`)."""
+        """Return a replica failed: the index to ask now, or None (then look at `exhausted`)."""
         self._open -= 1
         self.error = more_telling(self.error, error)
         return self.ask_next() if self._open == 0 else None
 
     def succeeded(self) -> bool:
-        """A verified copy came. False if one came before."""
+        """Return a verified copy came. False if one came before."""
         self._open -= 1
         first, self.done = not self.done, True
         return first
@@ -131,7 +131,7 @@ class LacRead:
         )
 
     def answered(self, index: int, last_add_confirmed: int, last_stored: int = -1) -> None:
-        """A bookie's verified answer."""
+        """Take a bookie's verified answer."""
         self._answered.add(index)
         self._coverage.mark_known(index)
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
@@ -166,7 +166,7 @@ class LacTry:
         return self.last_add_confirmed > self._known or len(self._answered) == self._size
 
     def answered(self, index: int, last_add_confirmed: int) -> None:
-        """A bookie's verified answer."""
+        """Take a bookie's verified answer."""
         self._answered.add(index)
         self.valid = True
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
@@ -214,7 +214,7 @@ class TailRead:
         self._order = tuple(arrange(self._order))
 
     def ask_next(self) -> int | None:
-        """The index to ask now: at the start, and to speculate. None if every one was asked."""
+        """Return the index to ask now: at the start, and to speculate. None if every one was asked."""
         if self.finished or self._position == len(self._order):
             return None
         self._position += 1
@@ -222,7 +222,7 @@ class TailRead:
         return self._order[self._position - 1]
 
     def _closed(self) -> int | None:
-        """One question less is open: the index to ask now, or None (then look at `finished`)."""
+        """Return one question less is open: the index to ask now, or None (then look at `finished`)."""
         self._open -= 1
         if self._open or self.finished:
             return None
@@ -231,12 +231,12 @@ class TailRead:
         return self.ask_next()
 
     def found(self, last_add_confirmed: int) -> None:
-        """The entry itself came, verified."""
+        """Note that the entry itself came, verified."""
         self.known = self.finished = True
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def empty(self, max_lac: int | None) -> int | None:
-        """The bookie waited and has no entry to give. Gives the index to ask now, or None."""
+        """Return the bookie waited and has no entry to give. Gives the index to ask now, or None."""
         self.known = True
         self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:
@@ -248,7 +248,7 @@ class TailRead:
         return self._closed()
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """The bookie could not be asked, or could not answer. Gives the index to ask now, or None."""
+        """Return the bookie could not be asked, or could not answer. Gives the index to ask now, or None."""
         if isinstance(error, MISSING):
             self.known = True
         self.error = more_telling(self.error, error)

@@ -45,8 +45,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import (
     LedgerRecoveryError,
     UnauthorizedAccessError,
@@ -257,7 +257,7 @@ class RecoveryMachine:
         return (WriteMetadata(metadata.with_state(LedgerState.IN_RECOVERY), version),)
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """The conditional write was applied."""
+        """Return the conditional write was applied."""
         if not self._acts(RecoveryEvent.METADATA_WRITTEN):
             return ()
         if self.state is RecoveryState.CLOSING:
@@ -273,7 +273,7 @@ class RecoveryMachine:
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """What the metadata is now."""
+        """Return what the metadata is now."""
         if not self._acts(RecoveryEvent.METADATA_FOUND):
             return ()
         if self.state is RecoveryState.MARK_CHECKING:
@@ -286,7 +286,7 @@ class RecoveryMachine:
         return (StartOver(metadata, version),)
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """The metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._acts(RecoveryEvent.METADATA_FAILED):
             return ()
         return self._fail(error)
@@ -299,7 +299,7 @@ class RecoveryMachine:
         return tuple(Fence(index, bookie) for index, bookie in enumerate(self.metadata.last_ensemble.bookies))
 
     def fence_found(self, index: int, last_add_confirmed: int) -> Effects:
-        """A fenced bookie's last entry, verified, carries this LAC."""
+        """Return a fenced bookie's last entry, verified, carries this LAC."""
         if not self._acts(RecoveryEvent.FENCE_FOUND):
             return ()
         self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
@@ -323,7 +323,7 @@ class RecoveryMachine:
         return self.metadata.password is not None
 
     def _is_negative(self, index: int, error: DistributedLogError) -> bool:
-        """The bookie says that it has nothing of what was asked, and never had (D3)."""
+        """Return the bookie says that it has nothing of what was asked, and never had (D3)."""
         if isinstance(error, UnauthorizedAccessError) and self._key_is_certain:
             self._strangers.add(index)
             return True
@@ -344,7 +344,9 @@ class RecoveryMachine:
     def _fence_lost(self) -> Effects:
         if len(self._fence_answers) < self.metadata.ensemble_size:
             return ()
-        return self._fail(self._aborted("too few bookies of the last ensemble could be fenced", self._fence_error))
+        return self._fail(
+            self._aborted_error("too few bookies of the last ensemble could be fenced", self._fence_error)
+        )
 
     # ------------------------------------------------------------------------------------ read forward
 
@@ -369,7 +371,7 @@ class RecoveryMachine:
         return tuple(effects)
 
     def entry_found(self, index: int, entry: Entry) -> Effects:
-        """A verified copy: one is enough."""
+        """Return a verified copy: one is enough."""
         if not self._acts(RecoveryEvent.ENTRY_FOUND):
             return ()
         verdict = self._verdicts.get(entry.entry_id)
@@ -380,7 +382,7 @@ class RecoveryMachine:
         return self._judge()
 
     def entry_failed(self, index: int, entry_id: int, error: DistributedLogError) -> Effects:
-        """The bookie lacks the entry, or could not say."""
+        """Return the bookie lacks the entry, or could not say."""
         if not self._acts(RecoveryEvent.ENTRY_FAILED):
             return ()
         verdict = self._verdicts.get(entry_id)
@@ -406,13 +408,14 @@ class RecoveryMachine:
             elif verdict.missing >= self._needed:  # (W - A) + 1 explicit negatives: never acknowledged (D3)
                 return (*effects, *self._end_found())
             elif len(verdict.answered) == self.metadata.write_quorum:  # all answered, and it is still open (D3)
-                return (*effects, *self._fail(self._ambiguous(self._next_verdict, verdict)))
+                return (*effects, *self._fail(self._ambiguous_error(self._next_verdict, verdict)))
             else:
                 break
         return tuple(effects)
 
     def added_again(self, entry_id: int, ensembles: tuple[Ensemble, ...]) -> Effects:
-        """Entries up to `entry_id` are acknowledged again; `ensembles` includes the adds' local changes (I18)."""
+        """Return entries up to `entry_id` are acknowledged again; `ensembles` includes the adds' local changes
+        (I18)."""
         if not self._acts(RecoveryEvent.ADDED_AGAIN):
             return ()
         check(self._added < entry_id < self._next_verdict, "an entry added again that was not asked for")
@@ -424,13 +427,13 @@ class RecoveryMachine:
         return self._read_on()
 
     def add_failed(self, error: DistributedLogError) -> Effects:
-        """An entry that was found could not be replicated."""
+        """Return an entry that was found could not be replicated."""
         if not self._acts(RecoveryEvent.ADD_FAILED):
             return ()
         if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could
             self._next_verdict, self._length = self._added + 1, None
             return self._end_found()
-        return self._fail(self._aborted("an entry of the tail could not be replicated", error))
+        return self._fail(self._aborted_error("an entry of the tail could not be replicated", error))
 
     # ------------------------------------------------------------------------------------ end
 
@@ -451,7 +454,7 @@ class RecoveryMachine:
         return self._write_close(self.metadata, self._version)
 
     def measured(self, length: int) -> Effects:
-        """The cumulative length in the header of entry LAC0."""
+        """Return the cumulative length in the header of entry LAC0."""
         if not self._acts(RecoveryEvent.MEASURED):
             return ()
         self._length = length
@@ -461,10 +464,10 @@ class RecoveryMachine:
         """Entry LAC0 is committed but no replica can give it: closing with a wrong length would be for ever."""
         if not self._acts(RecoveryEvent.MEASURE_FAILED):
             return ()
-        return self._fail(self._aborted(f"entry {self._added}, which is committed, could not be read", error))
+        return self._fail(self._aborted_error(f"entry {self._added}, which is committed, could not be read", error))
 
     def _write_close(self, base: LedgerMetadata, version: int) -> Effects:
-        """The one write that publishes what recovery found and changed (I18)."""
+        """Return the one write that publishes what recovery found and changed (I18)."""
         closing = base
         # From the last fragment on: the adds may have replaced its ensemble, and begun fragments behind it.
         for ensemble in self._ensembles[len(base.ensembles) - 1 :]:
@@ -492,8 +495,8 @@ class RecoveryMachine:
         self._verdicts.clear()
         return (RecoveryFailed(error),)
 
-    def _ambiguous(self, entry_id: int, verdict: _Verdict) -> DistributedLogError:
-        error = self._aborted(
+    def _ambiguous_error(self, entry_id: int, verdict: _Verdict) -> DistributedLogError:
+        error = self._aborted_error(
             f"entry {entry_id} cannot be judged: {verdict.missing} bookies lack it, {self._needed} would have to, "
             "and the others do not answer",
             verdict.error,
@@ -501,7 +504,7 @@ class RecoveryMachine:
         error.entry_id = entry_id
         return error
 
-    def _aborted(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+    def _aborted_error(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
         reason = "" if cause is None else f" ({cause.message})"
         error = LedgerRecoveryError(
             f"{what}{reason}; the ledger was not closed and nothing was cut off",

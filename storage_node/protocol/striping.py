@@ -32,17 +32,17 @@ def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int
 
 
 def write_sets(ensemble_size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
-    """All E write sets; entry e has number e mod E."""
+    """Return all E write sets; entry e has number e mod E."""
     return tuple(write_set(start, ensemble_size, write_quorum) for start in range(ensemble_size))
 
 
 def in_write_set(entry_id: int, index: int, ensemble_size: int, write_quorum: int) -> bool:
-    """Whether the bookie at `index` holds `entry_id`."""
+    """Return whether the bookie at `index` holds `entry_id`."""
     return (index - entry_id) % ensemble_size < write_quorum
 
 
 def missing_needed(write_quorum: int, ack_quorum: int) -> int:
-    """How many explicit "I lack it" prove that an entry was never acknowledged: (W - A) + 1 (D3)."""
+    """Return how many explicit "I lack it" prove that an entry was never acknowledged: (W - A) + 1 (D3)."""
     return write_quorum - ack_quorum + 1
 
 

@@ -89,7 +89,7 @@ _QUICK_ANSWER = b"\0\0\0\x18\x02\x01\0\0\0\0\0\0"
 
 
 def _word(version: int, opcode: int, flags: int = 0) -> int:
-    """The first word. Version 0 had an opcode and nothing else."""
+    """Return the first word. Version 0 had an opcode and nothing else."""
     return version << 24 | opcode << 16 | flags if version else opcode
 
 
@@ -106,7 +106,7 @@ def _read_word(frame: memoryview) -> tuple[int, int, int]:
 def encode_add_request(
     master_key: bytes, body_length: int, *, recovery: bool = False, high_priority: bool = False, version: int = VERSION
 ) -> bytes:
-    """What goes before an entry of `body_length` bytes to be stored."""
+    """Return what goes before an entry of `body_length` bytes to be stored."""
     flags = (RECOVERY_ADD if recovery else 0) | (HIGH_PRIORITY if high_priority else 0)
     length = 4 + len(master_key) + body_length
     return _PREFIXED_WORD.pack(length, _word(version, ADD, flags)) + master_key
@@ -121,7 +121,7 @@ def encode_read_request(
     high_priority: bool = False,
     version: int = VERSION,
 ) -> bytes:
-    """A read; the master key travels only with `fence`."""
+    """Return a read; the master key travels only with `fence`."""
     return _reading(READ, _IDS.pack(ledger_id, entry_id), master_key, fence, high_priority, version)
 
 
@@ -137,7 +137,7 @@ def encode_batch_read_request(
     high_priority: bool = False,
     version: int = VERSION,
 ) -> bytes:
-    """A read of entries from `entry_id` on; `request_id` is what the answer is matched by."""
+    """Return a read of entries from `entry_id` on; `request_id` is what the answer is matched by."""
     ids = _BATCH.pack(ledger_id, entry_id, request_id, max_count, max_bytes)
     return _reading(BATCH_READ, ids, master_key, fence, high_priority, version)
 
@@ -155,7 +155,7 @@ def _reading(
 
 
 def encode_auth(plugin: str, payload: bytes = b"", *, version: int = VERSION) -> bytes:
-    """An AUTH packet, which looks the same in both directions. The payload is there even where it is empty."""
+    """Return an AUTH packet, which looks the same in both directions. The payload is there even where it is empty."""
     name = plugin.encode()
     message = b"\x0a" + varint(len(name)) + name + b"\x12" + varint(len(payload)) + payload
     return _PREFIXED_WORD.pack(4 + len(message), _word(version, AUTH)) + message
@@ -169,7 +169,7 @@ def add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
 
 
 def decode_request(frame: memoryview) -> RequestV2:
-    """The request in a frame's body, of whatever version it says. Raises ProtocolError."""
+    """Return the request in a frame's body, of whatever version it says. Raises ProtocolError."""
     try:
         version, opcode, flags = _read_word(frame)
         priority = PRIORITY if flags & HIGH_PRIORITY else 0
@@ -201,7 +201,7 @@ def _add_request(frame: memoryview, version: int, flags: int, priority: int) -> 
 
 
 def _fence_key(frame: memoryview, at: int, version: int, flags: int) -> bytes | None:
-    """The master key of a fencing read. Version 1 knew none."""
+    """Return the master key of a fencing read. Version 1 knew none."""
     if not flags & FENCE or version < VERSION:
         return None
     key = bytes(frame[at : at + KEY_BYTES])
@@ -222,14 +222,14 @@ def _auth_message(frame: memoryview) -> tuple[str, bytes]:
 
 
 def encode_add_response(status: Status, ledger_id: int, entry_id: int, *, version: int = VERSION) -> bytes:
-    """The whole frame. Ledger and entry id are all that a client matches the answer by."""
+    """Return the whole frame. Ledger and entry id are all that a client matches the answer by."""
     return _FRAMED_ANSWER.pack(ANSWER_BYTES, _word(version, ADD), _CODES[status], ledger_id, entry_id)
 
 
 def encode_read_response(
     status: Status, ledger_id: int, entry_id: int, body_length: int = 0, *, version: int = VERSION
 ) -> bytes:
-    """What goes before the entry of `body_length` bytes; the ids are those of the request (-1 stays -1)."""
+    """Return what goes before the entry of `body_length` bytes; the ids are those of the request (-1 stays -1)."""
     return _FRAMED_ANSWER.pack(ANSWER_BYTES + body_length, _word(version, READ), _CODES[status], ledger_id, entry_id)
 
 
@@ -242,7 +242,7 @@ def encode_batch_read_response(
     *,
     version: int = VERSION,
 ) -> list[bytes | memoryview]:
-    """The pieces of the frame. `entry_id` is the first entry that was asked for."""
+    """Return the pieces of the frame. `entry_id` is the first entry that was asked for."""
     length = _BATCH_ANSWER.size + sum(BATCH_ENTRY_BYTES + len(entry) for entry in entries)
     word = _word(version, BATCH_READ)
     pieces: list[bytes | memoryview] = [
@@ -254,7 +254,7 @@ def encode_batch_read_response(
 
 
 def decode_response(frame: memoryview) -> ResponseV2:
-    """The response in a frame's body. Raises ProtocolError, for a code that is not known too."""
+    """Return the response in a frame's body. Raises ProtocolError, for a code that is not known too."""
     try:
         version, opcode, _ = _read_word(frame)
         if version > VERSION:
@@ -286,7 +286,7 @@ def _status(code: int) -> Status:
 
 
 def _entries(frame: memoryview) -> tuple[memoryview, ...]:
-    """The entries that follow the ids of a batch's answer."""
+    """Return the entries that follow the ids of a batch's answer."""
     entries: list[memoryview] = []
     at, end = _BATCH_ANSWER.size, len(frame)
     while at < end:

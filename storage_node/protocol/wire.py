@@ -31,7 +31,7 @@ _MORE = [bytes([v & 127 | 128, v >> 7 | 128]) for v in range(_LOW)]
 
 
 def varint(value: int) -> bytes:
-    """The varint of `value`; negative numbers as their 64-bit two's complement (never zigzag)."""
+    """Return the varint of `value`; negative numbers as their 64-bit two's complement (never zigzag)."""
     if 0 <= value < _LOW:
         return _LAST[value]
     if 0 < value < _LOW * _LOW:
@@ -59,7 +59,7 @@ def read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """An unsigned 64-bit number read as int64."""
+    """Return an unsigned 64-bit number read as int64."""
     return value - (1 << 64) if value & SIGN_64 else value
 
 
@@ -118,7 +118,7 @@ class _Reading:
         self.left = MAX_FIELDS
 
     def tag(self, data: memoryview, at: int, end: int) -> tuple[int, int]:
-        """A field's tag, and the offset behind it."""
+        """Return a field's tag, and the offset behind it."""
         self.left -= 1
         if self.left < 0:
             raise TooManyFieldsError(
@@ -132,7 +132,8 @@ class _Reading:
 
 
 def decode(message: Message, data: memoryview) -> dict[str, Value]:
-    """The fields of `data` that the table knows and that are present. Raises ProtocolError (TooManyFieldsError)."""
+    """Return the fields of `data` that the table knows and that are present. Raises ProtocolError
+    (TooManyFieldsError)."""
     values: dict[str, Value] = {}
     _merge(message, data, values, 0, _Reading())
     _require(message, values)
@@ -176,7 +177,7 @@ def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int,
 
 
 def _scalar(known: Field, raw: int) -> int | None:
-    """The number as its type reads it; None for an enum number that is not known."""
+    """Return the number as its type reads it; None for an enum number that is not known."""
     kind = known.kind
     if kind is FieldKind.INT64:
         return signed(raw)
@@ -202,7 +203,7 @@ def _require(message: Message, values: dict[str, Value]) -> None:
 
 
 def _skip(data: memoryview, at: int, end: int, tag: int, depth: int, reading: _Reading) -> int:
-    """The offset after an unknown field's value."""
+    """Return the offset after an unknown field's value."""
     wire = tag & 7
     if wire == _VARINT:
         return read_varint(data, at, end)[1]

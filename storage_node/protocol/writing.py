@@ -68,8 +68,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import (
     DuplicateEntryError,
     LedgerClosedError,
@@ -123,7 +123,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ adds and their answers
 
     def add(self, size: int, length: int | None = None, entry_id: int | None = None) -> Effects:
-        """A new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
+        """Return a new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
 
         An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
         DuplicateEntryError.
@@ -132,7 +132,7 @@ class WriterMachine(WriterProgress):
             self.state is not WriterState.WRITING
             and REACTIONS[self.state][WriterEvent.ADD] is Reaction.REFUSE  # the usual first
         ):
-            raise errors.refusal(self)
+            raise errors.refusal_error(self)
         if entry_id is None:
             entry_id = self.last_add_pushed + 1
             self.last_add_pushed = entry_id
@@ -164,7 +164,7 @@ class WriterMachine(WriterProgress):
         self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
     def added(self, seat: Seat, *entry_ids: int) -> Effects:
-        """The bookie in `seat` stored the entries durably."""
+        """Return the bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
         # One bit for each seat: a bookie that answers twice for an entry still counts once.
@@ -182,7 +182,8 @@ class WriterMachine(WriterProgress):
         return self._drain()
 
     def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
-        """The bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in time."""
+        """Return the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
+        time."""
         if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
@@ -194,7 +195,9 @@ class WriterMachine(WriterProgress):
             # No change: the old ensemble's bookies may hold acknowledged entries that they have not synced (I1).
             if self._strangers and self._is_untouched():
                 return self._give_up()
-            return self._fail(errors.stuck(self, "a ledger whose syncs are deferred cannot change its ensemble", error))
+            return self._fail(
+                errors.stuck_error(self, "a ledger whose syncs are deferred cannot change its ensemble", error)
+            )
         if seat.index in self.vacant or seat.index in self._round:
             return ()  # known, and being dealt with (D12)
         failed = {seat.index}
@@ -216,7 +219,8 @@ class WriterMachine(WriterProgress):
         return self._begin_change()
 
     def forced(self, entry_id: int, length: int) -> Effects:
-        """Every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into it."""
+        """Return every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
+        it."""
         if not self._asked(WriterEvent.FORCED):
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
@@ -294,9 +298,9 @@ class WriterMachine(WriterProgress):
                 self._failing.update(self._round)
                 return self._begin_change()
             return self._fail(
-                errors.stuck(self, self._too_few(left), None)
+                errors.stuck_error(self, self._too_few(left), None)
                 if error is None
-                else errors.stuck(self, "no replacement was found", error)
+                else errors.stuck_error(self, "no replacement was found", error)
             )
         self._replacements = dict(replacements)
         bookies = tuple(replacements.get(seat.index, seat.bookie) for seat in self._seats)
@@ -304,7 +308,7 @@ class WriterMachine(WriterProgress):
             return self._adopt(self.metadata, self._version)  # nothing to write: vacancies, or bookies come back
         if not self._changes_left and not self._recovering:
             return self._fail(
-                errors.stuck(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
+                errors.stuck_error(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
             )
         self._changes_left -= 1  # here and not in `_propose`: a write that has to be repeated counts once
         return self._propose(self.metadata, bookies)
@@ -325,7 +329,7 @@ class WriterMachine(WriterProgress):
         return (WriteMetadata(changed, self._version),)
 
     def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """The last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
+        """Return the last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
         self.metadata, self._version = metadata, version
         bookies = metadata.last_ensemble.bookies
         changed = 0
@@ -366,12 +370,12 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ another ledger
 
     def _give_up(self) -> Effects:
-        """The id is taken: close the ledger empty, and go on in another; fail where no other may be made.
+        """Return the id is taken: close the ledger empty, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
         if not self.replacements_left:
-            return self._fail(errors.taken(self, self._whose_answer()))
+            return self._fail(errors.taken_error(self, self._changed_error()))
         self._retire()  # before the closing write: nothing of this ledger may be acknowledged from here on (I3)
         self._round = ()
         self._targets = ((),) * self._size  # what is added now waits for the next ledger
@@ -383,7 +387,7 @@ class WriterMachine(WriterProgress):
         self.replacements_left -= 1
         self._replacements_made += 1
         self.state = WriterState.REPLACING
-        return (ReplaceLedger(self._replacements_made, errors.taken(self, self._whose_answer())),)
+        return (ReplaceLedger(self._replacements_made, errors.taken_error(self, self._changed_error())),)
 
     def _judge_given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
         if metadata.state is LedgerState.OPEN:
@@ -391,10 +395,10 @@ class WriterMachine(WriterProgress):
             return self._give_up()  # our write was not applied: again, upon what is there now
         if metadata.state is LedgerState.CLOSED and metadata.last_entry == -1:
             return self._given_up(metadata, version)  # ours, or a recoverer's that found nothing either
-        return self._fail(errors.taken_over(self, metadata))
+        return self._fail(errors.taken_over_error(self, metadata))
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
-        """Another ledger was made, empty and open: all that is pending goes there."""
+        """Return another ledger was made, empty and open: all that is pending goes there."""
         if not self._asked(WriterEvent.REPLACED):
             return ()
         self.ledger_id = ledger_id
@@ -409,17 +413,17 @@ class WriterMachine(WriterProgress):
         return (Moved(), *sends, *self._close_if_drained())
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
-        """No other ledger could be made, or it is not known whether one was."""
+        """Return no other ledger could be made, or it is not known whether one was."""
         if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
-            errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error)
+            errors.stuck_error(self, "the ledger's id was taken by others, and no other ledger was made", error)
         )
 
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """The conditional write was applied."""
+        """Return the conditional write was applied."""
         if not self._asked(WriterEvent.METADATA_WRITTEN):
             return ()
         if self.state is WriterState.CLOSING:
@@ -436,7 +440,7 @@ class WriterMachine(WriterProgress):
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """What the metadata is now."""
+        """Return what the metadata is now."""
         if not self._asked(WriterEvent.METADATA_FOUND):
             return ()
         if self.state is WriterState.CLOSE_CHECKING:
@@ -444,10 +448,10 @@ class WriterMachine(WriterProgress):
         if self.state is WriterState.GIVE_UP_CHECKING:
             return self._judge_given_up(metadata, version)
         if metadata.state is not LedgerState.OPEN:
-            return self._fail(errors.taken_over(self, metadata))
+            return self._fail(errors.taken_over_error(self, metadata))
         if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
             # Our own changes begin at LAC + 1 and the LAC is frozen: only another writer can have begun one beyond it.
-            return self._fail(errors.foreign_fragment(self, metadata))
+            return self._fail(errors.foreign_fragment_error(self, metadata))
         self.metadata, self._version = metadata, version
         found = metadata.last_ensemble.bookies
         still = {i: b for i, b in self._replacements.items() if found[i] == self._seats[i].bookie != b}
@@ -460,16 +464,16 @@ class WriterMachine(WriterProgress):
         return self._propose(metadata, tuple(still.get(i, bookie) for i, bookie in enumerate(found)))
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """The metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._asked(WriterEvent.METADATA_FAILED):
             return ()
         if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
             return self._fail(error)  # as it is: it says itself whether the write may have been applied
         if self.state is WriterState.CLOSE_CHECKING:
-            return self._fail(errors.unknown_close(self, error))
+            return self._fail(errors.unknown_close_error(self, error))
         if self.state in (WriterState.GIVING_UP, WriterState.GIVE_UP_CHECKING):
-            return self._fail(errors.stuck(self, "its id was taken by others, and it could not be closed", error))
-        return self._fail(errors.stuck(self, "the ensemble change could not be written to the metadata", error))
+            return self._fail(errors.stuck_error(self, "its id was taken by others, and it could not be closed", error))
+        return self._fail(errors.stuck_error(self, "the ensemble change could not be written to the metadata", error))
 
     # ------------------------------------------------------------------------------------ close
 
@@ -508,7 +512,7 @@ class WriterMachine(WriterProgress):
         return (*effects, *self._write_close(self.metadata))
 
     def _end(self) -> tuple[int, int]:
-        """Where a close by this writer ends the ledger: its LAC, and the length up to there."""
+        """Return where a close by this writer ends the ledger: its LAC, and the length up to there."""
         return self._synced if self.deferred_sync else (self.last_acknowledged, self.acknowledged_length)
 
     def _write_close(self, base: LedgerMetadata) -> Effects:
@@ -521,7 +525,7 @@ class WriterMachine(WriterProgress):
             return self._write_close(metadata)  # upon what is there now: auto-recovery may have changed an ensemble
         if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == self._end():
             return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
-        return self._fail(errors.taken_over(self, metadata))
+        return self._fail(errors.taken_over_error(self, metadata))
 
     def _closed(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version

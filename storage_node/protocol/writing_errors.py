@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
 from storage_node.protocol.writing_progress import WriterProgress
 
 
-def refusal(at: WriterProgress) -> DistributedLogError:
-    """Why no add is taken."""
+def refusal_error(at: WriterProgress) -> DistributedLogError:
+    """Return why no add is taken."""
     if at.error is not None:
         return at.error
     return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=at.ledger_id)
 
 
-def taken_over(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """Another client has fenced or closed the ledger."""
+def taken_over_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
+    """Return another client has fenced or closed the ledger."""
     if metadata.state is LedgerState.CLOSED and metadata.last_entry <= at.last_add_confirmed:
         return LedgerClosedError(
             f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
@@ -30,8 +30,8 @@ def taken_over(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogEr
     )
 
 
-def foreign_fragment(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """A fragment is in the metadata that only another writer can have put there."""
+def foreign_fragment_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
+    """Return a fragment is in the metadata that only another writer can have put there."""
     return LedgerFencedError(
         f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
         f"acknowledged here ({at.last_add_confirmed})",
@@ -40,8 +40,8 @@ def foreign_fragment(at: WriterProgress, metadata: LedgerMetadata) -> Distribute
     )
 
 
-def stuck(at: WriterProgress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
-    """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
+def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+    """Return for pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
     error = QuorumWriteError(
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
         advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
@@ -51,7 +51,7 @@ def stuck(at: WriterProgress, what: str, cause: DistributedLogError | None) -> D
     return error
 
 
-def taken(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
+def taken_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
     """Bookies hold something under the ledger's id that its owner did not write."""
     error = LedgerTakenError(
         f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
@@ -64,7 +64,7 @@ def taken(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError
     return error
 
 
-def unknown_close(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
+def unknown_close_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
     """Neither the close nor a look at what came of it worked."""
     error = OutcomeUnknownError(
         f"whether the ledger was closed at entry {at.last_add_confirmed} is not known: {cause.message}",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.tables import parse_table
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.striping import write_sets
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import REACTIONS, Seat, WriterEvent, WriterState
@@ -140,29 +140,29 @@ class WriterProgress:
         return self.state in _FROZEN
 
     def suffices(self, replacements: Collection[int]) -> bool:
-        """Whether bookies for these of the indices asked for are enough to go on with."""
+        """Return whether bookies for these of the indices asked for are enough to go on with."""
         return self._quorum_without(tuple(index for index in self._round if index not in replacements))
 
     def _noted(self, entry_id: int) -> set[int]:
-        """The seats that failed this pending entry, without those that are vacant or being changed."""
+        """Return the seats that failed this pending entry, without those that are vacant or being changed."""
         mask = self._failures.get(entry_id, 0)
         return {s.index for s in self._seats if s.bit & mask and s.index not in self._round} - self.vacant
 
     def _due(self, entry_id: int) -> set[int]:
-        """With delayed changes: the seats to change because this entry cannot reach its ack quorum without."""
+        """Return with delayed changes: the seats to change because this entry cannot reach its ack quorum without."""
         vacant = sum(1 << index for index in self.vacant)
         lost = (self._failures.get(entry_id, 0) | vacant) & self._window_masks[entry_id % self._size]
         return self._noted(entry_id) if lost.bit_count() > self._spare else set()
 
     def _is_untouched(self) -> bool:
-        """Nothing is acknowledged in the ledger, and it is this writer's to give up."""
+        """Return nothing is acknowledged in the ledger, and it is this writer's to give up."""
         return self.last_acknowledged < 0 and not self._recovering
 
-    def _whose_answer(self) -> DistributedLogError:
+    def _changed_error(self) -> DistributedLogError:
         return next(iter(self._strangers.values()))
 
     def _asked(self, event: WriterEvent) -> bool:
-        """Whether the state's table lets an answer of the edge act; an answer to no question is a bug."""
+        """Return whether the state's table lets an answer of the edge act; an answer to no question is a bug."""
         reaction = REACTIONS[self.state][event]
         check(reaction is not Reaction.BUG, f"{event.name} in state {self.state.name}", ledger_id=self.ledger_id)
         return reaction is Reaction.ACT
@@ -175,14 +175,15 @@ class WriterProgress:
         )
 
     def _quorum_without(self, indices: tuple[int, ...]) -> bool:
-        """Whether every write set keeps an ack quorum, in enough fault domains, when these bookies do not answer."""
+        """Return whether every write set keeps an ack quorum, in enough fault domains, when these bookies do not
+        answer."""
         gone = sum(1 << index for index in indices)
         return all((mask & gone).bit_count() <= self._spare for mask in self._window_masks) and (
             self._spans_domains is None or all(self._is_spread(mask & ~gone) for mask in self._window_masks)
         )
 
     def _is_spread(self, mask: int) -> bool:
-        """Whether the bookies in these seats are in enough fault domains."""
+        """Return whether the bookies in these seats are in enough fault domains."""
         return self._spans_domains is None or self._spans_domains([s.bookie for s in self._seats if s.bit & mask])
 
     def _drop_pending(self) -> None:

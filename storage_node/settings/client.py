@@ -2,7 +2,7 @@
 
 Fields count in milliseconds where a key counts in seconds. A key that cannot be honoured is an error that names the
 nearest one or says why, never ignored. Keys reach this class from a namespace's settings, where they carry the prefix
-`bkc.`, and from a storage node's file. `files` reads that one, and makes docs/client-settings.md.
+`bkc.`, and from a storage node's file. `files` reads that one; docs/settings/ledger-client.md lists them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The settings of the storage floor as files: a storage node's (`NodeFile`), and those that are generated for people.
+"""The settings of the storage floor as a file, a storage node's: how it is read (`NodeFile`), and how it is written.
 
 One file, conf/bookie.conf, has the settings of a bookie, those of auto-recovery, which runs inside of the node's
 process or as a process of its own, and placement's, for the ledger client that auto-recovery works with. Each program
 takes what it needs; a key that belongs to none of them is an error for all.
-
-python -m storage_node.settings > conf/bookie.conf
-python -m storage_node.settings --table > docs/client-settings.md
 """
 
 from __future__ import annotations
@@ -25,15 +22,13 @@ from metadata.foundation.settings import (
     Registry,
     Setting,
     defaults_of,
-    markdown_table,
     properties_entry,
     settings_of,
-    written,
 )
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
+from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
 BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
@@ -73,7 +68,7 @@ class NodeFile:
         return cls(read_properties(path, BookieConfigurationError, named_by="--conf"), os.fspath(path))
 
     def bookie(self) -> BookieSettings:
-        """The storage node's own settings. Raises BookieConfigurationError."""
+        """Return the storage node's own settings. Raises BookieConfigurationError."""
         with self._errors():
             given = self._given(BookieSettings)
             for name, info in settings_of(BookieSettings).items():
@@ -82,7 +77,7 @@ class NodeFile:
             return BookieSettings(**given)  # type: ignore[arg-type]
 
     def auto_recovery(self) -> AutoRecoverySettings:
-        """Auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
+        """Return auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
         with self._errors():
             client = ClientSettings(placement=PlacementSettings(**self._given(PlacementSettings)))  # type: ignore[arg-type]
             if _FRAME_BYTES in self._values:
@@ -90,12 +85,12 @@ class NodeFile:
             return AutoRecoverySettings(**self._given(AutoRecoverySettings), client=client)  # type: ignore[arg-type]
 
     def metadata(self) -> MetadataSettings:
-        """Where the metadata is. Raises BookieConfigurationError."""
+        """Return where the metadata is. Raises BookieConfigurationError."""
         with self._errors():
             return MetadataSettings(**self._given(BookieSettings, _METADATA_KEYS))  # type: ignore[arg-type]
 
     def _given(self, owner: type, keys: Collection[str] | None = None) -> dict[str, object]:
-        """The values for one of the classes, by the name of the field; of some `keys` only, if there are any."""
+        """Return the values for one of the classes, by the name of the field; of some `keys` only, if there are any."""
         texts = {
             key: text
             for key, text in self._values.items()
@@ -166,31 +161,9 @@ _EXAMPLES: Final = {
 }
 """What stands in conf/bookie.conf for what has no default."""
 
-_INTRODUCTION: Final = """\
-# Settings of the ledger client
-
-Keys are BookKeeper's where nothing else is said. In a namespace's settings (conf/distributedlog.conf, `DLSPARK_CONF`,
-or a mapping in code) they carry the prefix `bkc.`, e.g. `bkc.delayEnsembleChange=true`; as an environment variable
-`DLSPARK_SET_bkc_delayEnsembleChange=true`. They override what follows from DistributedLog's own settings, as
-`bkcWriteTimeoutSeconds`, and hold for a whole namespace. A key that is not listed, or a value that cannot be read, is
-an error. In Python: `ClientSettings.from_mapping({"delayEnsembleChange": True})`.
-
-This page is generated from the settings: `python -m storage_node.settings --table`.
-"""
-_AFTER_CLIENT: Final = """
-`readTimeout` sets `addEntryTimeoutSec` as well, where these are not given themselves.
-
-## Placement
-"""
-_BEFORE_REFUSED: Final = """
-## Keys without meaning here
-
-They are refused rather than ignored without a word.
-"""
-
 
 def bookie_conf(values: Mapping[str, str] | None = None) -> str:
-    """The whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
+    """Return the whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
 
     Raises BookieConfigurationError for a key that it does not have.
     """
@@ -206,23 +179,3 @@ def bookie_conf(values: Mapping[str, str] | None = None) -> str:
 def _entry(info: Setting, value: object) -> str:
     title = f"\n# ---- {info.section} ----\n\n" if info.section else ""
     return title + properties_entry(f"{info.meaning}.{' (own)' * info.own}", info.key, value)
-
-
-def client_page() -> str:
-    """The whole page docs/client-settings.md."""
-    head = ("key", "default", "meaning")
-    tables = (
-        markdown_table(head, _rows(ClientSettings)),
-        markdown_table(head, _rows(PlacementSettings)),
-        markdown_table(("key", "why"), ((f"`{key}`", why) for key, why in sorted(WITHOUT_MEANING.items()))),
-    )
-    parts = zip((_INTRODUCTION, _AFTER_CLIENT, _BEFORE_REFUSED), tables, strict=True)
-    return "".join(f"{text}\n" + "".join(f"{line}\n" for line in table) for text, table in parts)
-
-
-def _rows(owner: type) -> Iterator[tuple[str, str, str]]:
-    defaults = defaults_of(owner)
-    for info in settings_of(owner).values():
-        own = " (not one of BookKeeper's keys)" if info.own else ""
-        also = f" Also `{'`, `'.join(info.other_keys)}`." if info.other_keys else ""
-        yield f"`{info.key}`", f"`{written(defaults[info.key]) or ' '}`", f"{info.meaning}{own}.{also}"

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
-PAGE: Final = "docs/client-settings.md"
+PAGE: Final = "docs/settings/ledger-client.md"
 """Where people find the settings of the ledger client, these among them."""
 
 Policy = Literal["rackaware", "uniform"]

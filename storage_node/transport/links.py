@@ -69,15 +69,15 @@ class LinkNetwork(Protocol):
         ...
 
     def forget(self, link: TcpLink) -> None:
-        """The link is closed."""
+        """Note that the link is closed."""
         ...
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
-        """This link's socket takes nothing of so many bytes; 0: it does again."""
+        """Note that this link's socket takes nothing of so many bytes; 0: it does again."""
         ...
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """What an incomplete frame of this link takes."""
+        """Note that what an incomplete frame of this link takes."""
         ...
 
 
@@ -203,7 +203,7 @@ class TcpLink:
         self._network.turns.join(self.flush)  # many may be writable at a time
 
     def _watch_stuck(self, on: bool) -> None:
-        """The socket took something just now: whether it is stuck will be seen."""
+        """Note that the socket took something just now: whether it is stuck will be seen."""
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
         self._network.note_stuck(self, 0)
@@ -221,7 +221,7 @@ class TcpLink:
             self._out.append(joined)
 
     def _pieces(self, most: int) -> list[Buffer]:
-        """The front of the queue, about `most` bytes, joined where pieces are small."""
+        """Return the front of the queue, about `most` bytes, joined where pieces are small."""
         out = self._out
         if len(out) > 1 and self._queued <= min(most, len(out) * JOIN_BELOW_BYTES):
             joined = b"".join(out)  # small pieces throughout, the usual case of many small entries
@@ -284,7 +284,7 @@ class TcpLink:
         self._watch_reads()
 
     def has_more(self) -> bool:
-        """Bytes that arrived wait in the kernel."""
+        """Return bytes that arrived wait in the kernel."""
         count = bytearray(4)
         try:
             fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)

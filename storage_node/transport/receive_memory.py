@@ -41,7 +41,7 @@ class Sender(Protocol):
         ...
 
     def has_more(self) -> bool:
-        """Bytes that arrived wait in the kernel."""
+        """Return bytes that arrived wait in the kernel."""
         ...
 
     def cut(self, reason: str) -> None:
@@ -66,7 +66,7 @@ class _Begun:
         self.marked_at, self.marked_bytes = now, self.received
 
     def is_slow(self, now: float) -> bool:
-        """Whether too little came since the mark, which is old enough to judge by."""
+        """Return whether too little came since the mark, which is old enough to judge by."""
         return now - self.marked_at >= PROGRESS_S and self.received - self.marked_bytes < PROGRESS_BYTES
 
 
@@ -86,7 +86,8 @@ class ReceiveMemory:
         return bool(self._starved)
 
     def begun(self, sender: Sender, held: int, received: int, lacks: int) -> None:
-        """A frame of this link is incomplete: it holds `held` bytes, `received` arrived, and `lacks` are to come."""
+        """Note that a frame of this link is incomplete: it holds `held` bytes, `received` arrived, and `lacks` are to
+        come."""
         if not self.limit:
             return
         if held <= SMALL_BYTES:
@@ -108,7 +109,7 @@ class ReceiveMemory:
                 self._watch()
 
     def ended(self, sender: Sender) -> None:
-        """The frame is complete, or the link was closed. Idempotent."""
+        """Note that the frame is complete, or the link was closed. Idempotent."""
         self._starved.pop(sender, None)
         begun = self._begun.pop(sender, None)
         if begun is not None:
@@ -116,7 +117,7 @@ class ReceiveMemory:
             self._feed()
 
     def _is_first(self, sender: Sender) -> bool:
-        """It is one of those that are read in any case."""
+        """Return it is one of those that are read in any case."""
         lacks, before, itself = self._begun[sender].lacks, 0, False
         for other, begun in self._begun.items():
             itself = itself or other is sender

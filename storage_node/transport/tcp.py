@@ -161,7 +161,7 @@ class TcpNetwork:
         self.lines.log(level, "closing the connection to %s: %s", peer, error, error=None if known else error)
 
     def links(self) -> list[TcpLink]:
-        """The open connections."""
+        """Return the open connections."""
         return list(self._links)
 
     def adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> TcpLink:
@@ -177,7 +177,7 @@ class TcpNetwork:
         return link
 
     def forget(self, link: TcpLink) -> None:
-        """A link is closed: it is delivered to, flushed and counted no more."""
+        """Note that a link is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
         self.reads.leave(link.read)
         self.turns.leave(link.deliver)
@@ -187,7 +187,8 @@ class TcpNetwork:
         self.pool.short = self.receiving.short
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
-        """This link's socket takes nothing of so many bytes; 0: it does again. Beyond the limit the oldest are cut."""
+        """Note that this link's socket takes nothing of so many bytes; 0: it does again. Beyond the limit the oldest
+        are cut."""
         self._stuck_used += queued - self._stuck.pop(link, 0)
         self._views.pop(link, None)
         if queued:
@@ -209,7 +210,7 @@ class TcpNetwork:
                 return
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """What an incomplete frame of this link takes."""
+        """Note that what an incomplete frame of this link takes."""
         if self.receiving.limit:
             self.receiving.begun(link, *frames.begun)
             self.pool.short = self.receiving.short
@@ -238,7 +239,7 @@ class TcpNetwork:
 async def _resolve(
     loop: asyncio.AbstractEventLoop, host: str, port: int
 ) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-    """The addresses of a host; a literal address takes no thread."""
+    """Return the addresses of a host; a literal address takes no thread."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

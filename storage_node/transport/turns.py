@@ -59,7 +59,7 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._serve_line)
 
     def _has_time(self) -> bool:
-        """Whether this turn of the loop has time left for one that does not stand in line."""
+        """Return whether this turn of the loop has time left for one that does not stand in line."""
         if self._spent_at is None:
             self._spent_at = self.now() + TURN_S
             asyncio.get_running_loop().call_soon(self._begin_turn)

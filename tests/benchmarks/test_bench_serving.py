@@ -22,9 +22,9 @@ from benchmarks.thin_clients import Counted, frames_load, library_load, records_
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.serving.bindings.frames_client import FramesClient
+from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.deliveries import encode_records
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, Refusal, StatusCode
-from dlspark.serving.service import Reply
 
 processes = pytest.mark.processes
 

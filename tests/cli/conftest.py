@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="package")

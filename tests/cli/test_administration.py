@@ -24,11 +24,11 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError, SettingsError
-from dlspark.sandbox import Sandbox
-from metadata.sink_marks import LogMark
-from metadata.sinks import SinkStore, StagedLedger, log_tag
+from dlspark.sandbox.sandbox import Sandbox
+from metadata.distributedlog.sink_marks import LogMark
+from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
 from metadata.store import ANY_VERSION
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
 PAGE = DOCS / "cli.md"

@@ -6,7 +6,6 @@ import errno
 from pathlib import Path
 
 import pytest
-from helpers.paths import CONF
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
@@ -21,10 +20,6 @@ DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l"}
 def init(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["bookie", "init", *map(str, arguments)])
     return done.exit_code, done.output
-
-
-def test_the_shipped_file_is_the_one_of_the_repository() -> None:
-    assert bookie_conf() == (CONF / "bookie.conf").read_text()
 
 
 def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from dlspark.cli.cluster import WIDTH
 from dlspark.cli.main import app
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.version import __version__
 from metadata.store import MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
 T = TypeVar("T")

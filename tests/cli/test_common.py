@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dlspark.cli.common import Table, json_text, name_near_ones, name_what_is_below
-from metadata.log_names import LogNotFoundError
+from metadata.distributedlog.log_names import LogNotFoundError
 
 COLUMNS = ("segment", "state", "first txid", "completed")
 ROWS = [(1, "completed", 1372651200000, "2013-07-01T04:00:00"), (12, "in progress", None, None)]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dlspark.cli import doctor_checks
-from dlspark.default_namespace import SandboxState
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import SandboxState
 
 
 class Doctor:

@@ -20,7 +20,7 @@ from dlspark.cli.main import plain_errors
 from dlspark.cli.record_forms import RecordInput, RecordOutput
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
 SAID = re.compile(rb"(\d[\d,]*) records? (?:is|are) in the log")

@@ -105,7 +105,7 @@ def test_defaults_that_the_options_repeat_are_those_of_the_work() -> None:
     from dlspark.cli import ledgers, positions, sinks
     from dlspark.core.administration.audit import MIN_AGE_MS as LEDGERS_MS
     from dlspark.core.reading.positions import EARLIEST, LATEST
-    from dlspark.spark.sink.leftovers import ABANDONED_AFTER_MS as SINKS_MS
+    from dlspark.spark.sink.segments.leftovers import ABANDONED_AFTER_MS as SINKS_MS
 
     assert ledgers._MIN_AGE_HOURS * 3_600_000 == LEDGERS_MS
     assert sinks._MIN_AGE_HOURS * 3_600_000 == SINKS_MS

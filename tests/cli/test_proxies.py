@@ -16,11 +16,11 @@ from helpers.waiting import wait_until
 from typer.testing import CliRunner, Result
 
 from dlspark.cli.main import app
-from dlspark.default_namespace import SandboxState
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_processes import child_environment
-from dlspark.sandbox_proxies import READER
-from dlspark.serving.peers import ProxyPeers
+from dlspark.sandbox.processes import child_environment
+from dlspark.sandbox.proxies import READER
+from dlspark.sandbox.sandbox import Sandbox
+from dlspark.sandbox.state import SandboxState
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
 from metadata.foundation.errors import CallerError
 from storage_node.transport.tcp import TcpNetwork

@@ -12,8 +12,8 @@ import pytest
 
 from dlspark.cli.common import MAX_COMPARED, name_near_ones
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
-from metadata.log_names import LogNotFoundError
+from dlspark.sandbox.sandbox import Sandbox
+from metadata.distributedlog.log_names import LogNotFoundError
 
 pytestmark = pytest.mark.processes
 

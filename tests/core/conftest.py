@@ -14,11 +14,11 @@ from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 URI = "distributedlog://memory:2181/dl"
 

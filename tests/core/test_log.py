@@ -20,9 +20,9 @@ from dlspark.errors import (
     OwnershipAcquireFailedError,
     SettingsError,
 )
-from metadata.bindings import Binding
-from metadata.memory import MemoryStore
-from metadata.namespaces import NamespaceStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.memory import MemoryStore
 
 
 async def _filled(namespace, name, segments, entries, *, step=10):

@@ -18,10 +18,10 @@ from dlspark.errors import (
     RequestDeniedError,
     UnsupportedMetadataVersionError,
 )
-from metadata.bindings import Binding
-from metadata.memory import Fault, MemoryStore
-from metadata.namespaces import NamespaceStore
-from metadata.permissions import ALLOW_ALL, Action, Permissions
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions
+from metadata.zookeeper.memory import Fault, MemoryStore
 
 BINDING = Binding.for_cluster("memory:2181")
 

@@ -12,11 +12,11 @@ from dlspark import errors
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.opening import Sessions, connect_all
 from dlspark.core.settings.settings import Settings
-from metadata.bindings import Binding
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.namespaces import NamespaceUri
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceUri
 from metadata.store import RetryPolicy
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

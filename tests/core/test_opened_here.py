@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 import dlspark
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.errors import CallerError, OpenedElsewhereError
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings

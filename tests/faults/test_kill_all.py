@@ -27,11 +27,11 @@ from pathlib import Path
 import pytest
 from helpers.waiting import until
 
-from dlspark.sandbox import LEDGERS_PATH, Sandbox
-from metadata.bookies import BookieRegistry
+from dlspark.sandbox.sandbox import LEDGERS_PATH, Sandbox
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError, LedgerFencedError

@@ -15,13 +15,13 @@ from typing import TypeVar
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.writer import LogWriter
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from helpers.waiting import wait_until
 from helpers.wire_bytes import send
-from metadata.bookies import BookieRegistry
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import encode_bookie_info_request, encode_read_request

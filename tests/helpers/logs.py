@@ -10,7 +10,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import AlreadyTruncatedError
 from helpers.waiting import until
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 
 
 async def written(

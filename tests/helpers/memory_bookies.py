@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from storage_node.edge import FrameHandler, Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol import v2

@@ -17,6 +17,7 @@ from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.writing.producers import Producers, Written
 from dlspark.errors import DistributedLogError, ProxyLostError, ProxyUnreachableError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.deliveries import encode_records, place_behind
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -50,7 +51,6 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.serving.service import Caller, Reply
 
 FIRST_TXID = 1_700_000_000_000
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from kazoo.client import KazooClient
 
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.memory import MemoryStore, MemoryTree
 from metadata.store import MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 _NUMBERS = itertools.count(1)
 

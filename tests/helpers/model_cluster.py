@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import FrameHandler, Link, Listener

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from helpers.model_cluster import FAST, Cluster
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieAddress
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.memory import Fault, Injector, MemoryStore
-from metadata.replication import ReplicationStore
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieAddress
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.zookeeper.memory import Fault, Injector, MemoryStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.digests import EntryDigest

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -27,7 +28,6 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, Reply
 
 
 def answer_to(request: Request, number: int = 0) -> Answer:

@@ -25,14 +25,15 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import new_event_loop
 from dlspark.serving.client.client import AsyncClient
-from dlspark.serving.write_proxy.__main__ import _serve
+from dlspark.serving.process.run import serve
+from dlspark.serving.write_proxy.__main__ import NAME
 from dlspark.serving.write_proxy.configuration import read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
 from helpers.faults.fault_client import outcome
 from helpers.faults.hosts import Route, RoutedNetwork
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.settings import Value
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 EXPIRE = "expire"
 GO = "go"
@@ -91,7 +92,7 @@ async def _run_proxy(zookeeper: str, namespace: str, settings: Mapping[str, Valu
             raise ValueError(f"unknown command {line!r}")
 
     _listen(obey, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return await _serve(WriteProxy(None, configuration, ProxyRole(), namespace=logs))
+    return await serve(WriteProxy(None, configuration, ProxyRole(), namespace=logs), NAME)
 
 
 # ---------------------------------------------------------------------- clients

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.default_namespace import NAMESPACE_PATH
-from dlspark.serving.peers import ProxyPeers
+from dlspark.sandbox.state import NAMESPACE_PATH
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Handshake, ProxyInfo
 from helpers.faults.forwarding import ForwardedNetwork
 from helpers.fork_server import Child, ForkServer

@@ -23,7 +23,7 @@ SHORTEST_S = 3.0
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort tests by what their file takes; the tests of a file stay in their order."""
-    known = _read()
+    known = known_durations()
     items.sort(key=lambda item: -known.get(_name(item.path), 0.0))
 
 
@@ -31,7 +31,8 @@ def _name(path: Path) -> str:
     return path.relative_to(TESTS).as_posix()
 
 
-def _read() -> dict[str, float]:
+def known_durations() -> dict[str, float]:
+    """Returns the seconds of the files that are listed."""
     if not LIST.exists():
         return {}
     rows = (line.split() for line in LIST.read_text().splitlines())

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.client.client import LedgerClient
 
 PASSWORD: Final = b"a stranger's"

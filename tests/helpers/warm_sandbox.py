@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import signal
 
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_processes import START_TIMEOUT_S, SandboxError
+from dlspark.sandbox.processes import START_TIMEOUT_S, SandboxError
+from dlspark.sandbox.sandbox import Sandbox
 from helpers.fork_server import Child, ChildError, ForkServer
 
 NODE = "storage_node.bookie.__main__:main"

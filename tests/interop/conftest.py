@@ -16,7 +16,7 @@ from helpers.interop.clusters import NEWEST, Cluster, JavaBookies, JavaProcesses
 from helpers.interop.java_tool import JavaTool
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 _log_numbers = count(1)
 NODE_SETTINGS = {"zkTimeout": 3000}

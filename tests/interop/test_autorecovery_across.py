@@ -17,9 +17,9 @@ from helpers.interop.auto_recovery import (
 from helpers.interop.java_tool import JavaTool
 from helpers.waiting import until
 
-from metadata.auditors import AuditorStore
-from metadata.replication import ReplicationStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 OURS = "127.0.0.1:1"
 ROUNDS = 3

@@ -12,8 +12,8 @@ import pytest
 from helpers.interop.clusters import OurBookie, both_versions
 from helpers.interop.java_tool import JavaError, JavaTool, free_port
 
-from metadata.bookies import BookieRegistry
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.zookeeper.client import ZooKeeperStore
 
 _roots = count(1)
 

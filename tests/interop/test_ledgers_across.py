@@ -26,8 +26,8 @@ from helpers.interop.ledgers import (
 )
 from helpers.waiting import until
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from metadata.foundation.errors import NoNodeError
-from metadata.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 from storage_node.settings.client import ClientSettings
 

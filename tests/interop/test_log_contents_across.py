@@ -31,9 +31,9 @@ from helpers.interop.log_sides import (
 
 from dlspark.core.codec.records import MAX_LOGRECORD_SIZE
 from dlspark.core.sync.namespace import Namespace
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 LARGEST_PAYLOAD = MAX_LOGRECORD_SIZE - 20
 MAX_TXID = 2**63 - 1

@@ -26,7 +26,7 @@ from helpers.interop.log_sides import (
 )
 
 from metadata.store import ANY_VERSION, MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 NAMESPACE = "/distributedlog"
 HOUR_MS = 3_600_000

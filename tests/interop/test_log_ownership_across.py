@@ -33,7 +33,7 @@ from helpers.interop.log_sides import (
 from helpers.paths import ROOT, TESTS
 
 from dlspark.core.writing.write_lock import default_client_id
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 SHORT_SESSION = {"zkSessionTimeoutSeconds": 2}
 PATIENT = {"lockTimeoutSeconds": 30}

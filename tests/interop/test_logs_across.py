@@ -26,7 +26,7 @@ from helpers.interop.log_sides import (
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.errors import EndOfStreamError
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_TXID = 2**63 - 1
 

@@ -13,15 +13,15 @@ import pytest
 from helpers.interop.clusters import Cluster, JavaBookies, both_versions
 from helpers.interop.java_tool import JavaTool
 
-from metadata.bindings import Binding
-from metadata.bookies import BookieAddress, BookieRegistry, Cookie
-from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.logs import LogStore
-from metadata.namespaces import NamespaceStore
-from metadata.segments import SegmentMetadata
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 _roots = count(1)
 

@@ -14,11 +14,11 @@ from helpers.waiting import until
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
-from metadata.permissions import Permissions
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.permissions import Permissions
 from metadata.store import MetadataStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 JAVA_LOG_EXISTS = 522
 LOGS_A_SUB_NAMESPACE = 2

@@ -11,8 +11,8 @@ from helpers.interop.pulsar_broker import MAX_LEDGER_ENTRIES, PulsarBroker
 from helpers.waiting import wait_until
 
 from dlspark.testing.java_process import OutOfReachError
-from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import NoNodeError
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.client.client import LedgerClient
 
 pulsar = pytest.importorskip("pulsar", reason="Apache Pulsar's Python client is not installed")

@@ -21,8 +21,8 @@ from helpers.interop.auto_recovery import (
 from helpers.interop.clusters import NEWEST, JavaProcesses
 from helpers.interop.java_tool import JavaTool
 
-from metadata.bookies import BookieRegistry
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.zookeeper.client import ZooKeeperStore
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from helpers.interop.java_tool import JavaTool, make_payload
 from helpers.interop.spark_job import JOB, first_flights
 from helpers.paths import ROOT
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -26,7 +26,7 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
-from metadata.ledger_metadata import DigestType, LedgerState
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from storage_node.errors import LedgerFencedError
 
 VERSION_2 = {"useV2WireProtocol": True}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers.metadata_worlds import MemoryWorld, World, ZooKeeperWorld
 
-from metadata.embedded import EmbeddedZooKeeper
 from metadata.store import MetadataStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from metadata.foundation.errors import BadVersionError, ConnectionLossError, MetadataUnavailableError
-from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.retry import repeat
 from metadata.store import RetryPolicy
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 
 class Flaky:

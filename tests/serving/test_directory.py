@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
 from dlspark.serving.protocol.operations import ListedProxy, ProxyKind, ProxyList
 
 
 def member(number: int, *, grpc: int | None = None, name: str | None = None) -> ProxyMember:
     address = ProxyEndpoint("host", grpc) if grpc is not None else None
-    found = write_proxy_member(ProxyEndpoint("host", 8000 + number), number, grpc=address)
+    found = proxy_member(ProxyEndpoint("host", 8000 + number), number, grpc=address)
     return replace(found, name=f"member_{number}" if name is None else name)
 
 

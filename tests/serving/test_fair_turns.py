@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dlspark.serving.fair_turns import FairTurns
+from dlspark.serving.process.fair_turns import FairTurns
 
 
 async def test_who_asks_for_much_waits_behind_itself_by_host_and_by_connection() -> None:

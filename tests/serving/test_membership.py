@@ -10,24 +10,24 @@ import pytest
 from helpers.metadata_worlds import Heard, MemoryWorld, World, ZooKeeperWorld
 from helpers.waiting import until
 
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     MAX_MEMBER_BYTES,
     WRITE_PROXIES,
     Announcement,
     ProxyEndpoint,
     ProxyMember,
+    proxy_member,
     read_members,
     watch_members,
-    write_proxy_member,
 )
 from dlspark.serving.routing.hosts import NO_SHARD
-from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
-from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.store import MetadataStore, join
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
-FIRST = write_proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, grpc=ProxyEndpoint("10.0.0.1", 8001))
-SECOND = write_proxy_member(ProxyEndpoint("10.0.0.2", 8000), 1, stats=ProxyEndpoint("10.0.0.2", 9000))
+FIRST = proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, grpc=ProxyEndpoint("10.0.0.1", 8001))
+SECOND = proxy_member(ProxyEndpoint("10.0.0.2", 8000), 1, stats=ProxyEndpoint("10.0.0.2", 9000))
 UPSTREAM = (
     b'{"serviceEndpoint":{"host":"10.0.0.5","port":4181},"additionalEndpoints":{"aurora":{"host":"10.0.0.5","port":9},'
     b'"stats":{"host":"10.0.0.5","port":9},"service":{"host":"10.0.0.5","port":4181},'

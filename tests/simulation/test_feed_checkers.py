@@ -9,7 +9,7 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.errors import ProducerFencedError, ProducerForgottenError, SequenceGapError
-from metadata.log_names import DEFAULT_PARTITION
+from metadata.distributedlog.log_names import DEFAULT_PARTITION
 from metadata.store import ANY_VERSION, Create, Delete
 from simulation.checkers.feeds import FeedCheckers, SentRequest
 from simulation.checkers.ledgers import ViolationError

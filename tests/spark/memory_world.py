@@ -19,12 +19,12 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.selection import SourceQuery
-from metadata.bindings import Binding
-from metadata.bookies import BookieAddress
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
-from metadata.segments import TruncationStatus
+from metadata.bookkeeper.bookies import BookieAddress
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import MIB, BookieSettings
 from storage_node.settings.client import ClientSettings

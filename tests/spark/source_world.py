@@ -14,7 +14,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.writer import AsyncLogWriter
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 
 
 class Logs:

@@ -20,7 +20,7 @@ from dlspark.spark.session import _Builder, confs_to_come, logging_is_set_up
 if TYPE_CHECKING:
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 URI = "distributedlog://h:1/n"
 ALL = {

@@ -20,14 +20,14 @@ from chispa import assert_df_equality
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from dlspark.datasets import TEXTS, WHOLE, flight_records, hour_ms, weather_readings
+from dlspark.demo.datasets import TEXTS, WHOLE, flight_records, hour_ms, weather_readings
 from dlspark.spark import enable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

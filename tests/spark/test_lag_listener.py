@@ -24,7 +24,7 @@ from dlspark.core.metrics.registries import LAG_METRICS, NO_STATISTICS, Statisti
 from dlspark.errors import CallerError
 from dlspark.spark import LagListener
 from dlspark.spark.listener import MAX_ENDED, reported_lags
-from dlspark.spark.source.extents import NO_LAG, Lag
+from dlspark.spark.source.lag import NO_LAG, Lag
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 

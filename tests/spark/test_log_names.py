@@ -14,7 +14,7 @@ from memory_world import URI, World, answer_request
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.metadata_tables.reader import table_reader
 from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.options.query_options import Options
@@ -22,8 +22,8 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of, rows_by_log
 from dlspark.spark.sink.foreach import ForeachLogWriter
 from dlspark.spark.source.selection import SourceQuery
+from metadata.distributedlog.log_admin import LogAdmin
 from metadata.foundation.errors import CallerError
-from metadata.log_admin import LogAdmin
 
 SLASH = r"'/x'.*begins with a slash.*write 'x'"
 VALUE = StructType([StructField("value", StringType())])

@@ -17,7 +17,7 @@ import pytest
 from sink_driver import read_values
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(3000)]
 

@@ -14,7 +14,7 @@ from helpers.quick_start import plain_environment
 if TYPE_CHECKING:
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

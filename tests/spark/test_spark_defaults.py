@@ -15,7 +15,7 @@ from helpers.quick_start import plain_environment
 if TYPE_CHECKING:
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("defaults_app.py")

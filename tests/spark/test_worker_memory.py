@@ -55,7 +55,9 @@ def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> No
     assert second < first / 100
 
 
-@pytest.mark.parametrize("module", ["source.readers", "sink.writer", "sink.task", "sink.driver", "source.driver"])
+@pytest.mark.parametrize(
+    "module", ["source.readers", "sink.writer", "sink.segments.task", "sink.driver", "source.driver"]
+)
 def test_what_a_worker_imports_leaves_pandas_alone(module: str) -> None:
     """It takes a quarter of a second a process, and Arrow imports it where a module makes a scalar."""
     code = f"import sys, dlspark.spark.{module}; assert 'pandas' not in sys.modules"

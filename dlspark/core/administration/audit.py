@@ -23,10 +23,10 @@ from typing import Final
 
 from dlspark.core.administration.references import Reference, Unreadable, Use, find_references, unnamed
 from dlspark.core.services import Services
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from metadata.store import MetadataStore
 
@@ -35,7 +35,7 @@ MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 _AT_ONCE: Final = 32
 
 
-class AuditVerdict(str, Enum):
+class UnnamedLedgerState(str, Enum):
     """What an audit says of a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
 
     ORPHAN = "orphan"
@@ -51,7 +51,7 @@ class UnnamedLedger:
     """A ledger that nothing names."""
 
     ledger_id: int
-    verdict: AuditVerdict
+    verdict: UnnamedLedgerState
     created_ms: int
     """By ZooKeeper's clock, milliseconds since the epoch."""
     length: int | None
@@ -84,7 +84,7 @@ class LedgerAudit:
     @property
     def orphans(self) -> list[int]:
         """Ids of the ledgers that may be deleted."""
-        return [one.ledger_id for one in self.unnamed if one.verdict is AuditVerdict.ORPHAN]
+        return [one.ledger_id for one in self.unnamed if one.verdict is UnnamedLedgerState.ORPHAN]
 
     @property
     def clean(self) -> bool:
@@ -116,7 +116,7 @@ async def audit_ledgers(namespaces: Sequence[Services], *, min_age_ms: int = MIN
     return LedgerAudit(
         ledgers=len(ids),
         uses={use.value: sum(any(one.use is use for one in named[i]) for i in ids & named.keys()) for use in Use},
-        unnamed=tuple(one for one in judged if one.verdict is not AuditVerdict.GONE),
+        unnamed=tuple(one for one in judged if one.verdict is not UnnamedLedgerState.GONE),
         missing=tuple(await _missing(namespaces, named, ids)),
         shared=tuple(_shared(named)),
         unreadable=tuple(unreadable.values()),
@@ -134,7 +134,7 @@ def _one_cluster(namespaces: Sequence[Services]) -> LedgerStore:
 
 
 def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
-    """A session with each ensemble; two bindings that spell one ensemble differently count as two."""
+    """Return a session with each ensemble; two bindings that spell one ensemble differently count as two."""
     found: dict[object, MetadataStore] = {}
     for one in namespaces:
         found.setdefault(frozenset(one.binding.dl_servers.split(",")), one.store)
@@ -145,7 +145,8 @@ def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
 async def _missing(
     namespaces: Sequence[Services], named: dict[int, list[Reference]], ids: set[int]
 ) -> list[MissingLedger]:
-    """Segments of the given namespaces that have no ledger; looked for again, as some ledgers are newer than `ids`."""
+    """Return segments of the given namespaces that have no ledger; looked for again, as some ledgers are newer than
+    `ids`."""
     roots = tuple(f"{one.logs.namespace_path}/" for one in namespaces)
     found = []
     for ledger_id in sorted(named.keys() - ids):
@@ -165,7 +166,7 @@ async def _exists(services: Services, ledger_id: int) -> bool:
 
 
 async def _still_named(namespaces: Sequence[Services], one: Reference) -> bool:
-    """Whether the segment is still listed: where it was purged meanwhile its ledger may well be gone."""
+    """Return whether the segment is still listed: where it was purged meanwhile its ledger may well be gone."""
     for services in namespaces:
         if one.path.startswith(f"{services.logs.namespace_path}/"):
             await repeat(services.store, lambda: services.store.sync(one.path))  # noqa: B023
@@ -207,18 +208,18 @@ class _Judge:
             except CorruptDataError:
                 pass  # Undecided: its metadata do not show what it belongs to.
         if stat is None:
-            return UnnamedLedger(ledger_id, AuditVerdict.GONE, 0, None)
+            return UnnamedLedger(ledger_id, UnnamedLedgerState.GONE, 0, None)
         length = metadata.length if metadata is not None and metadata.is_closed else None
         return UnnamedLedger(ledger_id, self._verdict(metadata, stat.ctime_ms), stat.ctime_ms, length)
 
-    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> AuditVerdict:
+    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> UnnamedLedgerState:
         if metadata is None or not self._complete:
-            return AuditVerdict.UNDECIDED
+            return UnnamedLedgerState.UNDECIDED
         if metadata.custom:
-            return AuditVerdict.FOREIGN
+            return UnnamedLedgerState.FOREIGN
         if self._services.clock.now_ms() - created_ms < self._min_age_ms:
-            return AuditVerdict.YOUNG
-        return AuditVerdict.ORPHAN
+            return UnnamedLedgerState.YOUNG
+        return UnnamedLedgerState.ORPHAN
 
 
 # ---------------------------------------------------------------------- deleting
@@ -229,7 +230,7 @@ class LedgerDeletion:
     """What was done with one ledger that was to be deleted."""
 
     ledger_id: int
-    verdict: AuditVerdict
+    verdict: UnnamedLedgerState
     deleted: bool
 
 
@@ -253,8 +254,10 @@ async def delete_ledgers(
     judge = _Judge(namespaces[0], min_age_ms, complete=not unreadable)
     done = []
     for ledger_id in wanted:
-        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else AuditVerdict.IN_USE
-        doomed = verdict is AuditVerdict.ORPHAN or (force and verdict in (AuditVerdict.YOUNG, AuditVerdict.FOREIGN))
+        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else UnnamedLedgerState.IN_USE
+        doomed = verdict is UnnamedLedgerState.ORPHAN or (
+            force and verdict in (UnnamedLedgerState.YOUNG, UnnamedLedgerState.FOREIGN)
+        )
         if doomed and not dry_run:
             await cluster.delete(ledger_id)
         done.append(LedgerDeletion(ledger_id, verdict, doomed))
@@ -322,7 +325,7 @@ async def _add_ledger(services: Services, ledger_id: int, space: Space) -> None:
 
 
 async def _open_length(services: Services, ledger_id: int, metadata: LedgerMetadata) -> int | None:
-    """What the last confirmed entry of an open ledger says; its writer is not disturbed."""
+    """Return what the last confirmed entry of an open ledger says; its writer is not disturbed."""
     try:
         reader = await services.ledgers.open(ledger_id, password=metadata.password or b"", recover=False)
         try:

@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
-from metadata.bookies import BookieRegistry, Cookie, Registration
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie, Registration
+from metadata.bookkeeper.ledgers import LedgerLayout, LedgerStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError
-from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.store import MetadataStore
 from storage_node.autorecovery.status import RecoveryStatus, recovery_status
 from storage_node.client.client import LedgerClient
@@ -33,14 +33,14 @@ class ClusterStatus:
     faults: list[str]
 
     def count(self, state: NodeState) -> int:
-        """How many nodes are in this state."""
+        """Return how many nodes are in this state."""
         return sum(node.state is state for node in self.nodes)
 
 
 async def cluster_status(
     store: MetadataStore, root: str, clock: Clock, *, limit: int, settings: ClientSettings | None = None
 ) -> ClusterStatus:
-    """The cluster below `root`; at most `limit` ledgers that lack copies are read, and all are counted.
+    """Return the cluster below `root`; at most `limit` ledgers that lack copies are read, and all are counted.
 
     Raises CallerError where no cluster is initialised there, CorruptDataError, and the metadata store's errors.
     """
@@ -120,7 +120,7 @@ class NodeStatus:
 
 
 async def node_statuses(client: LedgerClient) -> list[NodeStatus]:
-    """All nodes of the client's cluster, by id. Those that are registered are asked for their room at once.
+    """Return all nodes of the client's cluster, by id. Those that are registered are asked for their room at once.
 
     Raises CallerError where no cluster is initialised, and the metadata store's errors.
     """

@@ -36,11 +36,11 @@ from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
+from metadata.distributedlog.log_names import LogState
+from metadata.distributedlog.segment_listing import SegmentCache, SegmentLister
+from metadata.distributedlog.segments import UNASSIGNED_LSSN, SegmentMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.log_names import LogState
 from metadata.retry import repeat
-from metadata.segment_listing import SegmentCache, SegmentLister
-from metadata.segments import UNASSIGNED_LSSN, SegmentMetadata
 
 _LEDGERS_AT_ONCE: Final = 16
 
@@ -78,7 +78,7 @@ class LogInspection:
 
 
 async def listed_segments(services: Services, name: str) -> list[SegmentMetadata]:
-    """A log's segments in order, read anew from its znodes, gaps and duplicates included.
+    """Return a log's segments in order, read anew from its znodes, gaps and duplicates included.
 
     Raises CorruptDataError, NoNodeError.
     """
@@ -124,7 +124,8 @@ def _in_progress(segment: SegmentMetadata, owner: str | None) -> LogFinding:
 
 
 def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[LogFinding]:
-    """What is wrong with a list of segments, in order, and with what the log says of them (None: not looked at)."""
+    """Return what is wrong with a list of segments, in order, and with what the log says of them (None: not looked
+    at)."""
     findings = [*_numbers(segments), *_transaction_ids(segments, state), *_truncations(segments), *_shared(segments)]
     numbered = [one for one in segments if one.lssn != UNASSIGNED_LSSN]
     if state is not None and numbered:
@@ -136,7 +137,7 @@ def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> li
 
 
 def misnumbered(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
-    """Segments in progress whose number is not above all completed ones'."""
+    """Return segments in progress whose number is not above all completed ones'."""
     listed = list(segments)
     highest = max((one.lssn for one in listed if not one.in_progress), default=UNASSIGNED_LSSN)
     return [one for one in listed if one.in_progress and UNASSIGNED_LSSN < one.lssn <= highest]
@@ -271,7 +272,7 @@ async def check_end(
 
 
 def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> LogFinding | None:
-    """Records that the metadata do not count. Control records behind the last one may be counted or not."""
+    """Return records that the metadata do not count. Control records behind the last one may be counted or not."""
     last_txid = max(last.txid, segment.last_txid)
     if last.dlsn <= claimed and last_txid == segment.last_txid and last.last_position <= segment.record_count:
         return None

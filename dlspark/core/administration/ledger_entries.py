@@ -16,9 +16,9 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import InvalidEntryError
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.distributedlog.segments import VERSION
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.segments import VERSION
 from storage_node.autorecovery.checker import fragments_of
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError
@@ -37,7 +37,8 @@ class FoundLedger:
 
 
 async def find_ledger(services: Services, ledger_id: int) -> list[FoundLedger]:
-    """What names the ledger in this namespace: segments of logs, an allocator, a sink, a note. Empty if nothing does.
+    """Return what names the ledger in this namespace: segments of logs, an allocator, a sink, a note. Empty if nothing
+    does.
 
     Raises CallerError where a znode that may name it cannot be read.
     """
@@ -55,7 +56,7 @@ async def find_ledger(services: Services, ledger_id: int) -> list[FoundLedger]:
 
 
 async def ledgers_named(services: Services) -> tuple[dict[int, list[FoundLedger]], tuple[Unreadable, ...]]:
-    """What names which ledger in this namespace, by one walk; and the znodes that could not be read."""
+    """Return what names which ledger in this namespace, by one walk; and the znodes that could not be read."""
     found = await find_references(services.store, services.logs.namespace_path)
     folders = await _folders(services)
     named = {
@@ -66,12 +67,13 @@ async def ledgers_named(services: Services) -> tuple[dict[int, list[FoundLedger]
 
 
 async def _folders(services: Services) -> list[str]:
-    """Where the namespace has logs, the innermost first."""
+    """Return where the namespace has logs, the innermost first."""
     return sorted(await services.logs.log_folders.folders(), key=len, reverse=True)
 
 
 def _log_of(path: str, folders: list[str]) -> str | None:
-    """The log whose znode this is: `<folder>/<log>/<partition>/...`; None for a path that is not within a log."""
+    """Return the log whose znode this is: `<folder>/<log>/<partition>/...`; None for a path that is not within a
+    log."""
     folder = next((one for one in folders if path.startswith(f"{one}/")), None)
     if folder is None:
         return None
@@ -82,7 +84,7 @@ def _log_of(path: str, folders: list[str]) -> str | None:
 
 
 async def read_lac(services: Services, ledger_id: int) -> tuple[LedgerMetadata, int]:
-    """A ledger's metadata, and its last add confirmed: its last entry once it is closed. Raises NoNodeError."""
+    """Return a ledger's metadata, and its last add confirmed: its last entry once it is closed. Raises NoNodeError."""
     metadata = (await services.ledger_store.read(ledger_id)).value
     if metadata.is_closed:
         return metadata, metadata.last_entry
@@ -120,7 +122,7 @@ async def read_entries(
     every_copy: bool = False,
     metadata_version: int = VERSION,
 ) -> AsyncIterator[ReadEntry]:
-    """The committed entries first..last (None: to the end), decoded as those of a segment of `metadata_version`.
+    """Yield the committed entries first..last (None: to the end), decoded as those of a segment of `metadata_version`.
 
     With `every_copy` the copy of each storage node that should have one. An entry that cannot be read has its `error`.
     Raises NoNodeError for a ledger that is not there, CallerError for a range beyond its end.
@@ -167,7 +169,7 @@ async def _read(
 
 
 def copies_by_bookie(metadata: LedgerMetadata, last_entry: int) -> dict[str, int]:
-    """How many of the entries up to `last_entry` each storage node has a copy of."""
+    """Return how many of the entries up to `last_entry` each storage node has a copy of."""
     counts: dict[str, int] = {}
     for fragment in fragments_of(metadata, last_entry):
         last = min(fragment.last, last_entry)

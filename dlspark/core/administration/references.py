@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from metadata.allocators import Allocation
+from metadata.distributedlog.allocators import Allocation
+from metadata.distributedlog.segment_changes import NOTES
+from metadata.distributedlog.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
+from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, NoAuthError, NoNodeError
 from metadata.retry import repeat
-from metadata.segment_changes import NOTES
-from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
-from metadata.sinks import StagedLedger
 from metadata.store import MetadataStore, join, name_of
 
 WALKS: Final = 3
@@ -93,7 +93,7 @@ async def find_references(store: MetadataStore, root: str = "/") -> References:
 
 
 async def unnamed(stores: Iterable[MetadataStore], ledgers: Iterable[int]) -> tuple[set[int], list[Unreadable]]:
-    """Those of `ledgers` that no znode names in any of `stores`, and the znodes that could not be read."""
+    """Return those of `ledgers` that no znode names in any of `stores`, and the znodes that could not be read."""
     left = set(ledgers)
     unreadable: dict[str, Unreadable] = {}
     stores = list(stores)
@@ -177,7 +177,7 @@ class _Walk:
             self.found.add(Reference(staged.ledger_id, Use.STAGED, path))
 
     async def _children(self, path: str) -> list[str]:
-        """Names of the children; none of a znode that is gone or closed to this session."""
+        """Return names of the children; none of a znode that is gone or closed to this session."""
         try:
             async with self._room:
                 return (await repeat(self._store, lambda: self._store.children(path)))[0]

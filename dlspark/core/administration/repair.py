@@ -32,10 +32,10 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import SegmentStateError
+from metadata.distributedlog.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
-from metadata.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 
 _REPAIRED = frozenset((FindingKind.LOW_NUMBER, FindingKind.SHORT, FindingKind.OPEN_LEDGER))

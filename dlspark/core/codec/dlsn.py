@@ -53,7 +53,7 @@ class DLSN(_Fields):
 
     @classmethod
     def parse(cls, text: str) -> DLSN:
-        """The DLSN written as `segment:entry:slot`. Raises CallerError."""
+        """Return the DLSN written as `segment:entry:slot`. Raises CallerError."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise CallerError(f"{text!r} is not a DLSN", advice=_ADVICE)
@@ -61,7 +61,7 @@ class DLSN(_Fields):
         return cls(lssn, entry_id, slot_id)._checked()
 
     def to_bytes(self, version: int = 1) -> bytes:
-        """The binary form of `version` 1 or 0. Raises CallerError where a part does not fit in an i64."""
+        """Return the binary form of `version` 1 or 0. Raises CallerError where a part does not fit in an i64."""
         length = _LENGTH_OF_VERSION.get(version)
         if length is None:
             raise CallerError(f"there is no DLSN form of version {version}", advice="Use version 1")
@@ -70,7 +70,7 @@ class DLSN(_Fields):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> DLSN:
-        """The DLSN of either binary form; as upstream, the length must be exactly the version's."""
+        """Return the DLSN of either binary form; as upstream, the length must be exactly the version's."""
         view = memoryview(data)
         length = _LENGTH_OF_VERSION.get(view[0]) if len(view) else None
         if length != len(view):
@@ -79,12 +79,12 @@ class DLSN(_Fields):
         return cls(*_BODY.unpack_from(view, 1))
 
     def to_base64(self, version: int = 1) -> str:
-        """The binary form in standard base64, with padding."""
+        """Return the binary form in standard base64, with padding."""
         return base64.b64encode(self.to_bytes(version)).decode("ascii")
 
     @classmethod
     def from_base64(cls, text: str) -> DLSN:
-        """The DLSN of `to_base64`. Raises CallerError."""
+        """Return the DLSN of `to_base64`. Raises CallerError."""
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -97,7 +97,7 @@ class DLSN(_Fields):
         return DLSN(self.lssn, self.entry_id, self.slot_id + 1)
 
     def run(self, count: int) -> list[DLSN]:
-        """This position and those behind it in its entry, `count` together."""
+        """Return this position and those behind it in its entry, `count` together."""
         slots = range(self.slot_id, self.slot_id + count)
         return list(map(tuple.__new__, repeat(DLSN), zip(repeat(self.lssn), repeat(self.entry_id), slots)))
 
@@ -140,7 +140,7 @@ class DLSNRange:
 
     @classmethod
     def parse(cls, text: str) -> DLSNRange:
-        """The range written as `1:0:0..3:0:0`. Raises CallerError."""
+        """Return the range written as `1:0:0..3:0:0`. Raises CallerError."""
         start, dots, end = text.partition("..") if isinstance(text, str) else ("", "", "")
         if not dots:
             raise CallerError(f"{text!r} is not a range", advice="A range is written start..end, as 1:0:0..3:0:0")

@@ -86,14 +86,14 @@ class Compression(IntEnum):
 
 
 def wrap(content: Buffer, compression: Compression) -> tuple[bytes, Buffer]:
-    """The envelope header and the stored payload for the records in `content`."""
+    """Return the envelope header and the stored payload for the records in `content`."""
     stored = compress(content, compression)
     header = ENVELOPE.pack(ENVELOPE_VERSION, compression, memoryview(content).nbytes, memoryview(stored).nbytes)
     return header, stored
 
 
 def unwrap(payload: memoryview, place: DLSN | None = None) -> memoryview:
-    """The records inside an enveloped entry: a view of `payload`, or of fresh bytes where it is compressed.
+    """Return the records inside an enveloped entry: a view of `payload`, or of fresh bytes where it is compressed.
 
     Raises InvalidEntryError carrying `place`; no part of the entry is returned then.
     """
@@ -120,7 +120,7 @@ def compress(content: Buffer, compression: Compression) -> Buffer:
 
 
 def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place: DLSN | None = None) -> memoryview:
-    """The `length` bytes that `stored` holds by `codec` (an envelope's or a record set's).
+    """Return the `length` bytes that `stored` holds by `codec` (an envelope's or a record set's).
 
     Raises InvalidEntryError on an unknown codec, a length above `limit`, or a length that the stored bytes do not have.
     """
@@ -159,7 +159,7 @@ RECORD_COST_BYTES = 256
 
 
 def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Compression.NONE) -> bytes:
-    """The payload of a record with flag 0x4 that holds `payloads`; it takes `len(payloads)` slots and positions.
+    """Return the payload of a record with flag 0x4 that holds `payloads`; it takes `len(payloads)` slots and positions.
 
     Raises RecordTooLongError where one payload, or the finished set, is too long for a record.
     """
@@ -187,37 +187,38 @@ def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Com
 
 
 def expanded_bytes(payload: Buffer) -> int:
-    """What the set expands to, by its header alone. Raises InvalidEntryError."""
+    """Return what the set expands to, by its header alone. Raises InvalidEntryError."""
     return _header(payload, None)[2]
 
 
 def reading_bytes(payload: Buffer) -> int:
-    """About what readers need for the set, by its header alone: its bytes, and a record for each payload. Raises
+    """Return about what readers need for the set, by its header alone: its bytes, and a record for each payload. Raises
     InvalidEntryError."""
     _, count, length, _ = _header(payload, None)
     return length + count * RECORD_COST_BYTES
 
 
 def record_set_count(payload: Buffer, place: DLSN | None = None) -> int:
-    """How many payloads the set holds, by its header alone. Raises InvalidEntryError."""
+    """Return how many payloads the set holds, by its header alone. Raises InvalidEntryError."""
     return _header(payload, place)[1]
 
 
 def decode_record_set(
     payload: memoryview, place: DLSN | None = None, *, limit: int = MAX_EXPANDED_BYTES
 ) -> list[memoryview]:
-    """The payloads of a set, as views. Raises InvalidEntryError carrying `place`; `limit` bounds what it expands to."""
+    """Return the payloads of a set, as views. Raises InvalidEntryError carrying `place`; `limit` bounds what it expands
+    to."""
     content, ends = _opened(payload, place, limit)
     return [content[start + _LENGTH_BYTES : end] for start, end in pairwise(ends)]
 
 
 def check_record_set(payload: memoryview) -> int:
-    """How many payloads a set holds that can be opened; none of them is made. Raises InvalidEntryError."""
+    """Return how many payloads a set holds that can be opened; none of them is made. Raises InvalidEntryError."""
     return len(_opened(payload, None, MAX_EXPANDED_BYTES)[1]) - 1
 
 
 def _opened(payload: memoryview, place: DLSN | None, limit: int) -> tuple[memoryview, list[int]]:
-    """The content of a set, and where its payloads end, the first one's begin before them."""
+    """Return the content of a set, and where its payloads end, the first one's begin before them."""
     codec, count, length, stored_length = _header(payload, place)
     stored = payload[SET_HEADER_BYTES:]
     if stored_length != len(stored):
@@ -315,7 +316,7 @@ class EntryBuilder:
         return MAX_LOGRECORDSET_SIZE - self._bytes
 
     def has_room(self, payload_length: int) -> bool:
-        """Whether a record of this payload fits; an empty buffer takes any legal record."""
+        """Return whether a record of this payload fits; an empty buffer takes any legal record."""
         return self._bytes + HEADER_BYTES + payload_length <= MAX_LOGRECORDSET_SIZE
 
     def add(self, txid: int, payload: Buffer, position: int, flags: int = 0) -> int:
@@ -361,7 +362,7 @@ class EntryBuilder:
         self._user_bytes += size
 
     def finish(self) -> EncodedEntry:
-        """The filled entry. It must hold at least one record."""
+        """Return the filled entry. It must hold at least one record."""
         check(bool(self._parts), "an empty transmit buffer was finished")
         content = b"".join(self._parts)
         buffers = wrap(content, self._compression) if self._enveloped else (content,)
@@ -387,7 +388,7 @@ def _members(payload: Buffer, position: int) -> int:
 
 
 def entry_content(payload: memoryview, enveloped: bool, place: DLSN | None = None) -> memoryview:
-    """The records of an entry, out of their envelope. Raises InvalidEntryError; a zero-length entry is one."""
+    """Return the records of an entry, out of their envelope. Raises InvalidEntryError; a zero-length entry is one."""
     view = payload if payload.format == "B" and payload.ndim == 1 else payload.cast("B")
     if not len(view):
         raise InvalidEntryError("an entry has no bytes at all; no writer stores such an entry", dlsn=place)
@@ -395,8 +396,8 @@ def entry_content(payload: memoryview, enveloped: bool, place: DLSN | None = Non
 
 
 def declared_bytes(payload: Buffer, enveloped: bool) -> int:
-    """How long the records of an entry are, by its envelope; a damaged one counts as it is stored. What its record sets
-    expand to is not in it."""
+    """Return how long the records of an entry are, by its envelope; a damaged one counts as it is stored. What its
+    record sets expand to is not in it."""
     size = memoryview(payload).nbytes
     if not enveloped or size < ENVELOPE_BYTES:
         return size
@@ -413,7 +414,7 @@ def decode_entry(
     enveloped: bool = True,
     expand_record_sets: bool = True,
 ) -> list[LogRecord]:
-    """All records of an entry in slot order, control and end-of-stream records included.
+    """Return all records of an entry in slot order, control and end-of-stream records included.
 
     Args:
         payload: the ledger entry's payload, its digest already verified.
@@ -456,7 +457,7 @@ def decode_content(
 
 
 def expand(header: RecordHeader, members: list[memoryview], first: DLSN, start_sequence_id: int) -> list[LogRecord]:
-    """The members of a record set as records of their own."""
+    """Return the members of a record set as records of their own."""
     check_last_position(header.position, len(members), first)
     records = []
     for i, member in enumerate(members):

@@ -60,7 +60,7 @@ class EntryOutline(NamedTuple):
 
 
 def outline_entry(payload: memoryview, *, enveloped: bool, place: DLSN) -> EntryOutline:
-    """The outline of a ledger entry whose digest is verified; `place`: its first record's.
+    """Return the outline of a ledger entry whose digest is verified; `place`: its first record's.
 
     Raises InvalidEntryError carrying the DLSN.
     """
@@ -78,12 +78,12 @@ def _walked(content: memoryview, place: DLSN) -> EntryOutline:
         word, txid, length = HEADER.unpack_from(content, offset) if start <= size else (0, 0, size)
         offset, position = start + length, word >> POSITION_SHIFT & POSITION_MASK
         if offset > size or position > MAX_POSITION:
-            raise _damage(content, place)
+            raise _damage_error(content, place)
         count = 1
         if word & FLAG_RECORD_SET:
             count = record_set_count(content[start:offset], place._replace(slot_id=slot))
             if position + count - 1 > MAX_POSITION:
-                raise _damage(content, place)
+                raise _damage_error(content, place)
         if word & FLAG_CONTROL:
             control.append((slot, bytes(content[start:offset])))
         slot += count
@@ -96,7 +96,7 @@ def _walked(content: memoryview, place: DLSN) -> EntryOutline:
 def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
     chain = find_chain(Run([place.entry_id], [content]))
     if chain is None:
-        raise _damage(content, place)
+        raise _damage_error(content, place)
     words = chain.headers["word"].astype(np.int64)
     flags, lengths = words & FLAGS_MASK, chain.headers["length"]
 
@@ -110,7 +110,7 @@ def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
     after = np.cumsum(counts)
     positions = (words >> POSITION_SHIFT & POSITION_MASK) + np.maximum(counts, 1) - 1
     if positions.max() > MAX_POSITION:
-        raise _damage(content, place)
+        raise _damage_error(content, place)
     control = np.flatnonzero(flags & FLAG_CONTROL)
     taking = np.flatnonzero(counts)
     user = np.flatnonzero((flags & (FLAG_CONTROL | FLAG_END_OF_STREAM) == 0) & (counts > 0))
@@ -125,8 +125,8 @@ def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
     )
 
 
-def _damage(content: memoryview, place: DLSN) -> InvalidEntryError:
-    """The error for content that is not a chain of records, worded by the plain decoder."""
+def _damage_error(content: memoryview, place: DLSN) -> InvalidEntryError:
+    """Return the error for content that is not a chain of records, worded by the plain decoder."""
     try:
         decode_content(content, place.lssn, place.entry_id, 0, expand_record_sets=False)
     except InvalidEntryError as error:

@@ -64,7 +64,7 @@ class ProducerRequest:
     count: int
 
     def encode(self) -> bytes:
-        """The payload of its control record. Raises InvalidRecordError."""
+        """Return the payload of its control record. Raises InvalidRecordError."""
         try:
             name = self.name.encode()
         except UnicodeEncodeError as error:
@@ -160,7 +160,7 @@ class FencingToken:
     token: bytes
 
     def encode(self) -> bytes:
-        """The payload of its control record. Raises InvalidRecordError."""
+        """Return the payload of its control record. Raises InvalidRecordError."""
         if len(self.token) > MAX_TOKEN_BYTES:
             raise InvalidRecordError(
                 f"a fencing token of {len(self.token)} bytes is longer than {MAX_TOKEN_BYTES}", advice="Use a UUID"
@@ -188,7 +188,7 @@ def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forg
 
 
 def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
-    """What a control record says of producers; None for one that says nothing of them.
+    """Return what a control record says of producers; None for one that says nothing of them.
 
     Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
     it says would be missed, and a request be written twice.
@@ -225,11 +225,11 @@ class _PartFields:
         self._at = 0
 
     def fixed(self, layout: Struct) -> Sequence[int]:
-        """The fields of `layout`."""
+        """Return the fields of `layout`."""
         return layout.unpack(self.taken(layout.size))
 
     def taken(self, size: int) -> bytes:
-        """So many bytes."""
+        """Take so many bytes."""
         end = self._at + size
         if end > len(self._payload):
             raise ValueError(f"it ends at byte {len(self._payload)}, in a field up to {end}")
@@ -237,7 +237,7 @@ class _PartFields:
         return data
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Note that nothing may follow."""
         if self._at != len(self._payload):
             raise ValueError(f"{len(self._payload) - self._at} bytes are left over")
 

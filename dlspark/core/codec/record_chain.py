@@ -81,12 +81,12 @@ class Chain:
     """All metadata words or-ed together: one number that shows which flags and position bits occur."""
 
     def start_of(self, record: int) -> int:
-        """Where record number `record` of the run starts."""
+        """Return where record number `record` of the run starts."""
         return record * self.stride if self.starts is None else int(self.starts[record])
 
 
 def find_chain(run: Run) -> Chain | None:
-    """The record headers of the run, proved; None where its bytes are not a chain of records."""
+    """Return the record headers of the run, proved; None where its bytes are not a chain of records."""
     if len(run.data) < HEADER_BYTES:
         return None
     # From cheap to costly. A guess that is wrong is not proved, and the walk finds the chain if there is one.
@@ -120,7 +120,7 @@ def _equal_lengths(run: Run) -> _Found | None:
 
 
 def _proved(run: Run, starts: IntArray | None) -> _Found | None:
-    """The headers at `starts` if they are the run's records, all of them and nothing else; or None."""
+    """Return the headers at `starts` if they are the run's records, all of them and nothing else; or None."""
     size = len(run.data)
     if starts is None or not len(starts) or starts[-1] > size - HEADER_BYTES:
         return None
@@ -169,7 +169,7 @@ _scratch = _Scratch()
 
 
 def _search(data: Buffer) -> IntArray | None:
-    """Where headers of ordinary user records may start; None where walking is faster."""
+    """Return where headers of ordinary user records may start; None where walking is faster."""
     size = len(data)
     sample = start = 0
     while sample < _SAMPLE_RECORDS and start <= size - HEADER_BYTES:
@@ -197,7 +197,7 @@ def _search(data: Buffer) -> IntArray | None:
 
 
 def counts_by_entry(run: Run, chain: Chain) -> list[int]:
-    """How many records each entry of the run has."""
+    """Return how many records each entry of the run has."""
     if run.ends is None:
         return [len(chain.headers)]
     if chain.starts is None:
@@ -209,7 +209,7 @@ def counts_by_entry(run: Run, chain: Chain) -> list[int]:
 
 
 def diagnosis(run: Run, lssn: int) -> InvalidEntryError:
-    """The error for a run that is not a chain of records, worded by the plain decoder."""
+    """Return the error for a run that is not a chain of records, worded by the plain decoder."""
     for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
         try:
             decode_content(content, lssn, entry_id, 0)

@@ -98,7 +98,7 @@ class LogRecord:
         positions: Iterable[int],
         txids: Sequence[int],
     ) -> list[LogRecord]:
-        """One record for each transaction id; the other columns are as long.
+        """Return one record for each transaction id; the other columns are as long.
 
         Without a step of the interpreter for each record: objects first, then one field of all of them after the other.
         """
@@ -194,22 +194,22 @@ def sequence_id(start_sequence_id: int, position: int) -> int:
 
 
 def start_of_sequence(sequence_id: int, position: int) -> int:
-    """The start with which the record at `position` has this sequence id."""
+    """Return the start with which the record at `position` has this sequence id."""
     return _wrapped(sequence_id - position + 1)
 
 
 def _wrapped(number: int) -> int:
-    """In 64 bits, signed."""
+    """Return in 64 bits, signed."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def encode_header(txid: int, length: int, position: int, flags: int = 0) -> bytes:
-    """The 20 bytes before a payload of `length` bytes. The caller has checked size, id and position."""
+    """Return the 20 bytes before a payload of `length` bytes. The caller has checked size, id and position."""
     return HEADER.pack(position << POSITION_SHIFT | flags, txid, length)
 
 
 def encode_record(txid: int, payload: Buffer, position: int, flags: int = 0) -> bytes:
-    """One record's bytes.
+    """Return one record's bytes.
 
     Raises RecordTooLongError, TransactionIdOutOfOrderError or SegmentFullError; nothing was encoded.
     """
@@ -261,7 +261,7 @@ class RecordHeader:
 
 
 def decode_header(data: Buffer, offset: int, size: int, place: DLSN | None = None) -> RecordHeader:
-    """The header at `offset` of `data`, of which `size` bytes are records.
+    """Return the header at `offset` of `data`, of which `size` bytes are records.
 
     Raises InvalidEntryError, carrying `place`, where header or payload reach past `size` or the position is out of
     range.
@@ -310,18 +310,18 @@ _TABLE_HEAD: Final = ("DLSN", "transaction id", "sequence id", "bytes", "payload
 
 
 def record_cells(record: LogRecord) -> tuple[str, ...]:
-    """A record in the columns of a table."""
+    """Return a record in the columns of a table."""
     number = str(record.sequence_id) if record.sequence_id >= 0 else ""
     return str(record.dlsn), str(record.txid), number, f"{len(record.payload):,}", preview(record.payload)
 
 
 def records_html(records: Sequence[LogRecord]) -> str:
-    """Records as a table under their number."""
+    """Return records as a table under their number."""
     return heading(counted(len(records), "record")) + records_table(records)
 
 
 def records_table(records: Sequence[LogRecord]) -> str:
-    """Records as a table; of a long list its two ends; of none nothing."""
+    """Return records as a table; of a long list its two ends; of none nothing."""
     if not records:
         return ""
     if len(records) <= MAX_SHOWN:

@@ -80,7 +80,7 @@ class DecodedBatch:
         return len(self.txid)
 
     def sliced(self, first: int, after: int) -> DecodedBatch:
-        """The rows from `first` to before `after`, which may be beyond the end; they share their memory."""
+        """Return the rows from `first` to before `after`, which may be beyond the end; they share their memory."""
         return DecodedBatch(
             lssn=self.lssn,
             entry_id=self.entry_id[first:after],
@@ -94,7 +94,7 @@ class DecodedBatch:
         )
 
     def records(self) -> list[LogRecord]:
-        """The same as records, each of one slot."""
+        """Return the same as records, each of one slot."""
         if not len(self):
             return []
         start = start_of_sequence(int(self.sequence_id[0]), int(self.position[0]))
@@ -141,7 +141,7 @@ def decode_entries(
     enveloped: bool = True,
     include_control: bool = False,
 ) -> DecodedBatch:
-    """The user records of `entries`, (entry id, ledger entry payload) pairs of one segment in ascending order.
+    """Return the user records of `entries`, (entry id, ledger entry payload) pairs of one segment in ascending order.
 
     Args:
         start_sequence_id: of the segment.
@@ -190,7 +190,7 @@ def decode_up_to(
 
 
 def _declared_within(entries: Sequence[tuple[int, memoryview]], enveloped: bool, max_bytes: int) -> int:
-    """How many of the first entries are at most so many bytes, out of their envelopes; one always counts."""
+    """Return how many of the first entries are at most so many bytes, out of their envelopes; one always counts."""
     size = 0
     for number, (_, payload) in enumerate(entries):
         size += declared_bytes(payload, enveloped)
@@ -254,7 +254,7 @@ def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iter
 
 
 def _is_one_control_record(content: memoryview) -> bool:
-    """Whether an entry holds one well-formed control record: the usual case, recognised without decoding."""
+    """Return whether an entry holds one well-formed control record: the usual case, recognised without decoding."""
     if len(content) < HEADER_BYTES:
         return False
     word, _, length = HEADER.unpack_from(content)
@@ -308,7 +308,7 @@ class _ColumnCollector:
         return None
 
     def finish(self) -> DecodedBatch:
-        """Everything added, as one batch."""
+        """Return everything added, as one batch."""
         count = sum(map(len, self._headers))
         headers = np.frombuffer(pa.allocate_buffer(count * HEADER_BYTES), OPAQUE_HEADER)
         if count:
@@ -363,7 +363,8 @@ class _ColumnCollector:
         return None
 
     def _add_shown(self, run: Run, chain: Chain) -> None:
-        """A run with control records among others, as in front of a producer's: they take slots, and are left out."""
+        """Note that a run with control records among others, as in front of a producer's: they take slots, and are left
+        out."""
         count = len(chain.headers)
         shown = (chain.headers["word"] & self._hidden) == 0
         counts = np.array(counts_by_entry(run, chain), np.int64)
@@ -392,7 +393,7 @@ class _ColumnCollector:
             )
 
     def _room_for(self, size: int) -> npt.NDArray[np.uint8]:
-        """The next `size` bytes of the buffer; record sets may expand beyond what was reserved."""
+        """Return the next `size` bytes of the buffer; record sets may expand beyond what was reserved."""
         end = self.used + size
         if end > len(self._bytes):
             if end > MAX_BATCH_BYTES:
@@ -409,7 +410,8 @@ class _ColumnCollector:
 
 
 def _payloads(data: Buffer, starts: IntArray) -> pa.BinaryArray:
-    """The payloads gathered: records as one Arrow array over `data`, whose headers are then sliced off in C++."""
+    """Return the payloads gathered: records as one Arrow array over `data`, whose headers are then sliced off in
+    C++."""
     count = len(starts)
     offsets = np.empty(count + 1, np.int32)
     offsets[:-1] = starts
@@ -420,7 +422,7 @@ def _payloads(data: Buffer, starts: IntArray) -> pa.BinaryArray:
 
 
 def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
-    """The first and last byte of the payloads in the array's data buffer."""
+    """Return the first and last byte of the payloads in the array's data buffer."""
     if not len(payloads):
         return 0, 0
     offsets = np.frombuffer(payloads.buffers()[1], np.int32)

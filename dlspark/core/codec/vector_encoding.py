@@ -45,7 +45,7 @@ def encode_entries(
     max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     enveloped: bool = True,
 ) -> Iterator[EncodedEntry]:
-    """Entries holding the records (txids[i], payloads[i]) in order, as user records.
+    """Return entries holding the records (txids[i], payloads[i]) in order, as user records.
 
     Args:
         txids: transaction ids, 0 <= id < 2^63 - 1; the caller checks their order.
@@ -111,7 +111,7 @@ def _checked(txids: IntArray, payloads: pa.Array, first_position: int) -> _Colum
 
 
 def _binary(payloads: pa.Array) -> pa.Array:
-    """The array as binary or large binary, without copying where it is one or a string already."""
+    """Return the array as binary or large binary, without copying where it is one or a string already."""
     if not isinstance(payloads, pa.Array):
         raise InvalidRecordError(
             f"payloads came as {type(payloads).__name__}",
@@ -136,7 +136,7 @@ def _binary(payloads: pa.Array) -> pa.Array:
 
 
 def _buffers(payloads: pa.Array) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    """The payload bytes, and where in them each payload starts and the last one ends."""
+    """Return the payload bytes, and where in them each payload starts and the last one ends."""
     _, offsets, data = payloads.buffers()
     if not len(payloads):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
@@ -186,7 +186,7 @@ def _before(ends: IntArray, index: int) -> int:
 
 
 def _records(columns: _Columns, first: int, after: int) -> memoryview:
-    """The bytes of records first..after-1, laid out one behind the other."""
+    """Return the bytes of records first..after-1, laid out one behind the other."""
     count = after - first
     lengths = columns.lengths[first:after]
     headers = np.empty(count, RECORD_HEADER)

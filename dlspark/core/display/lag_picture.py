@@ -39,7 +39,7 @@ class LagSample:
     lags: Mapping[str, tuple[int | None, int | None, int | None]]
 
     def value(self, log: str, measure: Measure) -> int | None:
-        """One log's lag; None where it is not known, or the log was not read then."""
+        """Return one log's lag; None where it is not known, or the log was not read then."""
         lag = self.lags.get(log)
         return None if lag is None else lag[("records", "bytes", "ms").index(measure)]
 
@@ -64,7 +64,7 @@ class LagPicture(Printed):
     def _rows(self) -> list[tuple[str, ...]]:
         last = self.samples[-1]
         ranked = sorted(last.lags, key=lambda log: (-(last.value(log, self.measure) or 0), log))
-        return [(log, *(_said(value) for value in last.lags[log])) for log in ranked[:MAX_ROWS]]
+        return [(log, *(_number_text(value) for value in last.lags[log])) for log in ranked[:MAX_ROWS]]
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.note}"]
@@ -86,12 +86,13 @@ class LagPicture(Printed):
         return "".join(parts)
 
 
-def _said(value: int | None) -> str:
+def _number_text(value: int | None) -> str:
     return "not known" if value is None else f"{value:,}"
 
 
 def lines(samples: Sequence[LagSample], measure: Measure) -> dict[str, list[float]]:
-    """A value a sample for each line, furthest behind first; what is not known is drawn as what was known before."""
+    """Return a value a sample for each line, furthest behind first; what is not known is drawn as what was known
+    before."""
     logs = sorted({log for sample in samples for log in sample.lags})
     found = {log: _filled([sample.value(log, measure) for sample in samples]) for log in logs}
     ranked = sorted(logs, key=lambda log: (-max(found[log]), log))
@@ -111,7 +112,7 @@ def _filled(values: Sequence[int | None]) -> list[float]:
 
 
 def _span(samples: Sequence[LagSample]) -> float:
-    """Seconds from the first sample to the last."""
+    """Return seconds from the first sample to the last."""
     return max(samples[-1].at_s - samples[0].at_s, 1e-9)
 
 

@@ -21,8 +21,8 @@ from typing import Final, Literal, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.markup import escaped
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.plurals import counted
-from metadata.segments import SegmentMetadata, TruncationStatus
 
 GROUND: Final = "#fbfbfa"
 INK: Final = "#24292f"
@@ -32,7 +32,8 @@ PADDING: Final = 10.0
 
 
 def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """An SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a background that is a bit larger."""
+    """Return an SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a background that is a bit
+    larger."""
     outer_width, outer_height = width + 2 * PADDING, height + 2 * PADDING
     return "".join(
         (
@@ -49,12 +50,13 @@ def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> st
 
 
 def words(x: float, y: float, content: str, anchor: str = "middle") -> str:
-    """Text in a drawing."""
+    """Return text in a drawing."""
     return f'<text x="{x:.1f}" y="{y:.0f}" text-anchor="{anchor}">{escaped(content)}</text>'
 
 
 def image(svg: str, description: str) -> str:
-    """A drawing as HTML that pages keep; `description` is what it shows, in words. Empty for an empty drawing."""
+    """Return a drawing as HTML that pages keep; `description` is what it shows, in words. Empty for an empty
+    drawing."""
     if not svg:
         return ""
     data = base64.b64encode(svg.encode()).decode()
@@ -106,7 +108,8 @@ class Bar:
         return self.share(DLSN(self.segment.lssn, self.segment.min_entry, self.segment.min_slot))
 
     def share(self, dlsn: DLSN) -> float:
-        """How far into the segment a position in it is, by entries; that is not known in a segment that still grows."""
+        """Return how far into the segment a position in it is, by entries; that is not known in a segment that still
+        grows."""
         if self.segment.in_progress:
             return 0.0 if dlsn[1:] <= (0, 0) else 0.5
         return min(max(dlsn.entry_id, 0) / (self.segment.last_entry + 1), 1.0) if self.segment.last_entry >= 0 else 1.0
@@ -119,7 +122,8 @@ def _state(segment: SegmentMetadata) -> str:
 
 
 def bars(segments: Sequence[SegmentMetadata], sizes: Mapping[int, int]) -> list[Bar]:
-    """The bars of the newest `MAX_DRAWN` segments. `sizes`: records or bytes by segment number; none counts as 0."""
+    """Return the bars of the newest `MAX_DRAWN` segments. `sizes`: records or bytes by segment number; none counts as
+    0."""
     drawn = segments[-MAX_DRAWN:]
     start = _SUMMARY_WIDTH if len(segments) > len(drawn) else 0.0
     open_ended = sum(segment.in_progress for segment in drawn)
@@ -141,7 +145,7 @@ def svg(
     unit: Unit = "records",
     mark: tuple[DLSN, DLSN] | None = None,
 ) -> str:
-    """The picture. `mark` is a range to highlight, its end not included."""
+    """Return the picture. `mark` is a range to highlight, its end not included."""
     placed = bars(segments, sizes)
     earlier = len(segments) - len(placed)
     parts = []
@@ -156,7 +160,7 @@ def svg(
 
 
 def description(segments: Sequence[SegmentMetadata], unit: Unit) -> str:
-    """What the picture shows, in a line."""
+    """Return what the picture shows, in a line."""
     states = Counter(_state(segment) for segment in segments)
     said = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
     return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {said}"
@@ -202,7 +206,7 @@ def _bar(bar: Bar, size: int | None, unit: Unit) -> Iterator[str]:
 
 
 def rows(segments: Sequence[SegmentMetadata], sizes: Mapping[int, int], unit: Unit) -> list[tuple[str, ...]]:
-    """The numbers behind the bars: segment, state, size, ledger."""
+    """Return the numbers behind the bars: segment, state, size, ledger."""
     return [
         (
             str(bar.segment.lssn),
@@ -239,7 +243,7 @@ def _hatching(x: float, width: float) -> str:
 
 
 def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
-    """A line above the bars from one position to another, if any of what lies between is drawn."""
+    """Yield a line above the bars from one position to another, if any of what lies between is drawn."""
     first, last = _place(placed, start), _place(placed, end)
     if last < first:
         return

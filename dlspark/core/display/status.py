@@ -23,14 +23,14 @@ from dlspark.core.markup import Printed, escaped, failure, folded, heading, prin
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
+from metadata.distributedlog.locks import LockId, parse_member, sequence_of
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segment_changes import SegmentChanges
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import short_time
-from metadata.locks import LockId, parse_member, sequence_of
-from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
-from metadata.segment_changes import SegmentChanges
-from metadata.segments import SegmentMetadata, TruncationStatus
 
 MAX_LOGS: Final = 50
 """Logs of a namespace that its overview looks at."""
@@ -44,7 +44,7 @@ _RIGHT = frozenset(("segment", "ledger", "records", "first txid", "last txid"))
 
 
 def segment_state(segment: SegmentMetadata) -> str:
-    """A segment's state in words."""
+    """Return a segment's state in words."""
     if segment.in_progress:
         return "in progress"
     if segment.truncation == TruncationStatus.TRUNCATED:
@@ -138,7 +138,7 @@ class LogPicture(Printed):
         return svg(self.status.segments, self._known(), self.unit, span)
 
     def _known(self) -> Mapping[int, int]:
-        """The sizes of the closed segments."""
+        """Return the sizes of the closed segments."""
         if self.sizes is not None:
             return self.sizes
         return {one.lssn: one.record_count for one in self.status.segments if not one.in_progress}
@@ -156,7 +156,7 @@ class LogPicture(Printed):
 
 
 def summary(status: LogStatus) -> str:
-    """A log in one line."""
+    """Return a log in one line."""
     if not status.segments:
         return "no segments yet"
     growing = " and what is being written" if any(one.in_progress for one in status.segments) else ""
@@ -167,7 +167,7 @@ def summary(status: LogStatus) -> str:
 
 
 def log_state(status: LogStatus) -> str:
-    """In words: the writer, or why there is none."""
+    """Return in words: the writer, or why there is none."""
     if status.sealed:
         return "sealed"
     if status.owner is not None:
@@ -239,13 +239,13 @@ async def log_status(services: Services, name: str) -> LogStatus:
 
 
 async def lock_owner(services: Services, path: str) -> str | None:
-    """The client id of the holder of the lock at `path`; None if it is free or does not exist."""
+    """Return the client id of the holder of the lock at `path`; None if it is free or does not exist."""
     holder = await lock_holder(services, path)
     return holder.client_id if holder is not None else None
 
 
 async def lock_holder(services: Services, path: str) -> LockId | None:
-    """The holder of the lock at `path`, with its session; None if it is free or does not exist."""
+    """Return the holder of the lock at `path`, with its session; None if it is free or does not exist."""
     try:
         names, _ = await repeat(services.store, lambda: services.store.children(path))
     except NoNodeError:
@@ -275,7 +275,8 @@ async def log_picture(services: Services, name: str, by: Unit, mark: DLSNRange |
 
 
 async def _ledger_bytes(services: Services, segments: tuple[SegmentMetadata, ...]) -> dict[int, int]:
-    """Bytes of the segments' ledgers, as the ledgers' metadata has them: entries with their envelopes, one replica."""
+    """Return bytes of the segments' ledgers, as the ledgers' metadata has them: entries with their envelopes, one
+    replica."""
 
     async def one(segment: SegmentMetadata) -> int | None:
         try:
@@ -320,7 +321,8 @@ def shown(
     question: Callable[[], Coroutine[object, object, LogPicture | Overview]],
     seconds: float = REPR_TIMEOUT_S,
 ) -> str:
-    """The HTML of what `question` finds within `seconds`, else of the reason why not. Never raises an Exception."""
+    """Return the HTML of what `question` finds within `seconds`, else of the reason why not. Never raises an
+    Exception."""
 
     async def limited() -> LogPicture | Overview:
         try:

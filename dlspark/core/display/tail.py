@@ -58,7 +58,8 @@ class TailReader:
         return cls(await log.open_reader(start), before, seconds, records)
 
     async def more(self) -> list[LogRecord] | None:
-        """The next records, none if none came within a moment; None when it is over. Raises what the reader raises."""
+        """Return the next records, none if none came within a moment; None when it is over. Raises what the reader
+        raises."""
         try:
             if self._before:
                 return await self._from_before()
@@ -98,7 +99,7 @@ class TailReader:
 
 
 async def _start(log: LogReaders, last: int) -> tuple[DLSN, int]:
-    """The position at most `last` records before the end, and how many there are from it on.
+    """Return the position at most `last` records before the end, and how many there are from it on.
 
     Where the segments have no sequence ids (metadata versions below 5), only the last record is looked for.
     """
@@ -199,12 +200,12 @@ class NotebookScreen:
 
 
 def open_screen(name: str, last: int) -> Screen:
-    """A notebook's page where this runs in one, else lines on standard output."""
+    """Return a notebook's page where this runs in one, else lines on standard output."""
     return NotebookScreen(name, last) if in_notebook() else TerminalScreen(name)
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel: IPython has been imported, and its shell has a kernel."""
+    """Return whether this process is a notebook's kernel: IPython has been imported, and its shell has a kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return getattr(shell, "kernel", None) is not None

@@ -61,7 +61,7 @@ class Feature(Protocol):
         ...
 
     def is_available(self) -> bool:
-        """Whether it is on now. Costs a lookup; ask again at the next decision."""
+        """Return whether it is on now. Costs a lookup; ask again at the next decision."""
         ...
 
 
@@ -69,11 +69,11 @@ class FeatureProvider(Protocol):
     """Where switches are looked up."""
 
     def scope(self, name: str) -> FeatureProvider:
-        """The switches whose names begin with this provider's scope and `name`."""
+        """Return the switches whose names begin with this provider's scope and `name`."""
         ...
 
     def feature(self, key: str) -> Feature:
-        """The switch `key` of this scope. A switch that was never set is off."""
+        """Return the switch `key` of this scope. A switch that was never set is off."""
         ...
 
 
@@ -92,19 +92,19 @@ class SettableFeatures:
         self._availability = dict(availability)
 
     def switched(self) -> Mapping[str, int]:
-        """Everything that was set, by full name."""
+        """Return everything that was set, by full name."""
         return dict(self._availability)
 
     def availability(self, name: str) -> int:
-        """How far the feature of this full name is switched on."""
+        """Return how far the feature of this full name is switched on."""
         return self._availability.get(name, 0)
 
     def scope(self, name: str) -> FeatureProvider:
-        """The switches whose full names begin with `name` and a dot; they follow later changes."""
+        """Return the switches whose full names begin with `name` and a dot; they follow later changes."""
         return _Scope(self, name)
 
     def feature(self, key: str) -> Feature:
-        """The switch of this full name, which follows later changes; off if it was never set."""
+        """Return the switch of this full name, which follows later changes; off if it was never set."""
         return _Switch(self, key)
 
 
@@ -196,7 +196,7 @@ class FileFeatures(SettableFeatures):
 
 
 def _availability(written: Mapping[str, str]) -> dict[str, int]:
-    """The switches of a file. Raises SettingsError for an availability that is not a whole number."""
+    """Return the switches of a file. Raises SettingsError for an availability that is not a whole number."""
     found: dict[str, int] = {}
     for name, text in written.items():
         if not _NUMBER.fullmatch(text.strip()):

@@ -54,7 +54,7 @@ class _OpenLog:
     live: LiveSettings
 
     def settings(self) -> Settings:
-        """What should hold now. Raises SettingsError where the files contradict each other or the rest."""
+        """Return what should hold now. Raises SettingsError where the files contradict each other or the rest."""
         values: _Values = {}
         for file in self.files:
             values.update(file.meaning or {})
@@ -97,7 +97,7 @@ class DynamicSettings:
                 )
 
     async def open(self, log: str, base: Settings) -> LiveSettings:
-        """The settings of a log that is being opened, which follow the files until they are closed.
+        """Return the settings of a log that is being opened, which follow the files until they are closed.
 
         Raises SettingsError for a stream's file that is read for the first time and cannot be used.
         """
@@ -121,7 +121,7 @@ class DynamicSettings:
                 self._apply(opened)
 
     async def _directory_is_there(self) -> bool:
-        """False, and a warning once, where the whole directory is gone: a lost mount takes back no settings."""
+        """Return False, and a warning once, where the whole directory is gone: a lost mount takes back no settings."""
         if self._directory is None:
             return False
         there = await asyncio.to_thread(self._directory.is_dir)
@@ -204,7 +204,7 @@ class OperatorFiles:
             self._task = asyncio.get_running_loop().create_task(self._run(interval_s))
 
     async def settings_of(self, log: str, base: Settings) -> LiveSettings:
-        """The settings of a log that is being opened: `base`, and what the files say, now and later."""
+        """Return the settings of a log that is being opened: `base`, and what the files say, now and later."""
         return await self._dynamic.open(log, base)
 
     async def reload(self) -> None:

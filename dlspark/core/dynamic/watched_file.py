@@ -89,7 +89,7 @@ class WatchedFile(Generic[T]):
         return changed
 
     async def _look(self) -> bytes | str | None:
-        """The content, None without a file, or what is wrong with it."""
+        """Return the content, None without a file, or what is wrong with it."""
         try:
             return await self._read(self.path)
         except OSError as error:

@@ -51,13 +51,13 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import log_not_found_error
+from metadata.distributedlog.segment_changes import check_guard
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.log_names import log_not_found
 from metadata.retry import repeat
-from metadata.segment_changes import check_guard
-from metadata.segments import SegmentMetadata
 from storage_node.edge import Clock
 
 
@@ -97,14 +97,15 @@ async def delete_unwritten_log(services: Services, name: str, settings: Settings
 
 
 async def creation_of(services: Services, name: str) -> int:
-    """What distinguishes a log from a later one of its name: ZooKeeper's number of the transaction that created it.
+    """Return what distinguishes a log from a later one of its name: ZooKeeper's number of the transaction that created
+    it.
 
     Raises LogNotFoundError.
     """
     path = (await services.logs.located(name)).ledgers
     stat = await repeat(services.store, lambda: services.store.exists(path))
     if stat is None:
-        raise log_not_found(name, path)
+        raise log_not_found_error(name, path)
     return stat.czxid
 
 
@@ -142,7 +143,7 @@ def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetada
 
 
 def expired(segments: Sequence[SegmentMetadata], *, before_ms: int, only_truncated: bool) -> list[SegmentMetadata]:
-    """The oldest segments that were completed before `before_ms` (milliseconds since the epoch)."""
+    """Return the oldest segments that were completed before `before_ms` (milliseconds since the epoch)."""
 
     def may_go(segment: SegmentMetadata) -> bool:
         return segment.completion_time_ms < before_ms and (is_truncated(segment) or not only_truncated)
@@ -151,7 +152,7 @@ def expired(segments: Sequence[SegmentMetadata], *, before_ms: int, only_truncat
 
 
 def older_than(segments: Sequence[SegmentMetadata], txid: int) -> list[SegmentMetadata]:
-    """The oldest segments whose transaction ids are all below `txid`."""
+    """Return the oldest segments whose transaction ids are all below `txid`."""
     return _oldest(segments, lambda segment: segment.last_txid < txid)
 
 
@@ -196,7 +197,8 @@ class Retention:
             _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
 
     async def _ahead_ms(self) -> int:
-        """How far this host's clock is ahead of the metadata store's, by the segment whose start began this run."""
+        """Return how far this host's clock is ahead of the metadata store's, by the segment whose start began this
+        run."""
         store_ms = await self._owned.list_changed_ms()
         ahead_ms = max(0, self._clock.now_ms() - store_ms)
         if ahead_ms > CLOCK_WARN_MS:
@@ -210,7 +212,8 @@ class Retention:
         return ahead_ms
 
     def _may_be_due(self, before_ms: int) -> bool:
-        """Whether the list is worth reading: a known segment has expired by its age. Truncations are not known here."""
+        """Return whether the list is worth reading: a known segment has expired by its age. Truncations are not known
+        here."""
         known = [segment for segment in self._known() if segment.lssn >= self._first_left]
         return bool(expired(known, before_ms=before_ms, only_truncated=False))
 

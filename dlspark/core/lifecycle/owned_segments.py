@@ -35,11 +35,11 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import WriteLock, release
+from metadata.distributedlog.locks import DistributedLock
+from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.locks import DistributedLock
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.segment_changes import Change, SegmentChanges, SegmentsMovedError
-from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class OwnedSegments:
         self._truncating = asyncio.Lock()
 
     def guard(self) -> Check:
-        """An operation to be part of a transaction, which then fails unless the lock is held."""
+        """Return an operation to be part of a transaction, which then fails unless the lock is held."""
         return Check(self.lock.member_path, ANY_VERSION)
 
     async def _settled(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
@@ -74,13 +74,13 @@ class OwnedSegments:
         return await repeat(self._services.store, attempt)
 
     async def _segments(self) -> list[SegmentMetadata]:
-        """The list, with all changes in it that this session has sent, answered or not."""
+        """Return the list, with all changes in it that this session has sent, answered or not."""
         # After a lost answer a server that lags behind would show the list before our own change.
         await self._services.store.sync(self._services.logs.paths(self.name).ledgers)
         return await self._services.logs.segments(self.name)
 
     async def list_changed_ms(self) -> int:
-        """When the list last grew, by the metadata store's clock, in milliseconds since the epoch."""
+        """Return when the list last grew, by the metadata store's clock, in milliseconds since the epoch."""
         stat = await self._services.store.exists(self._services.logs.paths(self.name).ledgers)
         return 0 if stat is None else stat.mtime_ms
 
@@ -137,7 +137,7 @@ class OwnedSegments:
         return len(removed)
 
     async def written(self) -> bool:
-        """Whether the log has, or has had, a segment, so that it may have been written to."""
+        """Return whether the log has, or has had, a segment, so that it may have been written to."""
         segments = await self._segments()
         return bool(segments) or (await self._services.logs.open(self.name)).max_lssn.value > 0
 
@@ -169,7 +169,7 @@ class OwnedSegments:
 
 
 def as_dlsn(dlsn: DLSN | str) -> DLSN:
-    """A DLSN, given as one or as its text. Raises CallerError."""
+    """Return a DLSN, given as one or as its text. Raises CallerError."""
     if isinstance(dlsn, str):
         return DLSN.parse(dlsn)
     if not isinstance(dlsn, DLSN):
@@ -181,7 +181,7 @@ def as_dlsn(dlsn: DLSN | str) -> DLSN:
 async def taken(
     services: Services, name: str, settings: Settings, client_id: str, *, wait: bool = True
 ) -> AsyncIterator[OwnedSegments]:
-    """The segments of a log that no writer has open: the log's lock is held for the length of the block.
+    """Yield the segments of a log that no writer has open: the log's lock is held for the length of the block.
 
     Raises LogNotFoundError, and OwnershipAcquireFailedError with the owner's name after `lockTimeoutSeconds`; without
     `wait` at once, and no owner learns that the log was wanted.
@@ -221,12 +221,12 @@ MINIMUM_VERSION = 3
 
 
 def completed_head(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
-    """The completed segments before the first one in progress."""
+    """Return the completed segments before the first one in progress."""
     return list(takewhile(lambda segment: not segment.in_progress, segments))
 
 
 def truncation(segments: Sequence[SegmentMetadata], dlsn: DLSN) -> list[Change]:
-    """The changes that hide every record below `dlsn`, oldest segment first; none for DLSN.INVALID.
+    """Return the changes that hide every record below `dlsn`, oldest segment first; none for DLSN.INVALID.
 
     A segment whose metadata version cannot express its change ends the truncation before it.
     """
@@ -257,7 +257,7 @@ def _partial(segment: SegmentMetadata, dlsn: DLSN) -> list[Change]:
 
 
 def truncation_point(segments: Sequence[SegmentMetadata]) -> DLSN:
-    """The first position that is not hidden; DLSN.INITIAL for a log without segments."""
+    """Return the first position that is not hidden; DLSN.INITIAL for a log without segments."""
     for segment in segments:
         if not is_truncated(segment):
             return first_active(segment)
@@ -265,6 +265,6 @@ def truncation_point(segments: Sequence[SegmentMetadata]) -> DLSN:
 
 
 def with_changes(segments: Sequence[SegmentMetadata], changes: Sequence[Change]) -> list[SegmentMetadata]:
-    """The list once `changes` are applied to it."""
+    """Return the list once `changes` are applied to it."""
     new = {before.lssn: after for before, after in changes}
     return [segment if segment.in_progress else new.get(segment.lssn, segment) for segment in segments]

@@ -46,7 +46,8 @@ def metric(
     per_log: bool = True,
     labels: tuple[str, ...] = (),
 ) -> Any:
-    """The dataclass field of a metric: its cell, made by `make`, with what is known of it in the field's metadata."""
+    """Return the dataclass field of a metric: its cell, made by `make`, with what is known of it in the field's
+    metadata."""
     info = MetricInfo(name, kind, meaning, unit, not own, per_log, labels, make)
     return field(default_factory=make, metadata={"info": info})
 

@@ -41,7 +41,7 @@ class Cell(Protocol):
         ...
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """Return what Prometheus is shown."""
         ...
 
 
@@ -104,7 +104,7 @@ class Timing:
         histogram.total += milliseconds * times
 
     def measured(self) -> Measured:
-        """A block whose time is recorded: as a failure where it raises, not at all where it is cancelled."""
+        """Return a block whose time is recorded: as a failure where it raises, not at all where it is cancelled."""
         return Measured(self)
 
     def add(self, other: Cell) -> None:
@@ -116,7 +116,7 @@ class Timing:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
-        """The samples of both histograms, in milliseconds, with the label `success`."""
+        """Yield the samples of both histograms, in milliseconds, with the label `success`."""
         for success, histogram in (("true", self.done), ("false", self.failed)):
             for suffix, labels, value in histogram.samples():
                 yield suffix, {"success": success, **labels}, value
@@ -161,7 +161,7 @@ class Count:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
-        """One sample, with the suffix `_total`."""
+        """Yield one sample, with the suffix `_total`."""
         yield "_total", {}, self.value
 
 
@@ -182,7 +182,7 @@ class Counts:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
-        """One sample for each value of the label, sorted."""
+        """Yield one sample for each value of the label, sorted."""
         for value, count in sorted(dict(self.values).items()):
             yield "_total", {self.label: value}, count
 
@@ -197,7 +197,7 @@ class Timings:
         self.values: dict[str, Timing] = {}
 
     def of(self, value: str) -> Timing:
-        """The latencies under one value of the label."""
+        """Return the latencies under one value of the label."""
         timing = self.values.get(value)
         if timing is None:
             timing = self.values[value] = Timing()
@@ -212,7 +212,7 @@ class Timings:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
-        """The samples of each value's latencies, in milliseconds, sorted by the label's value."""
+        """Yield the samples of each value's latencies, in milliseconds, sorted by the label's value."""
         for value, timing in sorted(dict(self.values).items()):
             for suffix, labels, number in timing.samples():
                 yield suffix, {self.label: value, **labels}, number
@@ -260,7 +260,7 @@ class Gauge:
         """Nothing: an owner that has ended has nothing any more."""
 
     def samples(self) -> Iterator[Sample]:
-        """One sample: the sum over all owners, asked now."""
+        """Yield one sample: the sum over all owners, asked now."""
         yield "", {}, self.value
 
 

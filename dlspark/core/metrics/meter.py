@@ -33,8 +33,8 @@ from dlspark.core.metrics.registries import Scopes, Statistics, collection_of, r
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Tracing:
     """Whether `past` does anything: callers on hot paths look at this first."""
 
     def span(self, name: str, **attributes: str | int | None) -> AbstractContextManager[None]:
-        """A block that is a span, and a failed one where it raises. Attributes that are None are left out."""
+        """Return a block that is a span, and a failed one where it raises. Attributes that are None are left out."""
         return _NOTHING
 
     def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
@@ -119,7 +119,7 @@ class OpenTelemetry(Tracing):
 
     @contextmanager
     def span(self, name: str, **attributes: str | int | None) -> Iterator[None]:
-        """A span around what the block does."""
+        """Yield a span around what the block does."""
         with self._tracer.start_as_current_span(name, attributes=_attributes(attributes)):
             yield
 
@@ -181,7 +181,7 @@ class Meter:
 
     @classmethod
     def open(cls, statistics: Statistics | None, settings: Settings) -> Meter:
-        """A meter that counts for `statistics`, by default prometheus_client's own registry.
+        """Return a meter that counts for `statistics`, by default prometheus_client's own registry.
 
         Raises CallerError where the registry has other metrics of these names; SettingsError without the extra
         `telemetry`.
@@ -234,14 +234,14 @@ class Meter:
             self._scopes.end_log(name)
 
     def of(self, log: str) -> Measures:
-        """The metrics to count in for a log. Ask once, after the log was opened, and keep the answer."""
+        """Return the metrics to count in for a log. Ask once, after the log was opened, and keep the answer."""
         return self._scopes.logs.get(log, self.root)
 
     # ------------------------------------------------------------------ operations
 
     @contextmanager
     def step(self, timing: Timing, name: str, *, log: str | None = None, segment: int | None = None) -> Iterator[None]:
-        """A block that is timed, and that is a span of this name where spans are made."""
+        """Yield a block that is timed, and that is a span of this name where spans are made."""
         with self.tracing.span(name, log=log, segment=segment), timing.measured():
             yield
 

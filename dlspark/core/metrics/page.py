@@ -47,7 +47,7 @@ its entry, which is the longest.
 
 Storage nodes have metrics of their own, at an address of their own (`httpServerEnabled`: operations.md, "Probes and
 metrics over HTTP"), and so have proxies (serving/write-proxy.md, serving/read-proxy.md).
-A program that runs on `dlspark.sandbox` shows its own side by `serve_metrics` like any other.
+A program that runs on `dlspark.sandbox.sandbox` shows its own side by `serve_metrics` like any other.
 
 ## Metrics of Apache DistributedLog that are not there
 
@@ -113,7 +113,7 @@ the message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for e
 
 
 def metrics_page() -> str:
-    """The whole text of docs/metrics.md."""
+    """Return the whole text of docs/metrics.md."""
     return "".join(
         (
             _HEAD,

@@ -50,7 +50,7 @@ NO_STATISTICS: Final = Statistics(collect=False)
 
 
 def registry_of(statistics: Statistics) -> CollectorRegistry:
-    """The registry of `statistics`; where it names none, prometheus_client's own."""
+    """Return the registry of `statistics`; where it names none, prometheus_client's own."""
     if statistics.registry is not None:
         return statistics.registry
     from prometheus_client import REGISTRY
@@ -95,7 +95,8 @@ class OnePerRegistry(Generic[_T]):
         self._lock = threading.Lock()
 
     def of(self, registry: CollectorRegistry) -> _T:
-        """The collector of `registry`, registered there; from any thread. Raises CallerError where names are taken."""
+        """Return the collector of `registry`, registered there; from any thread. Raises CallerError where names are
+        taken."""
         with self._lock:
             found = self._found.get(registry)
             if found is None:
@@ -113,7 +114,7 @@ class OnePerRegistry(Generic[_T]):
 
 
 def family_of(name: str, meaning: str, unit: str, kind: MetricKind) -> Metric:
-    """A metric without numbers, as prometheus_client wants it."""
+    """Return a metric without numbers, as prometheus_client wants it."""
     from prometheus_client.metrics_core import Metric
 
     return Metric(name, f"{meaning}{f' ({unit})' if unit else ''}", kind)
@@ -163,12 +164,12 @@ class Collection:
     # ------------------------------------------------------------------ for prometheus_client
 
     def describe(self) -> Iterator[Metric]:
-        """Names and kinds: a registry refuses those that it has already."""
+        """Yield names and kinds: a registry refuses those that it has already."""
         for _, info in METRICS:
             yield family_of(info.name, info.meaning, info.unit, info.kind)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with the sums of now; called by the registry, from any thread."""
+        """Yield all metrics with the sums of now; called by the registry, from any thread."""
         with self._lock:
             self._settle()
             scopes: dict[str | None, list[Measures]] = {None: [self._past]}
@@ -198,7 +199,7 @@ _COLLECTIONS: Final = OnePerRegistry(Collection, "namespace")
 
 
 def collection_of(registry: CollectorRegistry) -> Collection:
-    """The collection of `registry`, registered there. Raises CallerError where its names are taken."""
+    """Return the collection of `registry`, registered there. Raises CallerError where its names are taken."""
     return _COLLECTIONS.of(registry)
 
 
@@ -220,7 +221,7 @@ class LagMetric:
         return ("query_id", "query_name", "log") if self.by_log else ("query_id", "query_name")
 
     def family(self) -> Metric:
-        """The gauge without numbers, as prometheus_client wants it."""
+        """Return the gauge without numbers, as prometheus_client wants it."""
         return family_of(self.name, self.meaning, self.unit, "gauge")
 
 
@@ -265,12 +266,12 @@ class QueryLags:
     # ------------------------------------------------------------------ for prometheus_client
 
     def describe(self) -> Iterator[Metric]:
-        """Names and kinds: a registry refuses those that it has already."""
+        """Yield names and kinds: a registry refuses those that it has already."""
         for one in LAG_METRICS:
             yield one.family()
 
     def collect(self) -> Iterator[Metric]:
-        """All gauges as they are now; called by the registry, from any thread."""
+        """Yield all gauges as they are now; called by the registry, from any thread."""
         with self._lock:
             queries = sorted(self._queries.items())
         by_log = [one.family() for one in (LAG_RECORDS, LAG_BYTES, LAG_MS)]
@@ -289,7 +290,8 @@ _LAGS: Final = OnePerRegistry(QueryLags, "listener")
 
 
 def lags_of(statistics: Statistics | None) -> QueryLags | None:
-    """The `QueryLags` of the registry that `statistics` names, registered there; None where no metrics are wanted.
+    """Return the `QueryLags` of the registry that `statistics` names, registered there; None where no metrics are
+    wanted.
 
     Raises CallerError where its names are taken.
     """

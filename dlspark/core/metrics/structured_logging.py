@@ -23,7 +23,7 @@ def about(
     entry: int | None = None,
     path: str | None = None,
 ) -> dict[str, object]:
-    """What a log record is about, for its `extra`: the arguments that are not None."""
+    """Return what a log record is about, for its `extra`: the arguments that are not None."""
     given = {"log": log, "segment": segment, "ledger": ledger, "entry": entry, "path": path}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (UTC), level, logger, message, the fields that the record has, and its error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON, without a line break at its end."""
+        """Return the record as one line of JSON, without a line break at its end."""
         moment = datetime.fromtimestamp(record.created, timezone.utc)
         line: dict[str, object] = {
             "time": moment.isoformat(timespec="milliseconds"),

@@ -13,12 +13,12 @@ from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.reading.segments import first_active, first_left, is_truncated
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError
-from metadata.segment_listing import SegmentListing
+from metadata.distributedlog.segment_listing import SegmentListing
 
 
 async def beginning(name: str, segments: SegmentList, start: DLSN, settings: Settings, counters: Counter[str]) -> DLSN:
-    """Where a reader of the log `name` begins that asks for `start`; in a log without segments, not before the first
-    one's position.
+    """Return where a reader of the log `name` begins that asks for `start`; in a log without segments, not before the
+    first one's position.
 
     Costs a request only where the list of segments has changed. Raises AlreadyTruncatedError, LogNotFoundError.
     """
@@ -39,7 +39,7 @@ async def beginning(name: str, segments: SegmentList, start: DLSN, settings: Set
 
 
 async def _earliest(listing: SegmentListing, start: DLSN, settings: Settings) -> DLSN | None:
-    """The first position that is left, if `start` may lie below it; None if it does not."""
+    """Return the first position that is left, if `start` may lie below it; None if it does not."""
     if not len(listing):
         return None  # The list has changed since it was looked at.
     listed = listing.find(start.lssn)
@@ -55,7 +55,7 @@ async def _earliest(listing: SegmentListing, start: DLSN, settings: Settings) ->
 
 
 async def _lost(segments: SegmentList, start: DLSN, earliest: DLSN) -> bool:
-    """Whether there was a record at or after `start` and before `earliest`; assumed where that is not known.
+    """Return whether there was a record at or after `start` and before `earliest`; assumed where that is not known.
 
     What is assumed fails the reader (I8).
     """

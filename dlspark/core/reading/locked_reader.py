@@ -18,10 +18,10 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
+from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.subscribers import SubscriberStore
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
-from metadata.subscribers import SubscriberStore
 
 
 class AsyncLockedReader(AsyncLogReader):
@@ -46,7 +46,7 @@ class AsyncLockedReader(AsyncLogReader):
         self._subscriptions = Subscriptions(services.logs, name)
         self._unsubscribe = services.store.on_session(self._session_changed)
         if not lock.held:  # Lost while the start was looked for, before this reader watched the session.
-            self._lose(self._lock_lost())
+            self._lose(self._lock_lost_error())
 
     @classmethod
     async def open(
@@ -98,7 +98,7 @@ class AsyncLockedReader(AsyncLogReader):
             )
         return await self._subscriptions.commit(self.subscriber, dlsn or self.position, member=self._lock.member_path)
 
-    def _lock_lost(self) -> LockingError:
+    def _lock_lost_error(self) -> LockingError:
         return LockingError(
             "the reader's lock was lost with its metadata session",
             log=self.name,
@@ -108,7 +108,7 @@ class AsyncLockedReader(AsyncLogReader):
 
     def _session_changed(self, state: SessionState) -> None:
         if state in (SessionState.EXPIRED, SessionState.CLOSED) and not self.closed and self._releasing is None:
-            self._lose(self._lock_lost())
+            self._lose(self._lock_lost_error())
             self._releasing = asyncio.get_running_loop().create_task(self._release())
 
     async def _release(self) -> None:

@@ -16,8 +16,8 @@ from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.subscriptions import Subscriptions
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError
-from metadata.segments import SegmentMetadata
 
 
 class LogReaders(LogPositions):
@@ -58,8 +58,8 @@ class LogReaders(LogPositions):
         exclusive: bool = False,
         client_id: str | None = None,
     ) -> AsyncLogReader:
-        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last
-        record there is), or "latest" (what comes next).
+        """Return a reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the
+        last record there is), or "latest" (what comes next).
 
         With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
         start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
@@ -87,7 +87,7 @@ class LogReaders(LogPositions):
         return reader
 
     async def open_append_reader(self, position: int = 0) -> AsyncAppendReader:
-        """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
         reader = await self.open_reader(position)
         return AsyncAppendReader(reader, position)
 
@@ -99,7 +99,8 @@ class LogReaders(LogPositions):
         return Subscriptions(self._services.reading.logs, self.name)
 
     async def subscribers(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none yet.
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none
+        yet.
 
         What lies below the lowest of them has been read by all. Raises LogNotFoundError.
         """
@@ -123,7 +124,7 @@ class LogReaders(LogPositions):
     # ------------------------------------------------------------------ changes
 
     async def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
-        """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
+        """Yield the log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
         Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
         metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the

@@ -27,9 +27,9 @@ from dlspark.core.reading.segments import (
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError, NoNodeError
-from metadata.segment_listing import SegmentListing, SegmentVanishedError
-from metadata.segments import SegmentMetadata
 
 _T = TypeVar("_T")
 
@@ -52,12 +52,13 @@ class LogPositions:
     # ------------------------------------------------------------------ segments
 
     async def segments(self) -> list[SegmentMetadata]:
-        """All segments, oldest first, truncated ones included. Raises LogNotFoundError."""
+        """Return all segments, oldest first, truncated ones included. Raises LogNotFoundError."""
         self._check_open()
         return await self._services.reading.logs.segments(self.name)
 
     async def open_segment(self, segment: SegmentMetadata) -> SegmentReader:
-        """One segment's entries. An in-progress segment is opened without disturbing its writer. Close it after use."""
+        """Return one segment's entries. An in-progress segment is opened without disturbing its writer. Close it after
+        use."""
         start = segment.effective_start_sequence_id
         if segment.in_progress:
             start = await self._ask(lambda listing: start_sequence_id(listing, segment))
@@ -83,7 +84,7 @@ class LogPositions:
             await reader.close()
 
     async def _ask(self, question: Callable[[SegmentListing], Awaitable[_T]]) -> _T:
-        """The answer `question` finds in the list of segments. Raises LogNotFoundError."""
+        """Return the answer `question` finds in the list of segments. Raises LogNotFoundError."""
         self._check_open()
 
         async def counted(listing: SegmentListing) -> _T:
@@ -102,7 +103,7 @@ class LogPositions:
             ) from error
 
     async def _first_left(self, listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
-        """The first segment from this index on that readers may see, and its index."""
+        """Return the first segment from this index on that readers may see, and its index."""
         if not self._settings.ignore_truncation:
             return await first_left(listing, index)
         return (index, await listing.read(listing[index])) if index < len(listing) else None
@@ -113,13 +114,13 @@ class LogPositions:
     # ------------------------------------------------------------------ first and last
 
     async def start(self) -> DLSN:
-        """The first position that truncation and retention have left; the end of a log without any. Raises
+        """Return the first position that truncation and retention have left; the end of a log without any. Raises
         LogNotFoundError."""
         found = await self._ask(self._first_left)
         return self._first_active(found[1]) if found is not None else await self.end()
 
     async def end(self) -> DLSN:
-        """The next position to read once everything committed up to now has been read: an exclusive end.
+        """Return the next position to read once everything committed up to now has been read: an exclusive end.
 
         It lies in the first segment whose end is still open: what follows such a segment is not readable yet. Covers
         every record that was acknowledged before this call by a writer that is alive. Raises LogNotFoundError.
@@ -137,7 +138,7 @@ class LogPositions:
         return await self._ask(question)
 
     async def first_record(self) -> LogRecord:
-        """The first record that is left. Raises LogEmptyError."""
+        """Return the first record that is left. Raises LogEmptyError."""
 
         async def question(listing: SegmentListing) -> LogRecord | None:
             found = await self._first_left(listing)
@@ -157,7 +158,7 @@ class LogPositions:
         return self._required(await self._ask(question))
 
     async def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:
-        """The last committed record. Raises LogEmptyError."""
+        """Return the last committed record. Raises LogEmptyError."""
 
         async def question(listing: SegmentListing) -> LogRecord | None:
             for index in range(len(listing) - 1, -1, -1):
@@ -195,7 +196,7 @@ class LogPositions:
         return (await self.last_record()).txid
 
     async def is_sealed(self) -> bool:
-        """Whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
+        """Return whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
         try:
             return (await self.last_record(with_end_of_stream=True)).is_end_of_stream
         except LogEmptyError:
@@ -204,7 +205,8 @@ class LogPositions:
     # ------------------------------------------------------------------ searches
 
     async def find_txid(self, txid: int) -> DLSN:
-        """The position of the first record with a transaction id of `txid` or above; the end if there is none yet.
+        """Return the position of the first record with a transaction id of `txid` or above; the end if there is none
+        yet.
 
         Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
         ids grow evenly, none where it begins a completed segment; `probes` counts.
@@ -223,7 +225,8 @@ class LogPositions:
         return await self._ask(question)
 
     async def find_sequence_id(self, sequence_id: int) -> DLSN:
-        """The position of the record with this sequence id, or of the first one left behind it; the end if none is yet.
+        """Return the position of the record with this sequence id, or of the first one left behind it; the end if none
+        is yet.
 
         Segments of metadata versions below 5 have no sequence ids; they are passed over. Raises LogNotFoundError.
         """
@@ -247,7 +250,7 @@ class LogPositions:
         locate: Callable[[SegmentReader, int], Awaitable[tuple[int, int] | None]],
         begins_with: Callable[[SegmentMetadata], bool] = lambda _: False,
     ) -> DLSN:
-        """The first position that `locate` finds in the segments from this index on, not below what is left.
+        """Return the first position that `locate` finds in the segments from this index on, not below what is left.
 
         `begins_with`: whether a segment's metadata alone show that its first record is the one looked for.
         """
@@ -269,7 +272,8 @@ class LogPositions:
         return _behind(listing)
 
     async def position(self, start: DLSN | int | str) -> DLSN:
-        """The position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+        """Return the position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or
+        "latest".
 
         Raises CallerError for anything else, LogNotFoundError.
         """
@@ -299,7 +303,7 @@ class LogPositions:
     # ------------------------------------------------------------------ counting
 
     async def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        """How many records there are from `start` to before `end`: by default, all that are left and committed.
+        """Return how many records there are from `start` to before `end`: by default, all that are left and committed.
 
         Whole segments are counted by their metadata. What truncation hides does not count. Raises LogNotFoundError.
         """
@@ -322,7 +326,7 @@ class LogPositions:
         return await self._ask(question)
 
     async def sequence_id(self, dlsn: DLSN) -> int:
-        """The sequence id of the first record at or after `dlsn`: how many records the log had before it.
+        """Return the sequence id of the first record at or after `dlsn`: how many records the log had before it.
 
         Meaningless below metadata version 5, as upstream's: a negative number that grows. Raises AlreadyTruncatedError
         for a segment that was deleted.
@@ -345,7 +349,7 @@ class LogPositions:
         return await self._ask(question)
 
     async def _records_before(self, segment: SegmentMetadata, dlsn: DLSN | None) -> int:
-        """How many records of the segment lie before `dlsn`; without one, all that are committed."""
+        """Return how many records of the segment lie before `dlsn`; without one, all that are committed."""
         if dlsn is not None and (dlsn.entry_id < 0 or dlsn[1:] <= (0, 0)):
             return 0
         if not segment.in_progress and (dlsn is None or dlsn[1:] > (segment.last_entry, segment.last_slot)):
@@ -356,5 +360,5 @@ class LogPositions:
 
 
 def _behind(listing: SegmentListing) -> DLSN:
-    """Where the next segment will begin."""
+    """Return where the next segment will begin."""
     return DLSN(listing[-1].lssn + 1, 0, 0) if len(listing) else DLSN.INITIAL

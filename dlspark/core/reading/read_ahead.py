@@ -25,10 +25,10 @@ from dlspark.core.reading.segments import first_active, is_truncated, start_sequ
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing
+from metadata.distributedlog.segments import SegmentMetadata, UnsupportedMetadataVersionError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.segment_listing import SegmentListing
-from metadata.segments import SegmentMetadata, UnsupportedMetadataVersionError
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""
@@ -97,12 +97,12 @@ class LogReadAhead:
         self._queued_bytes += sum(len(fetched.payload) for fetched in entries)
 
     def peek(self) -> FetchedEntry | None:
-        """The next entry, which stays in the queue; None if none is there yet."""
+        """Return the next entry, which stays in the queue; None if none is there yet."""
         return self._queue[0] if self._queue else None
 
     def has_queued(self, position: DLSN) -> bool:
-        """Whether the entry of `position` is among those fetched and not yet taken, or comes before the first of them
-        in the same segment."""
+        """Return whether the entry of `position` is among those fetched and not yet taken, or comes before the first of
+        them in the same segment."""
         if not self._queue:
             return False
         last = self._queue[-1]
@@ -155,14 +155,15 @@ class LogReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left."""
+        """Return where to start: at the position asked for, or, if that is allowed, at the first position that is
+        left."""
         while not len(await self._list.load()):
             await self._wait_for_change()
         self.first = await beginning(self._name, self._list, self.first, self._settings, self._services.counters)
         return self.first
 
     async def _segment(self, position: DLSN) -> SegmentMetadata:
-        """The segment of `position`, as soon as it exists and those before it are completed."""
+        """Return the segment of `position`, as soon as it exists and those before it are completed."""
         lssn = position.lssn
         while True:
             listing = await self._list.load()
@@ -176,7 +177,7 @@ class LogReadAhead:
                 self._check_truncation(found, max(position.entry_id, 0))
                 return found
             if listing.find(lssn) is None and len(listing) and listing[-1].lssn > lssn:
-                raise self._removed(DLSN(lssn, 0, 0))
+                raise self._removed_error(DLSN(lssn, 0, 0))
             await self._wait_for_change()
 
     def _check_numbered(self, listing: SegmentListing, lssn: int) -> None:
@@ -207,7 +208,7 @@ class LogReadAhead:
                 advice="Start again at the log's first record; what was between is not kept",
             )
 
-    def _removed(self, position: DLSN) -> AlreadyTruncatedError:
+    def _removed_error(self, position: DLSN) -> AlreadyTruncatedError:
         return AlreadyTruncatedError(
             f"segment {position.lssn} was removed before it was read",
             log=self._name,
@@ -242,7 +243,7 @@ class LogReadAhead:
         # Recovery removes only segments without records; one that had an entry was truncated or deleted (I8).
         if segment.in_progress and next_entry == 0:
             return False
-        raise self._removed(DLSN(segment.lssn, next_entry, 0))
+        raise self._removed_error(DLSN(segment.lssn, next_entry, 0))
 
     async def completed(self, segment: SegmentMetadata) -> bool:
         """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one.

@@ -123,7 +123,7 @@ class AsyncLogReader(OnOneLoop):
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
 
     async def read_next(self) -> LogRecord:
-        """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        """Return the next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
         self._check_loop()
         # No other read is under way, so records keep their order without the lock.
         if self._records.made and not self._turn.locked():
@@ -134,7 +134,7 @@ class AsyncLogReader(OnOneLoop):
             return self._deliver()
 
     async def lend(self) -> Loan:
-        """The next records, for another thread that delivers them one by one; waits at the tail.
+        """Return the next records, for another thread that delivers them one by one; waits at the tail.
 
         What has not been delivered comes back with the next call of any method that reads, this one included, and is
         taken away where the reader ends.
@@ -146,7 +146,8 @@ class AsyncLogReader(OnOneLoop):
             return self._loan
 
     async def read_bulk(self, count: int, wait_ms: int | None = None) -> list[LogRecord]:
-        """Up to `count` records: as soon as there is one; or, given `wait_ms`, once there are `count` or it is over.
+        """Return up to `count` records: as soon as there is one; or, given `wait_ms`, once there are `count` or it is
+        over.
 
         There is always at least one: with none, it waits on.
         """
@@ -161,7 +162,8 @@ class AsyncLogReader(OnOneLoop):
             return self._deliver_up_to(count)
 
     async def read_available(self, count: int, *, wait: bool) -> list[LogRecord]:
-        """Up to `count` records of those fetched; an empty list, with `wait`, means that the log has no more now.
+        """Return up to `count` records of those fetched; an empty list, with `wait`, means that the log has no more
+        now.
 
         With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
         Raises EndOfStreamError and other final errors only when no record is left before them.
@@ -183,7 +185,7 @@ class AsyncLogReader(OnOneLoop):
             if not self._has(count) and not self._records and self._final is None:
                 self._check_idleness()
             if not self._records and self._final is not None:
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             return self._deliver_up_to(count)
 
     async def skip_to(self, start: Start) -> DLSN:
@@ -197,7 +199,7 @@ class AsyncLogReader(OnOneLoop):
         async with self._own_turn():
             self._end_loan()
             if self._final is not None and not isinstance(self._final, EndOfStreamError):
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             if position == self.position:
                 return position
             within = self.position < position and self._ahead.has_queued(position)
@@ -220,7 +222,7 @@ class AsyncLogReader(OnOneLoop):
         await before.close(ReadCancelledError("the reader went elsewhere", log=self.name))
 
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
-        """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail.
+        """Return the next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail.
 
         Raises EndOfStreamError and the reader's other final errors.
         """
@@ -282,7 +284,7 @@ class AsyncLogReader(OnOneLoop):
     # ------------------------------------------------------------------ record by record
 
     def _own_turn(self) -> asyncio.Lock:
-        """The turn to read, for a caller on this reader's loop."""
+        """Return the turn to read, for a caller on this reader's loop."""
         self._check_loop()
         return self._turn
 
@@ -317,7 +319,7 @@ class AsyncLogReader(OnOneLoop):
         with self._measures.async_reader_delay.measured():
             while not self._has(1):
                 if self._final is not None:
-                    raise self._told(self._final)
+                    raise self._final_error(self._final)
                 await self._activity(deadline)
 
     def _has(self, count: int) -> bool:
@@ -330,7 +332,7 @@ class AsyncLogReader(OnOneLoop):
         return len(self._records) >= count
 
     def _take(self) -> FetchedEntry | None:
-        """The next entry that is not broken; None if none was fetched, or the reader has failed."""
+        """Return the next entry that is not broken; None if none was fetched, or the reader has failed."""
         try:
             while (fetched := self._ahead.take()) is not None:
                 self._idleness.arrived()
@@ -376,7 +378,7 @@ class AsyncLogReader(OnOneLoop):
             if record.is_control or (may_be_below and _is_below(record, start)):
                 continue
             if record.is_end_of_stream:
-                self._final = self._end_of_stream(record.dlsn)
+                self._final = self._end_of_stream_error(record.dlsn)
                 return
             # Before it is delivered: a reader that passes a gap would take the log for whole (I4).
             if self._numbers.missing_before(record.position) and self._settings.gap_detection:
@@ -398,7 +400,7 @@ class AsyncLogReader(OnOneLoop):
             advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
         )
 
-    def _end_of_stream(self, dlsn: DLSN) -> EndOfStreamError:
+    def _end_of_stream_error(self, dlsn: DLSN) -> EndOfStreamError:
         return EndOfStreamError("the log is sealed and all of it was read", log=self.name, dlsn=dlsn)
 
     def _fail(self, error: DistributedLogError) -> None:
@@ -406,8 +408,8 @@ class AsyncLogReader(OnOneLoop):
             error.log = self.name
         self._final = error
 
-    def _told(self, error: DistributedLogError) -> DistributedLogError:
-        """The final error as a read raises it: with the position at which another reader goes on."""
+    def _final_error(self, error: DistributedLogError) -> DistributedLogError:
+        """Return the final error as a read raises it: with the position at which another reader goes on."""
         if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
             return error
         self._explained = error
@@ -449,10 +451,10 @@ class AsyncLogReader(OnOneLoop):
     # ------------------------------------------------------------------ by columns
 
     async def _wait_for_entries(self, max_bytes: int) -> list[FetchedEntry]:
-        """At least one entry, and those of the same segment that were fetched already."""
+        """Return at least one entry, and those of the same segment that were fetched already."""
         while True:
             if self._final is not None:
-                raise self._told(self._final)
+                raise self._final_error(self._final)
             fetched = self._take()
             if fetched is not None:
                 break
@@ -474,8 +476,8 @@ class AsyncLogReader(OnOneLoop):
         return entries
 
     def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """The user records of `fetched` from the start on. Records before an error come first, the error next. Where
-        they expand to more than EXPANDED_BYTES, the last entries are left for the next time."""
+        """Return the user records of `fetched` from the start on. Records before an error come first, the error next.
+        Where they expand to more than EXPANDED_BYTES, the last entries are left for the next time."""
         segment = fetched[0].segment
         try:
             batch, taken = decode_up_to(
@@ -488,12 +490,12 @@ class AsyncLogReader(OnOneLoop):
         except DistributedLogError as error:
             if len(fetched) == 1:
                 self._fail(error)
-                raise self._told(error) from None
+                raise self._final_error(error) from None
             return self._decode_before_error(fetched)
         self._ahead.put_back(fetched[taken:])
         self._numbers.enter(segment.lssn)
         if batch.end_of_stream is not None:
-            self._final = self._end_of_stream(batch.end_of_stream)
+            self._final = self._end_of_stream_error(batch.end_of_stream)
         batch = self._due(batch)
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
@@ -520,7 +522,7 @@ class AsyncLogReader(OnOneLoop):
             except DistributedLogError as error:
                 if not number:
                     self._fail(error)
-                    raise self._told(error) from None
+                    raise self._final_error(error) from None
                 self._ahead.put_back(fetched[number:])
                 return self._decode_columns(fetched[:number])
         raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
@@ -538,7 +540,7 @@ class AsyncLogReader(OnOneLoop):
         return batch.sliced(int(below.sum()), len(batch))
 
     def _leftover(self) -> pa.RecordBatch:
-        """Records that were decoded and not yet delivered, as columns."""
+        """Return records that were decoded and not yet delivered, as columns."""
         waiting = self._records.take_columns()
         if isinstance(waiting, DecodedBatch):
             self._go_on_behind(waiting)
@@ -548,11 +550,11 @@ class AsyncLogReader(OnOneLoop):
 
 
 def _behind(record: LogRecord) -> DLSN:
-    """The first position after a record, or after a record set that is delivered whole."""
+    """Return the first position after a record, or after a record set that is delivered whole."""
     return DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
 
 
 def _is_below(record: LogRecord, start: DLSN) -> bool:
-    """Whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
+    """Return whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
     last = record.dlsn.slot_id + max(record.slots, 1) - 1
     return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start

@@ -72,7 +72,8 @@ class GapCheck:
         self.last = 0  # So that the record behind it is not taken for one behind a gap.
 
     def missing_before(self, number: int) -> bool:
-        """Whether records are missing between the last one and this one. Counts the gap; does not change `last`."""
+        """Return whether records are missing between the last one and this one. Counts the gap; does not change
+        `last`."""
         if self._passed is not None:
             start, _, last = self._passed
             # Without a number before them the loss is known only at a segment's very beginning, where numbers begin.
@@ -131,13 +132,14 @@ class Idleness:
         self._warned = False
 
     def _began(self) -> float:
-        """When the waiting began: now, unless it had."""
+        """Return when the waiting began: now, unless it had."""
         if self._since is None:
             self._since = asyncio.get_running_loop().time()
         return self._since
 
     def next_moment(self, settings: Settings) -> float | None:
-        """When `check` will have something to report if nothing comes, by the event loop's clock; None for never."""
+        """Return when `check` will have something to report if nothing comes, by the event loop's clock; None for
+        never."""
         began = self._began()
         thresholds = [] if self._warned else [settings.idle_warn_ms]
         thresholds = [ms for ms in (*thresholds, settings.idle_error_ms) if 0 < ms < NEVER_MS]

@@ -23,6 +23,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ReadError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -31,7 +32,6 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     NoNodeError,
 )
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client.reader import LedgerReader
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
@@ -85,7 +85,7 @@ class LogFollower(Protocol):
         """Called when everything that is confirmed was fetched."""
 
     async def still_there(self, segment: SegmentMetadata, next_entry: int) -> bool:
-        """False if `segment` was empty and is gone. Raises if it was truncated or removed."""
+        """Return False if `segment` was empty and is gone. Raises if it was truncated or removed."""
 
     async def completed(self, segment: SegmentMetadata) -> bool:
         """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one."""
@@ -236,7 +236,7 @@ class SegmentFollower:
         self.next_entry += 1
 
     async def _is_broken_everywhere(self, entry_id: int) -> bool:
-        """Whether every storage node of the entry was asked, and each has it damaged or lacks it.
+        """Return whether every storage node of the entry was asked, and each has it damaged or lacks it.
 
         A node that cannot be asked may have a good copy, so then the answer is False.
         """
@@ -287,7 +287,7 @@ class SegmentFollower:
         await asyncio.sleep(min(self._failures, 4) * self._settings.read_ahead_wait_ms / 1000)
 
     def _about(self) -> dict[str, object]:
-        """The fields of its log messages."""
+        """Return the fields of its log messages."""
         return about(
             log=self._owner.name,
             segment=self._segment.lssn,

@@ -17,10 +17,10 @@ from typing import TypeVar
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.log_names import LogNotFoundError
-from metadata.segment_listing import SegmentListing, SegmentVanishedError
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState, WatchEvent
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class SegmentList:
         self._settings = settings
 
     async def load(self) -> SegmentListing:
-        """The list as of the last change; waits while the store cannot be reached.
+        """Return the list as of the last change; waits while the store cannot be reached.
 
         Raises LogNotFoundError, also where another log has the name by now, or what a contradictory list raises.
         """
@@ -57,7 +57,7 @@ class SegmentList:
         return await self.ask(itself)
 
     async def ask(self, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
-        """The answer that `question` finds in the list; it is called again where the list changes meanwhile.
+        """Return the answer that `question` finds in the list; it is called again where the list changes meanwhile.
 
         Raises as `load` does, and MetadataUnavailableError once the session was closed.
         """
@@ -88,7 +88,7 @@ class SegmentList:
             try:
                 before, listing = self._listing, await self._services.logs.listing(self._name, self._on_event)
                 if self.creation not in (-1, listing.creation):
-                    raise self._replaced()
+                    raise self._replaced_error()
                 self._listing, self.creation = listing, listing.creation
                 self._services.counters["segments-listed"] += 1
                 if self._settings.trace_metadata_changes:
@@ -98,7 +98,7 @@ class SegmentList:
                 raise
         return self._listing
 
-    def _replaced(self) -> LogNotFoundError:
+    def _replaced_error(self) -> LogNotFoundError:
         return LogNotFoundError(
             "the log was deleted or renamed; another one has its name now, of which nothing was read",
             log=self._name,
@@ -134,7 +134,7 @@ class SegmentList:
         self._changed.set()
 
     async def segment(self, lssn: int) -> SegmentMetadata | None:
-        """The segment with this number, as it is now; None if there is none."""
+        """Return the segment with this number, as it is now; None if there is none."""
 
         async def question(listing: SegmentListing) -> SegmentMetadata | None:
             listed = listing.find(lssn)
@@ -143,7 +143,8 @@ class SegmentList:
         return await self.ask(question)
 
     async def find(self, segment: SegmentMetadata) -> SegmentMetadata | None:
-        """The present form of `segment`, None if it is gone. A number may be given again, so the ledger must match."""
+        """Return the present form of `segment`, None if it is gone. A number may be given again, so the ledger must
+        match."""
         listed = await self.segment(segment.lssn)
         return listed if listed is not None and listed.ledger_id == segment.ledger_id else None
 
@@ -153,7 +154,7 @@ class SegmentList:
 
 
 def _open_by_number(listing: SegmentListing) -> dict[int, bool]:
-    """Each segment's number, with whether it is in progress."""
+    """Return each segment's number, with whether it is in progress."""
     still_open = {listed.lssn for listed in listing.open}
     return {listed.lssn: listed.lssn in still_open for listed in listing}
 
@@ -173,7 +174,7 @@ class SegmentWatch:
         self._list.use_settings(settings)
 
     async def changes(self) -> AsyncGenerator[list[SegmentMetadata], None]:
-        """The segments now, and whenever they are others. Raises LogNotFoundError; ends when this is closed."""
+        """Yield the segments now, and whenever they are others. Raises LogNotFoundError; ends when this is closed."""
         seen: list[SegmentMetadata] | None = None
         try:
             while not self.closed:

@@ -29,8 +29,8 @@ from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
 from dlspark.core.settings.settings import Settings
-from metadata.segment_listing import SegmentListing
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segment_listing import SegmentListing
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 
@@ -91,7 +91,7 @@ class SegmentReader:
         return not self.metadata.in_progress or (self.closed and self.lac >= 0)
 
     async def location(self) -> LedgerLocation:
-        """Where the entries are, for a task that reads them without a metadata store."""
+        """Return where the entries are, for a task that reads them without a metadata store."""
         return await self._ledger.location()
 
     async def refresh(self, *, acknowledged: bool = True) -> int:
@@ -115,11 +115,11 @@ class SegmentReader:
         return self.lac > seen
 
     def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
-        """Entries first..last in order, read ahead; `last` may not be past `lac`."""
+        """Return entries first..last in order, read ahead; `last` may not be past `lac`."""
         return self._ledger.entries(first, last)
 
     async def records(self, entry_id: int) -> list[LogRecord]:
-        """All records of one entry, control records included."""
+        """Return all records of one entry, control records included."""
         return self._decoded(await self._read(entry_id))
 
     def _decoded(self, entry: Entry) -> list[LogRecord]:
@@ -137,7 +137,7 @@ class SegmentReader:
         return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
 
     async def stored_bytes(self, entry_id: int) -> int:
-        """Bytes of the ledger up to this entry, itself included, as it says (one replica; it was checked)."""
+        """Return bytes of the ledger up to this entry, itself included, as it says (one replica; it was checked)."""
         return (await self._read(entry_id)).length
 
     async def locate_txid(self, txid: int) -> tuple[int, int] | None:
@@ -184,7 +184,8 @@ class SegmentReader:
         return next(((r.dlsn.entry_id, r.dlsn.slot_id) for r in best if value(r) >= wanted), None)
 
     async def records_before(self, dlsn: DLSN | None) -> int:
-        """How many user records lie before `dlsn`, or up to `lac` without one: by the numbers that records carry."""
+        """Return how many user records lie before `dlsn`, or up to `lac` without one: by the numbers that records
+        carry."""
         last = self.lac if dlsn is None else min(dlsn.entry_id, self.lac)
         for entry_id in range(last, -1, -1):
             records = await self.records(entry_id)
@@ -197,7 +198,8 @@ class SegmentReader:
         return 0
 
     async def first_user_record(self, start: DLSN) -> LogRecord | None:
-        """The first record from `start` on that is neither control nor end of stream; None if there is none yet."""
+        """Return the first record from `start` on that is neither control nor end of stream; None if there is none
+        yet."""
         for entry_id in range(start.entry_id, self.lac + 1):
             for record in await self.records(entry_id):
                 if record.is_user and record.dlsn >= start:
@@ -205,7 +207,8 @@ class SegmentReader:
         return None
 
     async def last_user_record(self, *, with_end_of_stream: bool = False) -> LogRecord | None:
-        """The last user record, or the end-of-stream record where that is wanted and there; None if there is none."""
+        """Return the last user record, or the end-of-stream record where that is wanted and there; None if there is
+        none."""
         for first, last in backward_scan(self.lac, self._settings):
             entries = await self._ledger.read(first, last)
             self._probes.entries += len(entries)
@@ -228,19 +231,19 @@ class SegmentReader:
 
 
 def is_truncated(segment: SegmentMetadata) -> bool:
-    """Whether all of the segment is hidden from readers."""
+    """Return whether all of the segment is hidden from readers."""
     return segment.truncation == TruncationStatus.TRUNCATED
 
 
 def first_active(segment: SegmentMetadata) -> DLSN:
-    """The first position of the segment that truncation has not hidden; for segments that are not TRUNCATED."""
+    """Return the first position of the segment that truncation has not hidden; for segments that are not TRUNCATED."""
     if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
         return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
     return DLSN(segment.lssn, 0, 0)
 
 
 async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
-    """The first segment from this index on that is not truncated, and its index; None if all are."""
+    """Return the first segment from this index on that is not truncated, and its index; None if all are."""
     step = 1
     while index < len(listing):
         for offset, segment in enumerate(await listing.read_all(index, index + step)):
@@ -296,7 +299,7 @@ class EntrySearch:
         self._guess = entry_id
 
     def probes(self) -> list[int]:
-        """Entries to look at now, in their order; empty once the search is over."""
+        """Return entries to look at now, in their order; empty once the search is over."""
         if self._first >= self._after:
             return []
         if self._guess is not None:
@@ -324,14 +327,15 @@ class EntrySearch:
 
 
 def proportional(count: int, wanted: int, low: int, high: int) -> int | None:
-    """The entry of `count` that has `wanted` if values grow evenly from `low` to `high`; None where they do not."""
+    """Return the entry of `count` that has `wanted` if values grow evenly from `low` to `high`; None where they do
+    not."""
     if wanted <= low or count <= 0:
         return 0
     return min((wanted - low) * count // (high - low + 1), count - 1) if high > low else None
 
 
 def _spread(first: int, after: int, ways: int) -> list[int]:
-    """Up to `ways` numbers that cut first..after-1 into parts of equal length."""
+    """Return up to `ways` numbers that cut first..after-1 into parts of equal length."""
     count = after - first
     if count <= ways:
         return list(range(first, after))

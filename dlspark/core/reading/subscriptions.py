@@ -13,6 +13,10 @@ import logging
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.write_lock import default_client_id
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.locks import DistributedLock, LockingError
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.subscribers import READ_LOCK, SubscriberStore
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -21,11 +25,7 @@ from metadata.foundation.errors import (
     NotEmptyError,
     OutcomeUnknownError,
 )
-from metadata.ledgers import Versioned
-from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogStore
 from metadata.store import Delete
-from metadata.subscribers import READ_LOCK, SubscriberStore
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Subscriptions:
         self._subscribers = SubscriberStore(logs)
 
     async def positions(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that stored none yet.
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that stored none yet.
 
         Raises LogNotFoundError.
         """
@@ -50,7 +50,7 @@ class Subscriptions:
         return {name: self._decoded(name, one) for name, one in zip(names, stored, strict=True) if one is not None}
 
     async def position(self, subscriber: str) -> DLSN | None:
-        """Where the subscriber goes on; None where it has not stored a position. Raises LogNotFoundError."""
+        """Return where the subscriber goes on; None where it has not stored a position. Raises LogNotFoundError."""
         stored = await self._subscribers.position(self.name, subscriber)
         position = self._decoded(subscriber, stored)
         return None if position == DLSN.NON_INCLUSIVE_LOWER_BOUND else position
@@ -97,12 +97,12 @@ class Subscriptions:
                 continue
             except NoNodeError as error:
                 if error.path == member:
-                    raise self._not_held(member) from error
+                    raise self._not_held_error(member) from error
                 continue
             return dlsn
         raise doubt or NotAppliedError("the position keeps being moved by others", log=self.name, dlsn=dlsn)
 
-    def _not_held(self, member: str | None) -> LockingError:
+    def _not_held_error(self, member: str | None) -> LockingError:
         return LockingError(
             "the reader's lock is not held any more; the position was not stored",
             log=self.name,

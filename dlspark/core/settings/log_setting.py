@@ -38,7 +38,7 @@ def setting(
     own: bool = False,
     secret: bool = False,
 ) -> T:
-    """A field with its setting. Upstream's numbers are Java's ints, where nothing else is said."""
+    """Return a field with its setting. Upstream's numbers are Java's ints, where nothing else is said."""
     info = LogSetting(
         kind,  # type: ignore[arg-type]
         key,

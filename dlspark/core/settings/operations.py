@@ -155,12 +155,12 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 
 
 def _identity(log: str) -> StreamPartition:
-    """The log as a stream of its own, in partition 0."""
+    """Return the log as a stream of its own, in partition 0."""
     return StreamPartition(log, 0)
 
 
 def _delimited(log: str, delimiter: str = "_") -> StreamPartition:
-    """The log as `<stream>_<number>`, the number one of 32 bits; other names as streams of their own."""
+    """Return the log as `<stream>_<number>`, the number one of 32 bits; other names as streams of their own."""
     parts = [part for part in log.split(delimiter) if part]
     if len(parts) == 2 and _NUMBER.fullmatch(parts[1]) and -(2**31) <= int(parts[1]) < 2**31:
         return StreamPartition(parts[0], int(parts[1]))
@@ -168,7 +168,8 @@ def _delimited(log: str, delimiter: str = "_") -> StreamPartition:
 
 
 def _event_bus(log: str) -> StreamPartition:
-    """The log as `eventbus_<stream>_<six digits>`, also behind `__dark_`; other names as streams of their own."""
+    """Return the log as `eventbus_<stream>_<six digits>`, also behind `__dark_`; other names as streams of their
+    own."""
     found = _EVENT_BUS.fullmatch(log)
     return StreamPartition(found[1], int(found[2])) if found else _identity(log)
 
@@ -184,7 +185,7 @@ _CONVERTERS: Final[Mapping[str, StreamConverter]] = {
 
 
 def stream_converter(class_name: str, key: str) -> StreamConverter:
-    """The converter of one of upstream's class names, with or without its package.
+    """Return the converter of one of upstream's class names, with or without its package.
 
     Raises SettingsError, saying that `key` was wrong.
     """
@@ -206,7 +207,7 @@ _PROVIDERS: Final[Mapping[str, ProviderKind]] = {
 
 
 def provider_kind(class_name: str) -> ProviderKind:
-    """What one of upstream's provider classes, with or without its package, is here. Raises SettingsError."""
+    """Return what one of upstream's provider classes, with or without its package, is here. Raises SettingsError."""
     kind = _PROVIDERS.get(class_name.rpartition(".")[2])
     if kind is None:
         raise SettingsError(

@@ -1,7 +1,7 @@
 """`Settings`: upstream's configuration keys, those that mean something here.
 
 The settings stand in groups (`cluster`, `writing`, `reading`, `operations`): a field, its upstream key, what it means,
-and whether one log may override it. `pages` makes conf/distributedlog.conf and docs/settings.md from them.
+and whether one log may override it. conf/distributedlog.conf and docs/settings/logs.md are made from them.
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
@@ -9,7 +9,7 @@ Java's system properties, `python -X dlspark.writerOutputBufferSize=0`; a mappin
 log; and, while a log is open, its dynamic settings files (`DynamicSettings`).
 
 Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
-from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
+from the settings here (docs/settings/ledger-client.md). In an environment variable the prefix is written `bkc_`.
 A key or value that cannot be honoured is an error that names the nearest key, never ignored; for a key of upstream's
 that means nothing here (`WITHOUT_MEANING`) the error gives the reason.
 """
@@ -40,7 +40,7 @@ from dlspark.core.settings.operations import (
 from dlspark.core.settings.reading import ReaderKeys
 from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
-from metadata.allocators import pool_path
+from metadata.distributedlog.allocators import pool_path
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
@@ -110,7 +110,7 @@ class Settings(
             self.client_settings()
 
     def client_settings(self) -> ClientSettings:
-        """The ledger client's settings: those that follow from these, and over them the `bkc.` keys."""
+        """Return the ledger client's settings: those that follow from these, and over them the `bkc.` keys."""
         derived = ClientSettings(
             add_entry_timeout_ms=self.write_timeout_s * 1000,
             # A long poll's answer must have the time to come after its wait.
@@ -202,18 +202,18 @@ class Settings(
         return cls.from_mapping(_options(options), cls.from_mapping(_variables(environment), base))
 
     def with_values(self, values: Mapping[str, Value]) -> Settings:
-        """A copy with upstream keys changed."""
+        """Return a copy with upstream keys changed."""
         return Settings.from_mapping(values, self)
 
     def for_log(self, values: Mapping[str, Value]) -> Settings:
-        """A copy with one log's overrides. Raises SettingsError for keys that hold for a whole namespace."""
+        """Return a copy with one log's overrides. Raises SettingsError for keys that hold for a whole namespace."""
         for key in values:
             if key.startswith(CLIENT_PREFIX) or not lookup(key).per_log:
                 raise SettingsError(f"{key} holds for a whole namespace", advice="Set it on opening the namespace")
         return self.with_values(values)
 
     def as_mapping(self) -> dict[str, Value]:
-        """All settings by upstream key."""
+        """Return all settings by upstream key."""
         mine: dict[str, Value] = {info.key: getattr(self, name) for name, info in settings_of(Settings).items()}
         return mine | {CLIENT_PREFIX + key: value for key, value in self.ledger_client}
 
@@ -224,7 +224,8 @@ class Settings(
         return self.ensemble_size, write_quorum, min(write_quorum, self.ack_quorum)
 
     def in_namespace(self, quorums: tuple[int, int, int] | None) -> Settings:
-        """These settings with the quorums that a namespace is bound with, where these say nothing of their own."""
+        """Return these settings with the quorums that a namespace is bound with, where these say nothing of their
+        own."""
         if quorums is None:
             return self
         mine = {one.name: one for one in fields(self) if one.name in _QUORUMS}
@@ -239,7 +240,7 @@ class Settings(
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
-    """The keys that environment variables set, with the prefix `bkc.` where they say `bkc_`."""
+    """Return the keys that environment variables set, with the prefix `bkc.` where they say `bkc_`."""
     prefix = len(VARIABLE_PREFIX)
     values = {name[prefix:]: value for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
     return {
@@ -249,7 +250,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _options(options: Mapping[str, str | Literal[True]]) -> dict[str, Value]:
-    """The keys that options of the interpreter set; one without a value is a flag that is true."""
+    """Return the keys that options of the interpreter set; one without a value is a flag that is true."""
     prefix = len(OPTION_PREFIX)
     return {name[prefix:]: value for name, value in options.items() if name.startswith(OPTION_PREFIX)}
 
@@ -331,17 +332,18 @@ REGISTRY = Registry(
 
 
 def lookup(key: str) -> LogSetting:
-    """The setting of a key, or of an old key. Raises SettingsError, with the nearest key or the reason."""
+    """Return the setting of a key, or of an old key. Raises SettingsError, with the nearest key or the reason."""
     return cast(LogSetting, REGISTRY.find(key)[2])
 
 
 def describe_settings() -> Iterator[LogSetting]:
-    """All settings, in the order of the configuration file."""
+    """Return all settings, in the order of the configuration file."""
     return (cast(LogSetting, info) for info in settings_of(Settings).values())
 
 
 def dynamic_values(written: Mapping[str, Value]) -> dict[str, Value]:
-    """The values, by key, of what a dynamic settings file says; without those of the write proxy that reads it, too.
+    """Return the values, by key, of what a dynamic settings file says; without those of the write proxy that reads it,
+    too.
 
     Raises SettingsError, also for a key that does not change while a log is open.
     """
@@ -385,7 +387,7 @@ class LiveSettings:
         return True
 
     def close(self) -> None:
-        """No change is made known any more. Idempotent."""
+        """Note that no change is made known any more. Idempotent."""
         self._listeners.clear()
         closing, self._on_close = self._on_close, None
         if closing is not None:

@@ -58,13 +58,13 @@ def write_all() -> None:
 
 
 def paths() -> list[Path]:
-    """The files of the modules that have made parts."""
+    """Return the files of the modules that have made parts."""
     root = Path(__file__).parents[3]
     return [root.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES]
 
 
 def rewritten(text: str) -> str:
-    """A module's text with each made part as it is to be. Raises ValueError for a comment that has no end."""
+    """Return a module's text with each made part as it is to be. Raises ValueError for a comment that has no end."""
     classes = {node.name: _Twin(node, text) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
     done, rest = "", text
     while (begin := _BEGIN.search(rest)) is not None:
@@ -96,14 +96,14 @@ def _functions(node: ast.ClassDef) -> Iterator[_Function]:
 
 
 def _ancestry(source: str) -> list[type]:
-    """The class at this dotted address and its bases."""
+    """Return the class at this dotted address and its bases."""
     module, _, name = source.rpartition(".")
     found: type = getattr(importlib.import_module(module), name)
     return list(found.__mro__[:-1])
 
 
 def _made(source: str, inherited: list[str], without: set[str]) -> str:
-    """The part for the class at this dotted address: its own methods first, then those of its bases.
+    """Return the part for the class at this dotted address: its own methods first, then those of its bases.
 
     What the twin's own base was made from is left to that.
     """
@@ -133,7 +133,7 @@ def _has(item: _Function, *decorators: str) -> bool:
 
 
 def _method(item: _Function, lines: list[str]) -> str:
-    """The synchronous method for this one, indented as in a class."""
+    """Return the synchronous method for this one, indented as in a class."""
     returns = ast.unparse(item.returns) if item.returns is not None else "None"
     # A generator, or a function that returns one, becomes an iterator that waits for each item.
     stream = re.fullmatch(r"Async(?:Generator|Iterator)\[(?P<item>.*?)(?:, None)?\]", returns)
@@ -173,7 +173,7 @@ def _split(text: str) -> list[str]:
 
 
 def _arguments(item: _Function) -> list[str]:
-    """How the parameters are handed on."""
+    """Return how the parameters are handed on."""
     arguments = item.args
     plain = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][1:]
     variable = [f"*{arguments.vararg.arg}"] if arguments.vararg is not None else []
@@ -198,7 +198,7 @@ def _body(item: _Function, stream: bool, returns: str) -> list[str]:
 
 
 def _adopting(twin: str, call: str) -> list[str]:
-    """Lines that make the synchronous object for what was opened."""
+    """Return lines that make the synchronous object for what was opened."""
     lines = [_wrapped("        opened = self._runtime.run(", [call], ")", trailing=False)]
     for special in _SPECIAL.get(twin, ()):
         lines.append(f"        if isinstance(opened, Async{special}):")

@@ -22,9 +22,9 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.opened_here import OpenedHere
-from metadata.ledgers import Versioned
-from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION
 
 
@@ -40,7 +40,7 @@ class Log(OpenedHere):
         return f"Log({self.name!r})"
 
     def _repr_html_(self) -> str:
-        """Its segments as a picture; asks the metadata store, for five seconds at most, and never raises."""
+        """Return its segments as a picture; asks the metadata store, for five seconds at most, and never raises."""
         return shown(self._runtime, f"log {self.name}", self._inner.picture)
 
     @property
@@ -109,7 +109,8 @@ class Log(OpenedHere):
         return LogWriter(self._runtime, opened)
 
     def open_append_stream(self, client_id: str | None = None) -> AppendStream:
-        """The end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the errors.
+        """Return the end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the
+        errors.
 
         Raises EndOfStreamError for a stream that is sealed.
         """
@@ -117,7 +118,7 @@ class Log(OpenedHere):
         return AppendStream(self._runtime, opened)
 
     def metadata(self) -> Versioned[bytes]:
-        """The bytes that the application keeps with the log (empty where there are none), and their version.
+        """Return the bytes that the application keeps with the log (empty where there are none), and their version.
 
         Raises LogNotFoundError.
         """
@@ -136,7 +137,7 @@ class Log(OpenedHere):
         self._runtime.run(self._inner.delete_metadata(version))
 
     def status(self) -> LogStatus:
-        """The log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
+        """Return the log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
         return self._runtime.run(self._inner.status())
 
     def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
@@ -164,7 +165,7 @@ class Log(OpenedHere):
         return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
 
     def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
-        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+        """Return the log's segments as a picture for notebooks, in proportion to their records or bytes.
 
         `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
         drawn, 60 at most. Raises LogNotFoundError.
@@ -205,8 +206,8 @@ class Log(OpenedHere):
         exclusive: bool = False,
         client_id: str | None = None,
     ) -> LogReader:
-        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last
-        record there is), or "latest" (what comes next).
+        """Return a reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the
+        last record there is), or "latest" (what comes next).
 
         With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
         start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
@@ -221,12 +222,13 @@ class Log(OpenedHere):
         return LogReader(self._runtime, opened)
 
     def open_append_reader(self, position: int = 0) -> AppendReader:
-        """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
         opened = self._runtime.run(self._inner.open_append_reader(position))
         return AppendReader(self._runtime, opened)
 
     def subscribers(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none yet.
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none
+        yet.
 
         What lies below the lowest of them has been read by all. Raises LogNotFoundError.
         """
@@ -248,7 +250,7 @@ class Log(OpenedHere):
         self._runtime.run(self._inner.delete_subscriber(subscriber))
 
     def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
-        """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
+        """Yield the log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
         Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
         metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
@@ -257,16 +259,16 @@ class Log(OpenedHere):
         yield from iterated(self._runtime, self._inner.watch_segments())
 
     def segments(self) -> list[SegmentMetadata]:
-        """All segments, oldest first, truncated ones included. Raises LogNotFoundError."""
+        """Return all segments, oldest first, truncated ones included. Raises LogNotFoundError."""
         return self._runtime.run(self._inner.segments())
 
     def start(self) -> DLSN:
-        """The first position that truncation and retention have left; the end of a log without any. Raises
+        """Return the first position that truncation and retention have left; the end of a log without any. Raises
         LogNotFoundError."""
         return self._runtime.run(self._inner.start())
 
     def end(self) -> DLSN:
-        """The next position to read once everything committed up to now has been read: an exclusive end.
+        """Return the next position to read once everything committed up to now has been read: an exclusive end.
 
         It lies in the first segment whose end is still open: what follows such a segment is not readable yet. Covers
         every record that was acknowledged before this call by a writer that is alive. Raises LogNotFoundError.
@@ -274,11 +276,11 @@ class Log(OpenedHere):
         return self._runtime.run(self._inner.end())
 
     def first_record(self) -> LogRecord:
-        """The first record that is left. Raises LogEmptyError."""
+        """Return the first record that is left. Raises LogEmptyError."""
         return self._runtime.run(self._inner.first_record())
 
     def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:
-        """The last committed record. Raises LogEmptyError."""
+        """Return the last committed record. Raises LogEmptyError."""
         return self._runtime.run(self._inner.last_record(with_end_of_stream=with_end_of_stream))
 
     def first_dlsn(self) -> DLSN:
@@ -298,11 +300,12 @@ class Log(OpenedHere):
         return self._runtime.run(self._inner.last_txid())
 
     def is_sealed(self) -> bool:
-        """Whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
+        """Return whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
         return self._runtime.run(self._inner.is_sealed())
 
     def find_txid(self, txid: int) -> DLSN:
-        """The position of the first record with a transaction id of `txid` or above; the end if there is none yet.
+        """Return the position of the first record with a transaction id of `txid` or above; the end if there is none
+        yet.
 
         Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
         ids grow evenly, none where it begins a completed segment; `probes` counts.
@@ -312,28 +315,30 @@ class Log(OpenedHere):
         return self._runtime.run(self._inner.find_txid(txid))
 
     def find_sequence_id(self, sequence_id: int) -> DLSN:
-        """The position of the record with this sequence id, or of the first one left behind it; the end if none is yet.
+        """Return the position of the record with this sequence id, or of the first one left behind it; the end if none
+        is yet.
 
         Segments of metadata versions below 5 have no sequence ids; they are passed over. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.find_sequence_id(sequence_id))
 
     def position(self, start: DLSN | int | str) -> DLSN:
-        """The position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+        """Return the position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or
+        "latest".
 
         Raises CallerError for anything else, LogNotFoundError.
         """
         return self._runtime.run(self._inner.position(start))
 
     def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        """How many records there are from `start` to before `end`: by default, all that are left and committed.
+        """Return how many records there are from `start` to before `end`: by default, all that are left and committed.
 
         Whole segments are counted by their metadata. What truncation hides does not count. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.record_count(start, end))
 
     def sequence_id(self, dlsn: DLSN) -> int:
-        """The sequence id of the first record at or after `dlsn`: how many records the log had before it.
+        """Return the sequence id of the first record at or after `dlsn`: how many records the log had before it.
 
         Meaningless below metadata version 5, as upstream's: a negative number that grows. Raises AlreadyTruncatedError
         for a segment that was deleted.

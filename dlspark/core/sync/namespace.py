@@ -21,12 +21,12 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
-from metadata.bindings import Binding
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_watch import LogChange
+from metadata.distributedlog.namespaces import NamespaceUri
+from metadata.distributedlog.permissions import Action, Permissions, PermissionStore
 from metadata.foundation.opened_here import OpenedHere
 from metadata.foundation.settings import Value
-from metadata.log_watch import LogChange
-from metadata.namespaces import NamespaceUri
-from metadata.permissions import Action, Permissions, PermissionStore
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -80,7 +80,8 @@ class Namespace(OpenedHere):
         return f"Namespace({str(self.uri)!r})"
 
     def _repr_html_(self) -> str:
-        """Its logs with their sizes and states; asks the metadata store, for five seconds at most, and never raises."""
+        """Return its logs with their sizes and states; asks the metadata store, for five seconds at most, and never
+        raises."""
         return shown(self._runtime, f"namespace {self.uri}", self._inner.overview)
 
     @property
@@ -142,18 +143,18 @@ class Namespace(OpenedHere):
         self._runtime.run(self._inner.create_log(name, metadata))
 
     def log_exists(self, name: str) -> bool:
-        """Whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
+        """Return whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
         return self._runtime.run(self._inner.log_exists(name))
 
     def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
-        """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
+        """Return names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
 
         With `recursive`: the full names of all logs, at any depth.
         """
         return self._runtime.run(self._inner.logs(prefix, recursive=recursive))
 
     def overview(self, seconds: float = OVERVIEW_S) -> Overview:
-        """The first 50 names with their logs' states and sizes, as a table for notebooks.
+        """Return the first 50 names with their logs' states and sizes, as a table for notebooks.
 
         It looks for `seconds` at most; logs that it did not reach by then are marked.
         """
@@ -177,7 +178,7 @@ class Namespace(OpenedHere):
         self._runtime.run(self._inner.rename_log(old, new))
 
     def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
-        """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
+        """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
         Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
         """
@@ -208,21 +209,21 @@ class Namespace(OpenedHere):
 
 
 class AccessControl(OpenedHere):
-    """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
+    """What may be done with a namespace's logs: see `PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:
         """Used by `Namespace.access_control`."""
         self._runtime = runtime
         self._inner = inner
 
-    # --- made from metadata.permissions.PermissionStore; left out: move_ops
+    # --- made from metadata.distributedlog.permissions.PermissionStore; left out: move_ops
 
     def get(self, log: str | None = None) -> Permissions | None:
-        """A log's own entry, or the default one; None where there is none."""
+        """Return a log's own entry, or the default one; None where there is none."""
         return self._runtime.run(self._inner.get(log))
 
     def of(self, log: str) -> Permissions:
-        """What holds for a log: its own entry, else the default one, else everything is allowed."""
+        """Return what holds for a log: its own entry, else the default one, else everything is allowed."""
         return self._runtime.run(self._inner.of(log))
 
     def set(self, permissions: Permissions, log: str | None = None) -> None:
@@ -234,7 +235,7 @@ class AccessControl(OpenedHere):
         return self._runtime.run(self._inner.delete(log))
 
     def logs(self) -> list[str]:
-        """Names of the logs at the first level that have an entry, or nested ones that do."""
+        """Return names of the logs at the first level that have an entry, or nested ones that do."""
         return self._runtime.run(self._inner.logs())
 
     def check(self, log: str, *actions: Action) -> None:

@@ -43,7 +43,7 @@ class LogReader(OpenedHere):
         return self._inner.name
 
     def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
-        """The next record, None if there is none for now.
+        """Return the next record, None if there is none for now.
 
         Blocking waits for everything that is confirmed, and at the tail for `readAheadWaitTime`; not blocking takes
         what has been read ahead. Raises EndOfStreamError after the last record of a sealed log.
@@ -52,11 +52,11 @@ class LogReader(OpenedHere):
         return records[0] if records else None
 
     def read_bulk(self, count: int, *, non_blocking: bool = False) -> Records:
-        """Up to `count` records: fewer when there are no more for now. A list that notebooks show as a table."""
+        """Return up to `count` records: fewer when there are no more for now. A list that notebooks show as a table."""
         return Records(self._runtime.run(self._inner.read_available(count, wait=not non_blocking)))
 
     def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
-        """The next records as columns; waits at the tail for as long as it takes."""
+        """Return the next records as columns; waits at the tail for as long as it takes."""
         return self._runtime.run(self._inner.next_batch(max_bytes))
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ class LogReader(OpenedHere):
                 return
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Records for ever, waiting at the tail, until the log is sealed.
+        """Return records for ever, waiting at the tail, until the log is sealed.
 
         Records that were fetched come over from the background thread together. The other methods, and another loop,
         go on behind the last record that a loop has delivered.
@@ -179,7 +179,7 @@ class AppendStream(OpenedHere, io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The stream's length with everything written."""
+        """Return the stream's length with everything written."""
         return self._inner.position
 
     def write(self, data: Buffer, /) -> int:
@@ -250,7 +250,7 @@ class AppendReader(OpenedHere, io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The next byte to read, counted from the stream's start."""
+        """Return the next byte to read, counted from the stream's start."""
         return self._inner.position
 
     def readinto(self, buffer: Buffer, /) -> int:
@@ -266,7 +266,7 @@ class AppendReader(OpenedHere, io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        """All bytes that are committed, from here on. Raises as `readinto`."""
+        """Return all bytes that are committed, from here on. Raises as `readinto`."""
         self._checkClosed()
         return self._runtime.run(self._inner.read())
 

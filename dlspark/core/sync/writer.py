@@ -36,12 +36,12 @@ class PendingWrite(OpenedHere, Generic[_T]):
         self._future = future
 
     def done(self) -> bool:
-        """Whether the outcome of the write is known."""
+        """Return whether the outcome of the write is known."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> _T:
-        """What was written, once an ack quorum has it on disk. Raises the write's error, or TimeoutError, after which
-        the write goes on."""
+        """Return what was written, once an ack quorum has it on disk. Raises the write's error, or TimeoutError, after
+        which the write goes on."""
         if not self._future.done():
             self._writer.send()
         return self._future.result(timeout_s)
@@ -188,6 +188,37 @@ class LogWriter(OpenedHere):
 
     # --- made from dlspark.core.writing.writer.AsyncLogWriter; left out: use_settings, wait_for_room, push
 
+    def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
+        """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
+        the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
+
+        Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
+        """
+        return self._runtime.run(self._inner.begin_epoch(producer, epoch))
+
+    def producer_state(self, producer: str) -> ProducerState | None:
+        """Return what is known of a producer, what is under way as well; None where it has not written, or was
+        forgotten: in an epoch up to `forgotten_epoch`.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._inner.producer_state(producer)
+
+    @property
+    def forgotten_epoch(self) -> int:
+        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._inner.forgotten_epoch
+
+    def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none.
+
+        `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
+        """
+        self._runtime.run(self._inner.set_fencing_token(token, expected))
+
     def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
 
@@ -240,37 +271,6 @@ class LogWriter(OpenedHere):
     def segment(self) -> int | None:
         """Sequence number of the segment being written, None between segments."""
         return self._inner.segment
-
-    def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
-        """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
-        the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
-
-        Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
-        """
-        return self._runtime.run(self._inner.begin_epoch(producer, epoch))
-
-    def producer_state(self, producer: str) -> ProducerState | None:
-        """What is known of a producer, what is under way as well; None where it has not written, or was forgotten: in
-        an epoch up to `forgotten_epoch`.
-
-        Raises CallerError for a writer that was opened without producers.
-        """
-        return self._inner.producer_state(producer)
-
-    @property
-    def forgotten_epoch(self) -> int:
-        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
-
-        Raises CallerError for a writer that was opened without producers.
-        """
-        return self._inner.forgotten_epoch
-
-    def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
-        """Have every append that names another fencing token refused from now on; empty bytes: none.
-
-        `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
-        """
-        self._runtime.run(self._inner.set_fencing_token(token, expected))
 
     # --- made up to here
 

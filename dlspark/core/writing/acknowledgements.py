@@ -31,10 +31,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
 from dlspark.core.metrics.meter import Moments
 from dlspark.errors import WriterDeposedError
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerState
-from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from storage_node.edge import Clock
 
@@ -91,11 +91,11 @@ class Waiting(Protocol):
     """What waits for the outcome of records: a future, an `OutcomeCallback`, a `RequestOutcome`."""
 
     def done(self) -> bool:
-        """Whether it has its outcome, or wants none."""
+        """Return whether it has its outcome, or wants none."""
         ...
 
     def set_result(self, result: Any, /) -> None:
-        """The records are stored."""
+        """Note that the records are stored."""
         ...
 
     def set_exception(self, exception: BaseException, /) -> None:
@@ -109,7 +109,7 @@ class Nobody:
     __slots__ = ()
 
     def done(self) -> bool:
-        """It wants no outcome."""
+        """Return it wants no outcome."""
         return True
 
     def set_result(self, result: Any, /) -> None:
@@ -136,11 +136,11 @@ class OutcomeCallback:
         self._done = False
 
     def done(self) -> bool:
-        """Whether it was called."""
+        """Return whether it was called."""
         return self._done
 
     def set_result(self, result: Appended, /) -> None:
-        """The records are stored."""
+        """Note that the records are stored."""
         self._end(result)
 
     def set_exception(self, exception: BaseException, /) -> None:
@@ -179,11 +179,11 @@ class RequestOutcome:
         self._futures.append((future, repeated))
 
     def done(self) -> bool:
-        """Whether it was told."""
+        """Return whether it was told."""
         return self._done
 
     def set_result(self, result: Appended, /) -> None:
-        """The request is stored."""
+        """Note that the request is stored."""
         self._done = True
         self._ended(True)
         for future, repeated in self._futures:
@@ -191,7 +191,7 @@ class RequestOutcome:
                 future.set_result(result._replace(repeated=True) if repeated else result)
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """The request was not stored, or perhaps not."""
+        """Note that the request was not stored, or perhaps not."""
         self._done = True
         self._ended(False)
         for future, _ in self._futures:
@@ -297,7 +297,7 @@ class LateAcknowledgements:
         added.add_done_callback(came)
 
     async def _look(self) -> None:
-        refusal: DistributedLogError | None = self._given_up()
+        refusal: DistributedLogError | None = self._given_up_error()
         try:
             refusal = await self._fresh_look()
         except DistributedLogError as error:
@@ -315,7 +315,7 @@ class LateAcknowledgements:
                 return refusal
 
     async def _ownership(self) -> WriterDeposedError | None:
-        """None if this writer still has the log; else the error for the records."""
+        """Return None if this writer still has the log; else the error for the records."""
         # A ZooKeeper server that lags behind could still say OPEN of a ledger that another owner has closed (I5).
         await self._ledgers.store.sync(self._ledgers.path(self.ledger_id))
         state = (await self._ledgers.read(self.ledger_id)).value.state
@@ -327,7 +327,7 @@ class LateAcknowledgements:
             ledger_id=self.ledger_id,
         )
 
-    def _given_up(self) -> DistributedLogError:
+    def _given_up_error(self) -> DistributedLogError:
         return WriterDeposedError(
             "the writer was given up before it was known that it still had the log", ledger_id=self.ledger_id
         )
@@ -344,7 +344,7 @@ class LateAcknowledgements:
         """Let go: what is held back ends as unknown. Idempotent."""
         if self._looking is not None:
             await end_tasks([self._looking], drop_errors=True)
-        self._tell(self._given_up())  # Where the look had not even begun.
+        self._tell(self._given_up_error())  # Where the look had not even begun.
 
 
 def _is_acknowledged(done: Answer) -> bool:

@@ -22,7 +22,7 @@ from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
 from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import QueuedWrite, below_highest
+from dlspark.core.writing.queued_writes import QueuedWrite, below_highest_error
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
@@ -126,7 +126,7 @@ class AppendWrite(QueuedWrite):
         self.check_order()
 
     def number(self, txid: int) -> None:
-        """One id for all records, where they came without."""
+        """Note that one id for all records, where they came without."""
         self.request = replace(self.request, run=self.request.run.at(txid))
 
     def check_new(self, highest: int) -> None:
@@ -136,10 +136,10 @@ class AppendWrite(QueuedWrite):
         """
         run = self.request.run
         if self.in_order and run and run.txids[0] < highest:
-            raise below_highest(run.txids[0], highest, None)
+            raise below_highest_error(run.txids[0], highest, None)
 
     def is_answered(self) -> bool:
-        """Whether it was written before, or is refused for what its producer has written."""
+        """Return whether it was written before, or is refused for what its producer has written."""
         return self._log().answer(self)
 
     def issue(self, segment: SegmentWriter) -> None:
@@ -168,11 +168,12 @@ class RequestLog:
         self._outcomes: dict[ProducerRequest, RequestOutcome] = {}
 
     def snapshot(self, expiry_s: float) -> list[bytes]:
-        """What is known of all producers, as the payloads of control records."""
+        """Return what is known of all producers, as the payloads of control records."""
         return self.producers.snapshot(self._time.now_ms(), int(expiry_s * 1000))
 
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
-        """What is written from now on goes into `segment`; its first record has this sequence id, None for none."""
+        """Note that what is written from now on goes into `segment`; its first record has this sequence id, None for
+        none."""
         if self._segment is not None and self._segment.last_place is not None:
             self._last, self._highest_txid = self._segment.last_place, self._segment.last_txid
         self._segment, self._start_sequence_id = segment, start_sequence_id

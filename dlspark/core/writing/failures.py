@@ -1,6 +1,7 @@
 """How a writer handles failures: its own, those of records that the caller does not wait for, and the loss of its lock.
 
-`explain_failure` and `refusal` make the errors: what happened to the log or the lock, and what that means for a record.
+`explain_failure` and `writer_failed_error` make the errors: what happened to the log or the lock, and what that means
+for a record.
 
 `UnawaitedFailures` keeps the failures of records that are answered before they are stored (`isDurableWriteEnabled`
 off). No future reports such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
@@ -19,10 +20,10 @@ from typing import TypeVar
 from dlspark.core.services import Services
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriteError, WriterDeposedError
+from metadata.distributedlog.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.foundation.errors import BadVersionError, DistributedLogError
 from metadata.foundation.plurals import counted
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
 
 ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
@@ -51,8 +52,9 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
     return error
 
 
-def refusal(log: str, failure: BaseException | None) -> WriteError:
-    """The error of a record that is written to, or still queued in, a writer that has failed: it was not written."""
+def writer_failed_error(log: str, failure: BaseException | None) -> WriteError:
+    """Return the error of a record that is written to, or still queued in, a writer that has failed: it was not
+    written."""
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)
     error = kind(f"The record was not written, the writer has failed: {cause}", log=log, advice=ADVICE_REOPEN)
@@ -74,7 +76,8 @@ class UnawaitedFailures:
         self._first: BaseException | None = None
 
     def instead_of(self, future: asyncio.Future[_T], answer: _T) -> asyncio.Future[_T]:
-        """A future that has `answer` already, in place of `future`; `future` itself if it was refused at once."""
+        """Return a future that has `answer` already, in place of `future`; `future` itself if it was refused at
+        once."""
         if future.done():
             return future
         future.add_done_callback(self._settled)

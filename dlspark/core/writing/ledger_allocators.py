@@ -36,7 +36,7 @@ from typing import ClassVar
 
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from metadata.allocators import Allocation, AllocatorStore, pool_path
+from metadata.distributedlog.allocators import Allocation, AllocatorStore, pool_path
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
@@ -235,18 +235,19 @@ class LedgerAllocator:
         return self._ledger
 
     def obtain(self) -> SetData:
-        """The operation to put into the transaction that makes `ledger` a segment; HANDING_OVER until its outcome."""
+        """Return the operation to put into the transaction that makes `ledger` a segment; HANDING_OVER until its
+        outcome."""
         self._step(AllocatorEvent.OBTAIN)
         return self._store.hand_over(self.allocation)
 
     def committed(self) -> None:
-        """The transaction was applied: the ledger is a segment."""
+        """Note that the transaction was applied: the ledger is a segment."""
         self._step(AllocatorEvent.COMMITTED)
         self.allocation = Allocation(self.allocation.path, b"", self.allocation.version + 1)
         self._ledger = self._kind = None
 
     def aborted(self) -> None:
-        """The transaction was definitely not applied: the ledger is ready for another one."""
+        """Note that the transaction was definitely not applied: the ledger is ready for another one."""
         self._step(AllocatorEvent.ABORTED)
 
     def lost(self) -> None:
@@ -316,7 +317,7 @@ class LedgerAllocatorPool:
     # ------------------------------------------------------------------ lending
 
     async def lend(self) -> LedgerAllocator:
-        """An allocator with a ledger ready, for this caller alone until `give_back`.
+        """Return an allocator with a ledger ready, for this caller alone until `give_back`.
 
         Raises NoAllocatorError where all are lent, and what making a ledger raises.
         """
@@ -414,8 +415,8 @@ class LedgerAllocatorPool:
 
 
 def shared_pool(services: Services) -> LedgerAllocatorPool:
-    """The pool of all writers of this namespace in this process, by the namespace's settings. Nothing is read or made
-    yet."""
+    """Return the pool of all writers of this namespace in this process, by the namespace's settings. Nothing is read or
+    made yet."""
     shared, settings = services.shared, services.settings
     if not isinstance(shared.pool, LedgerAllocatorPool):
         namespace = shared.namespace_path or services.logs.namespace_path
@@ -448,7 +449,8 @@ async def delete_pool(services: Services, path: str) -> int:
 
 
 async def list_pools(services: Services, folder: str | None = None) -> list[tuple[str, list[int | None]]]:
-    """The namespace's pools by name, with the ledger that each allocator has ready. `folder` as for `delete_pool`'s.
+    """Return the namespace's pools by name, with the ledger that each allocator has ready. `folder` as for
+    `delete_pool`'s.
 
     Raises CallerError for a path that cannot be a folder of pools.
     """

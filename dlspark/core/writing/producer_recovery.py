@@ -5,7 +5,7 @@ Every segment of a writer with producers begins with a snapshot, and there is an
 and little more than so much of it.
 Segments of other writers (upstream's, the Spark sink's, one without producers) say nothing of producers. Those behind
 the newest segment of a writer with producers are not looked at, nor those before the one that has a whole snapshot
-(`metadata.producer_segments`); those between are passed over, by their first entry.
+(`metadata.distributedlog.producer_segments`); those between are passed over, by their first entry.
 
 A snapshot that a crash cut off is passed over too: there is an older one before it, since requests only follow a whole
 one. The segments have their end: recovery comes first.
@@ -29,9 +29,9 @@ from dlspark.core.writing.log_time import LogTime
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import BETWEEN_PAUSES, Following, SegmentEnd
 from dlspark.core.writing.transitions import SegmentTransitions
+from metadata.distributedlog.producer_segments import ProducerSegments
 from metadata.foundation.pacing import Slices
 from metadata.foundation.plurals import counted
-from metadata.producer_segments import ProducerSegments
 
 MOST_STEPS: Final = 8
 """A wrong clock makes producers older by so small a part of their lives, each time that a log gets another owner."""

@@ -22,7 +22,7 @@ were deleted. So the table says up to which epoch something was `forgotten`: no 
 later one. Whoever begins one that is later is new, beyond doubt; any other request of an unknown producer is refused.
 Of a silent producer its epoch is known. Where segments are gone nothing is: so a log takes no epoch above a limit, and
 after such a loss all up to that limit counts as forgotten, and the limit is raised. `losses` says how often; it is
-stored apart from the segments (`metadata.producer_segments`). The last epochs below the limit are begun one after the
+stored apart from the segments (`producer_segments`). The last epochs below the limit are begun one after the
 other only, so that no producer leaves the others without.
 
 Where gaps are allowed (a sink numbers its batches, and not every batch has rows), any higher number is new, and a lower
@@ -108,7 +108,7 @@ class Producers:
         return len(self._states)
 
     def state(self, name: str) -> ProducerState | None:
-        """What is known of a producer; None where it has never written, or was `forgotten`."""
+        """Return what is known of a producer; None where it has never written, or was `forgotten`."""
         encoded = self._states.get(name)
         if encoded is None:
             return None
@@ -119,7 +119,7 @@ class Producers:
     # ------------------------------------------------------------------ requests
 
     def judge(self, request: ProducerRequest) -> Written | UnderWay | None:
-        """None where the request is to be written; else what it was answered with, or will be.
+        """Return None where the request is to be written; else what it was answered with, or will be.
 
         Raises ProducerFencedError, SequenceGapError, SequencePassedError, ProducerForgottenError or
         TooManyProducersError, and InvalidRecordError where another request was written under the same number.
@@ -171,7 +171,7 @@ class Producers:
             )
 
     def next_epoch(self, name: str) -> int:
-        """One that the producer has not begun, as far as is known or was forgotten."""
+        """Return one that the producer has not begun, as far as is known or was forgotten."""
         known = self.state(name)
         return (known.epoch if known is not None else self.forgotten) + 1
 
@@ -207,7 +207,7 @@ class Producers:
         self._under_way.add(request)
 
     def answered(self, request: ProducerRequest) -> None:
-        """A request that was under way is stored."""
+        """Note that a request that was under way is stored."""
         self._under_way.discard(request)
 
     # ------------------------------------------------------------------ what the log says
@@ -253,7 +253,7 @@ class Producers:
         return encode_snapshot(list(self._states.values()), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
 
     def names(self) -> Iterator[str]:
-        """All producers that are known."""
+        """Return all producers that are known."""
         return iter(self._states)
 
     def _note(self, request: ProducerRequest, first: DLSN, now_ms: int) -> None:
@@ -272,5 +272,5 @@ class Producers:
 
 
 def epoch_limit(losses: int) -> int:
-    """The highest epoch that a log takes which has lost what it knew so many times."""
+    """Return the highest epoch that a log takes which has lost what it knew so many times."""
     return min(FIRST_EPOCHS + losses * MORE_EPOCHS, MAX_NUMBER) - 1

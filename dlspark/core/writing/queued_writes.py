@@ -74,14 +74,14 @@ class QueuedWrite(Protocol):
         """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below the log's highest (I4)."""
         self.check_order()
         if 0 <= self.first_txid < highest:
-            raise below_highest(self.first_txid, highest, log)
+            raise below_highest_error(self.first_txid, highest, log)
 
     def number(self, txid: int) -> None:
         """Give its records a transaction id, where they came without."""
         return
 
     def is_answered(self) -> bool:
-        """Whether it needs no segment any more: it was answered, or refused, by what the log has already."""
+        """Return whether it needs no segment any more: it was answered, or refused, by what the log has already."""
         return False
 
     def check_order(self) -> None:
@@ -106,8 +106,8 @@ def _check_given(txid: object) -> None:
         check_txid(txid)
 
 
-def below_highest(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
-    """The error of a record that would take the log's transaction ids back."""
+def below_highest_error(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
+    """Return the error of a record that would take the log's transaction ids back."""
     return TransactionIdOutOfOrderError(
         f"transaction id {txid} is below the log's highest, {highest}; the record was not written",
         log=log,
@@ -161,10 +161,10 @@ class RecordWrite(QueuedWrite):
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
-        """One id is in order with itself."""
+        """Note that one id is in order with itself."""
 
     def number(self, txid: int) -> None:
-        """Its id, where it came without."""
+        """Note that its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -228,7 +228,7 @@ class RecordSetWrite(QueuedWrite):
         self._encoded = encode_record_set(self.payloads, compression)
 
     def check_order(self) -> None:
-        """One id is in order with itself."""
+        """Note that one id is in order with itself."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Hand the encoded set to `segment`, as one record with a future for each payload."""
@@ -258,7 +258,7 @@ class EncodedSetWrite(RecordSetWrite):
         check_payload_length(len(self._encoded))
 
     def number(self, txid: int) -> None:
-        """Its id, where it came without."""
+        """Note that its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -384,7 +384,7 @@ class HeartbeatWrite(QueuedWrite):
         """Always legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """It has no ids."""
+        """Note that it has no ids."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""
@@ -428,7 +428,7 @@ class EndOfStreamWrite(QueuedWrite):
         """Always legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """Its id is above all others."""
+        """Note that its id is above all others."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""
@@ -512,7 +512,7 @@ class WriteLimits:
         self._ended = False
 
     def has_room(self, settings: Settings, run: RecordRun, outstanding: int, queue: WriteQueue) -> bool:
-        """Whether all records of `run` are within the limits."""
+        """Return whether all records of `run` are within the limits."""
         mine, everybody, records = settings.outstanding_write_limit, settings.global_outstanding_write_limit, len(run)
         over_records = 0 < mine < outstanding + records or 0 < everybody < self._shared.outstanding + records
         return not over_records and not (queue and queue.bytes + run.size > MAX_QUEUED_BYTES)
@@ -554,6 +554,6 @@ class WriteLimits:
             self._counted = outstanding
 
     def end(self) -> None:
-        """The writer is closed: take its part out of the shared count, for good."""
+        """Note that the writer is closed: take its part out of the shared count, for good."""
         self.count(0)
         self._ended = True

@@ -59,7 +59,7 @@ class RecordRun:
         return max(self.txids, default=-1)
 
     def at(self, txid: int) -> RecordRun:
-        """The same records; those without ids have this one."""
+        """Return the same records; those without ids have this one."""
         return self if self.txids else RecordRun((txid,) * len(self), self.payloads, self.size)
 
     @property
@@ -68,7 +68,7 @@ class RecordRun:
         return not any(map(gt, self.txids, islice(self.txids, 1, None)))
 
     def fitting(self, first: int, room: int) -> int:
-        """How many records, from number `first` on, take at most `room` bytes of an entry together."""
+        """Return how many records, from number `first` on, take at most `room` bytes of an entry together."""
         if not first and self.size <= room:
             return len(self)
         sizes = (HEADER_BYTES + len(payload) for payload in islice(self.payloads, first, None))
@@ -91,7 +91,8 @@ NO_RECORDS = RecordRun((), (), 0)
 
 
 def run_of(txids: Sequence[int] | None, payloads: Sequence[Buffer]) -> RecordRun:
-    """The run of records (txids[i], payloads[i]), see `Columns`. Copies payloads that their caller could change (I3).
+    """Return the run of records (txids[i], payloads[i]), see `Columns`. Copies payloads that their caller could change
+    (I3).
 
     Raises InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError where one of them may not be written.
     """

@@ -21,9 +21,9 @@ from dlspark.core.reading.segments import backward_scan
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.retry import repeat
-from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 
@@ -93,7 +93,7 @@ async def _recover(
 
 
 async def _opened(services: Services, ledger_id: int, settings: Settings) -> LedgerReader | None:
-    """The ledger, fenced and closed; None if it was deleted.
+    """Return the ledger, fenced and closed; None if it was deleted.
 
     Only the ledgers' own store decides that, after a sync: a server that lags behind may not know a new ledger yet, and
     a ledger that is taken for deleted is lost with its records (I1).
@@ -122,7 +122,7 @@ class SegmentsLast(NamedTuple):
 async def last_record(
     ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, scanned: Histogram | None = None
 ) -> SegmentsLast | None:
-    """The last record of any kind, control and end of stream included; None for a ledger without records.
+    """Return the last record of any kind, control and end of stream included; None for a ledger without records.
 
     `scanned` counts how many entries were read for it.
 

@@ -17,8 +17,8 @@ from dlspark.errors import WriteCancelledError
 from metadata.foundation.errors import DistributedLogError
 
 
-def not_tried() -> WriteCancelledError:
-    """The error of a bulk's record behind one that was refused."""
+def not_tried_error() -> WriteCancelledError:
+    """Return the error of a bulk's record behind one that was refused."""
     return WriteCancelledError("A record before it was refused; this one was not written")
 
 
@@ -56,13 +56,13 @@ class RunWrite(QueuedWrite):
         return self.run.size
 
     def check(self) -> None:
-        """Its records were checked when the run was made."""
+        """Note that its records were checked when the run was made."""
 
     def check_order(self) -> None:
-        """So was their order."""
+        """Pass: their order was checked, too."""
 
     def number(self, txid: int) -> None:
-        """One id for all records, where they came without."""
+        """Note that one id for all records, where they came without."""
         self.run = self.run.at(txid)
 
     def issue(self, segment: SegmentWriter) -> None:
@@ -75,4 +75,4 @@ class RunWrite(QueuedWrite):
         wrong = count if self.accepted or not self.bulk else 1
         OutcomeCallback(partial(self.ended, 0, wrong)).set_exception(error)
         if wrong < count:
-            OutcomeCallback(partial(self.ended, wrong, count - wrong)).set_exception(not_tried())
+            OutcomeCallback(partial(self.ended, wrong, count - wrong)).set_exception(not_tried_error())

@@ -23,9 +23,9 @@ from dlspark.core.codec.entry_outline import EntryOutline, outline_entry
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.producers import Producers
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.pacing import Slices
 from metadata.foundation.tasks import end_tasks
-from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
 
 READ_BYTES: Final = 4 << 20
@@ -108,7 +108,7 @@ class SegmentEnd:
         return first is not None and isinstance(decode_control(first[1], self._place(0)), SnapshotPart)
 
     async def _backwards(self, end: int) -> AsyncGenerator[tuple[int, EntryOutline], None]:
-        """The entries from `end` down to the first one."""
+        """Yield the entries from `end` down to the first one."""
         size = self._first_read
         while end >= 0:
             found = await self._read(max(0, end - size + 1), end)
@@ -118,7 +118,7 @@ class SegmentEnd:
                 yield found.pop()
 
     async def _read(self, first: int, end: int) -> deque[tuple[int, EntryOutline]]:
-        """Entries up to `end`, from `first` on, or from a later one where their outlines would be too much."""
+        """Return entries up to `end`, from `first` on, or from a later one where their outlines would be too much."""
         found: deque[tuple[int, EntryOutline]] = deque()
         kept = read = 0
         self._slices.begin()
@@ -172,7 +172,8 @@ class _TakenIn:
         return False
 
     def _counts(self, request: ProducerRequest) -> bool:
-        """Whether a request says something that later ones of its producer do not: epochs and numbers only grow."""
+        """Return whether a request says something that later ones of its producer do not: epochs and numbers only
+        grow."""
         epoch, taken = self._taken.get(request.name, (-1, 0))
         if request.epoch < epoch or taken >= KEPT or (taken and request.sequence < 0):
             return False
@@ -181,7 +182,8 @@ class _TakenIn:
 
 
 def _with(parts: list[SnapshotPart], found: SnapshotPart) -> list[SnapshotPart]:
-    """The parts found so far, last to first, with the one before them; empty where they are not of one snapshot."""
+    """Return the parts found so far, last to first, with the one before them; empty where they are not of one
+    snapshot."""
     if found.number == found.parts - 1:
         return [found]
     if parts and parts[-1].number == found.number + 1 and parts[-1].parts == found.parts:

@@ -32,10 +32,10 @@ from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import TransmitError, WriterDeposedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.foundation.tasks import end_tasks
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client.writer import LedgerWriter
 
@@ -87,7 +87,7 @@ class SegmentSequence:
     # ------------------------------------------------------------------ which step is due
 
     def takes(self, records: int) -> bool:
-        """Whether the current segment has positions left for this many records."""
+        """Return whether the current segment has positions left for this many records."""
         # Positions are 31 bits wide; upstream would wrap to negative ones.
         return self.current is not None and self.current.position + records <= MAX_POSITION
 
@@ -97,7 +97,7 @@ class SegmentSequence:
         return self.current is not None and self.current.error is None
 
     def roll_is_due(self) -> bool:
-        """Whether the current segment has come of age and may be rolled now; takes a permit if so.
+        """Return whether the current segment has come of age and may be rolled now; takes a permit if so.
 
         Rolling is put off while the metadata store is out of reach, while too many segments roll at once, and while
         the feature `dl.disable_logsegment_rolling` is on.
@@ -173,7 +173,7 @@ class SegmentSequence:
         return highest
 
     def _in_use(self) -> bool:
-        """Whether a segment is likely to be started soon: the log is new, or was written until just now."""
+        """Return whether a segment is likely to be started soon: the log is new, or was written until just now."""
         if not self._transitions.segments:
             return True
         ended_ms = self._transitions.segments[-1].completion_time_ms
@@ -249,7 +249,8 @@ class SegmentSequence:
         self.last_roll = self._loop.time()
 
     def _sequence_id_after(self, metadata: SegmentMetadata) -> int | None:
-        """The first sequence id of a segment that begins: the one before it may be the current one, not completed."""
+        """Return the first sequence id of a segment that begins: the one before it may be the current one, not
+        completed."""
         old = self.current
         if old is not None and old.metadata.lssn == metadata.lssn - 1:
             return self._first_sequence_id + old.position if self._first_sequence_id is not None else None
@@ -257,7 +258,8 @@ class SegmentSequence:
         return found if found >= 0 else None
 
     async def _replace(self, segment: SegmentWriter) -> LedgerWriter:
-        """Another ledger for a segment whose own ledger another client wrote to first; that one was closed empty.
+        """Return another ledger for a segment whose own ledger another client wrote to first; that one was closed
+        empty.
 
         So the segment is removed as recovery removes an empty one, and its number is given again (I3: none of its
         entries can ever be read). No step of ours runs beside this: each waits for the entries that wait for this, or

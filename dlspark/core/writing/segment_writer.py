@@ -56,8 +56,8 @@ from dlspark.core.writing.acknowledgements import (
 from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.segments import SegmentMetadata
 from storage_node.client.writer import LedgerWriter
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
@@ -235,7 +235,7 @@ class SegmentWriter:
             future.set_result(())
 
     def _note_written(self) -> None:
-        """The last record in the buffer is a user record."""
+        """Note that the last record in the buffer is a user record."""
         self._last_written = (self.ledger.last_add_pushed + 1, self._builder.count - 1)
 
     @property
@@ -319,8 +319,8 @@ class SegmentWriter:
         return self.ledger.last_add_pushed - self.snapshot_entry + bool(self._builder.count)
 
     def snapshot_is_due(self) -> bool:
-        """Whether another one is: a successor reads what has come since, so that has bounds in entries and in bytes. A
-        large snapshot is stored less often, or it would be the most of what is written."""
+        """Return whether another one is: a successor reads what has come since, so that has bounds in entries and in
+        bytes. A large snapshot is stored less often, or it would be the most of what is written."""
         settings = self._settings
         enough = max(settings.producer_snapshot_bytes, 2 * self._snapshot_bytes)
         return (
@@ -542,7 +542,7 @@ class SegmentWriter:
             self._end_gauges()
 
     def _fail(self, cause: BaseException) -> None:
-        """The first failure decides; everything buffered behind it is cancelled."""
+        """Note that the first failure decides; everything buffered behind it is cancelled."""
         if self.error is not None:
             return
         self.error = cause

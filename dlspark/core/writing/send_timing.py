@@ -48,12 +48,12 @@ class SendingSegment(Protocol):
 
 
 def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
-    """What decides which timers run, and how often."""
+    """Return what decides which timers run, and how often."""
     return settings.periodic_flush_ms, settings.keep_alive_ms, settings.immediate_flush, _at_once(settings)
 
 
 def _at_once(settings: Settings) -> bool:
-    """Whether every record is sent by itself."""
+    """Return whether every record is sent by itself."""
     return settings.output_buffer_bytes == 0
 
 
@@ -117,7 +117,7 @@ class SendTimers:
             self._later("publish", wait, self._publish)
 
     def _wait_s(self) -> float:
-        """How long the minimum delay between sends still lasts."""
+        """Return how long the minimum delay between sends still lasts."""
         delay_s = 0.0
         if self._settings.immediate_flush and _at_once(self._settings):
             delay_s = max(self._settings.immediate_flush_delay_ms, 0) / 1000

@@ -22,6 +22,9 @@ from dlspark.core.services import Services
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError, LogState
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import (
     BadVersionError,
     ConnectionLossError,
@@ -33,9 +36,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.log_names import LogNotFoundError, LogState
-from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Delete, Op
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ class DeposedAfterwardsError(WriterDeposedError):
 
 
 def versions(state: LogState) -> tuple[int, int]:
-    """The versions of what every owner's transactions set. An allocator keeps the version of its own znode."""
+    """Return the versions of what every owner's transactions set. An allocator keeps the version of its own znode."""
     return state.max_lssn.version, state.max_txid.version
 
 
@@ -109,16 +109,16 @@ class OwnersTransactions:
                 failure = doubt = error
             except (LockingError, OwnershipAcquireFailedError) as error:
                 if doubt is None:
-                    raise self.deposed() from error
+                    raise self.deposed_error() from error
                 failure, refusal = doubt, error
             except MetadataUnavailableError as error:
                 failure = doubt or error
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 if any(error.path == check.path for check in owned):
                     # The lock is lost. The next try finds that out, or goes on if it was taken again.
-                    failure = doubt or self.deposed()
+                    failure = doubt or self.deposed_error()
                 elif doubt is None:
-                    raise self._refused(error, shared) from error
+                    raise self._refused_error(error, shared) from error
                 else:
                     # After a lost answer it may be our own first try that was in the way.
                     failure, refusal = doubt, error
@@ -143,7 +143,7 @@ class OwnersTransactions:
                     ) from failure
                 self._services.counters["lost-answer-not-applied"] += 1
                 if refusal is not None:
-                    raise self._refused(refusal, shared) from refusal
+                    raise self._refused_error(refusal, shared) from refusal
             await self._pause(pauses, failure)
 
     async def owned(self, *, releases: bool = False) -> list[Op]:
@@ -160,7 +160,7 @@ class OwnersTransactions:
         return [self._lock.release_op() if releases else Check(self._lock.member_path, ANY_VERSION)]
 
     def _heard(self, owned: list[Op], after: LogState) -> LogState:
-        """A transaction with these operations was applied, so the lock is gone if one of them gave it up."""
+        """Return a transaction with these operations was applied, so the lock is gone if one of them gave it up."""
         for op in owned:
             if isinstance(op, Delete) and self._lock is not None:
                 self._lock.deleted(op)
@@ -206,14 +206,14 @@ class OwnersTransactions:
             raise failure
         await asyncio.sleep(pauses.pop())
 
-    def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
-        """The error for a transaction that a version stopped."""
+    def _refused_error(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
+        """Return the error for a transaction that a version stopped."""
         if shared is not None and error.path == shared:
             return AllocatorLostError("the allocator is used by another process; nothing was started", path=shared)
-        return self.deposed()
+        return self.deposed_error()
 
-    def deposed(self) -> WriterDeposedError:
-        """The error of an owner that finds the log changed by another one: nothing was applied."""
+    def deposed_error(self) -> WriterDeposedError:
+        """Return the error of an owner that finds the log changed by another one: nothing was applied."""
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",
             log=self._name,

@@ -37,7 +37,11 @@ from dlspark.core.writing.transactions import (
 )
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
-from metadata.allocators import Allocation
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.allocators import Allocation
+from metadata.distributedlog.log_names import LogState
+from metadata.distributedlog.producer_segments import ProducerSegments
+from metadata.distributedlog.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
@@ -47,10 +51,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
     check,
 )
-from metadata.ledgers import Versioned
-from metadata.log_names import LogState
-from metadata.producer_segments import ProducerSegments
-from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.store import ANY_VERSION, Create, Op, SetData
 from storage_node.client.writer import LedgerWriter
 
@@ -61,7 +61,8 @@ MAX_CONTESTED_STARTS = 3
 
 
 def lssn_without_segments(stored: int, first: int) -> int:
-    """The number of the first segment in a log that has none now; `stored`: the highest assigned so far, 0 for none.
+    """Return the number of the first segment in a log that has none now; `stored`: the highest assigned so far, 0 for
+    none.
 
     The number `stored` is given again: it belonged to an empty segment that recovery removed, of which nothing is left
     that could be confused with the new one.
@@ -70,7 +71,7 @@ def lssn_without_segments(stored: int, first: int) -> int:
 
 
 class _NotedProducers:
-    """What the log's znode says of the segments of writers with producers (`metadata.producer_segments`)."""
+    """What the log's znode says of the segments of writers with producers (`producer_segments`)."""
 
     def __init__(self, path: str, whole: int | None, losses: int, *, exists: bool) -> None:
         self._path = path
@@ -79,14 +80,14 @@ class _NotedProducers:
         self.whole = whole
 
     def op(self, lssn: int) -> Op:
-        """The part of the transaction that starts segment `lssn`."""
+        """Return the part of the transaction that starts segment `lssn`."""
         whole = min(lssn, self.whole) if self.whole is not None else lssn
         data = ProducerSegments(lssn, whole, self._losses).encode()
         # At any version: the transaction as a whole is that of the log's owner, by the version of `ledgers` (I7).
         return SetData(self._path, data, ANY_VERSION) if self._exists else Create(self._path, data)
 
     def started(self) -> None:
-        """The transaction was applied."""
+        """Note that the transaction was applied."""
         self._exists = True
 
 
@@ -150,14 +151,14 @@ class SegmentTransitions:
         try:
             found = await self._services.logs.snapshot(self.name, producers=self._reads_producers)
         except BadVersionError as error:
-            raise self._transactions.deposed() from error
+            raise self._transactions.deposed_error() from error
         state, noted = found.state, found.producers
         if self._state is not None and versions(state) != versions(self._state):
             # To go on from the newer versions would be to take the log from the owner who moved them (I7).
-            raise self._transactions.deposed()
+            raise self._transactions.deposed_error()
         if noted is not None and noted.newest > state.max_lssn.value:
             # It was read last: another owner has gone on, and it is not of the segments that are known here (I19).
-            raise self._transactions.deposed()
+            raise self._transactions.deposed_error()
         self._state, self.segments, self.producer_segments = state, found.segments, noted
         self._version_found = state.max_lssn.version
         phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
@@ -165,8 +166,8 @@ class SegmentTransitions:
             self._allocator = None  # What it could not know is in `state` now.
 
     def note_producers(self, whole: int | None, losses: int) -> None:
-        """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
-        so. `whole`: see `producer_recovery.Known`; `losses`: of `Producers`."""
+        """Note that every segment that is started from now on begins with a snapshot of the log's producers, and its
+        start says so. `whole`: see `producer_recovery.Known`; `losses`: of `Producers`."""
         path, exists = self._services.logs.paths(self.name).producers, self.producer_segments is not None
         self._producers = _NotedProducers(path, whole, losses, exists=exists)
 
@@ -209,7 +210,7 @@ class SegmentTransitions:
         try:
             self.state = await self._transactions.retried(attempt)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
-            raise self._transactions.deposed() from error
+            raise self._transactions.deposed_error() from error
         if allocation:
             self._allocator = None  # It knows an older version.
 
@@ -244,7 +245,7 @@ class SegmentTransitions:
             try:
                 await allocator.allocate(self._kind())
             except AllocatorLostError as error:
-                raise self._transactions.deposed() from error
+                raise self._transactions.deposed_error() from error
             return await self._start_with(allocator, lssn, first_txid, shared=False)
         for _ in range(MAX_CONTESTED_STARTS - 1):
             try:
@@ -266,7 +267,7 @@ class SegmentTransitions:
     async def _start_with(
         self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
     ) -> tuple[SegmentMetadata, LedgerWriter]:
-        """The transaction. Afterwards `allocator` is ready for another, or in ERROR."""
+        """Return the transaction. Afterwards `allocator` is ready for another, or in ERROR."""
         ledger = allocator.ledger
         segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
         expected = self.state
@@ -355,14 +356,14 @@ class SegmentTransitions:
         return LedgerKind(*self._settings.quorums, self._settings.password)
 
     def _own_allocator(self) -> LedgerAllocator:
-        """The log's own allocator; its znode is set with the version that this owner read."""
+        """Return the log's own allocator; its znode is set with the version that this owner read."""
         if self._allocator is None:
             path, found = self._services.logs.paths(self.name).allocation, self.state.allocation
             self._allocator = LedgerAllocator(self._services, Allocation(path, found.value, found.version))
         return self._allocator
 
     def _pool(self) -> LedgerAllocatorPool | None:
-        """The namespace's pool, if it is on and its ledgers are as this log's have to be."""
+        """Return the namespace's pool, if it is on and its ledgers are as this log's have to be."""
         if not self._settings.allocator_pool:
             return None
         pool = shared_pool(self._services)
@@ -385,8 +386,8 @@ class SegmentTransitions:
             )
 
     def _next_lssn(self) -> int:
-        """The rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this writer must
-        not build upon."""
+        """Return the rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this
+        writer must not build upon."""
         stored = self.state.max_lssn.value
         if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
             return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)

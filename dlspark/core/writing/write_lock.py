@@ -17,16 +17,16 @@ from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import log_not_found_error
 from metadata.foundation.errors import DistributedLogError, NoNodeError
-from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.log_names import log_not_found
 from metadata.store import ANY_VERSION, Check, Op
 
 _log = logging.getLogger(__name__)
 
 
 def default_client_id() -> str:
-    """How this process names itself in a lock: host and process id."""
+    """Return how this process names itself in a lock: host and process id."""
     return f"{socket.gethostname()}/{os.getpid()}"
 
 
@@ -48,7 +48,7 @@ class WriteLock(Protocol):
         ...
 
     def deleted(self, op: Op) -> None:
-        """A transaction with this `release_op` was applied. `release` is still to be called."""
+        """Note that a transaction with this `release_op` was applied. `release` is still to be called."""
         ...
 
     async def ensure_held(self) -> None:
@@ -56,7 +56,7 @@ class WriteLock(Protocol):
         ...
 
     async def confirmed(self) -> bool:
-        """Whether the metadata store itself says, after this call, that it is held."""
+        """Return whether the metadata store itself says, after this call, that it is held."""
         ...
 
     async def release(self) -> None:
@@ -100,7 +100,7 @@ class NoLock:
 
 
 async def take_lock(services: Services, name: str, settings: Settings, client_id: str | None) -> WriteLock:
-    """The log's write lock, held.
+    """Return the log's write lock, held.
 
     Raises OwnershipAcquireFailedError naming the owner after `lockTimeoutSeconds`, and LogNotFoundError.
     """
@@ -119,7 +119,7 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
         # Also when cancelled: a member left in the queue would become owner with no writer behind it.
         await release(lock)
         if isinstance(error, NoNodeError):
-            raise log_not_found(name, error.path) from error
+            raise log_not_found_error(name, error.path) from error
         raise
     return lock
 

@@ -2,13 +2,11 @@
 
 Opening takes the log's lock, then reads the versions that every later transaction is conditional on, then recovers
 what a dead owner left in progress. The first write starts a segment. While a segment is being started or rolled
-(a *transition*, one task at a time), records queue; when it ends they are issued in order.
+(a *transition*), records queue: see `issuing`. The writer ends by `close` (the segment completed) or `abort` (the
+segment left for the next owner).
 
-    ready      records go straight into the segment's buffer
-    transition records queue: starting (first write), rolling, starting over after a failed segment
-    failed     nothing is taken any more; every queued record was refused with WriteError: definitely not written
-    sealed     an end-of-stream record was written; nothing may follow
-    closed     by `close` (the segment completed) or `abort` (the segment left for the next owner)
+Each way of giving records to it makes a write with futures of its own, which is issued, queued or refused: none of them
+raises.
 
 Fault model: storage nodes, metadata store and this process may fail at any await. Safety never rests on the lock: a
 deposed writer is stopped by fencing (its adds fail, I5) and by versions (its transactions fail); the lock only keeps
@@ -22,41 +20,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.records import MAX_TXID
+from dlspark.core.codec.producer_records import FencingToken, ProducerRequest, ProducerState
 from dlspark.core.lifecycle.deletion import Retention
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.append_requests import RequestLog
-from dlspark.core.writing.appending import Appending
-from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
-from dlspark.core.writing.producer_recovery import read_producers
-from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue
-from dlspark.core.writing.record_runs import RecordRun
-from dlspark.core.writing.segment_sequence import SegmentSequence
+from dlspark.core.writing.acknowledgements import Appended, RunEnded, Waiting, WrittenEntry
+from dlspark.core.writing.append_requests import AppendWrite, Condition
+from dlspark.core.writing.issuing import WriteIssuer
+from dlspark.core.writing.queued_writes import (
+    UNNUMBERED,
+    BatchWrite,
+    CheckedSet,
+    EncodedSetWrite,
+    EndOfStreamWrite,
+    HeartbeatWrite,
+    QueuedWrite,
+    RecordSetWrite,
+    RecordWrite,
+)
+from dlspark.core.writing.record_runs import Columns
+from dlspark.core.writing.run_writes import not_tried_error
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import (
     AlreadyClosedError,
-    EndOfStreamError,
-    StreamNotReadyError,
-    TransactionIdOutOfOrderError,
-    WriteCancelledError,
 )
-from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.distributedlog.permissions import Action
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.opened_here import OnOneLoop
-from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
 
 
-class AsyncLogWriter(OnOneLoop, Appending):
+class AsyncLogWriter(OnOneLoop):
     """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
 
     def __init__(
@@ -64,38 +72,32 @@ class AsyncLogWriter(OnOneLoop, Appending):
     ) -> None:
         """Used by `open`, which makes a writer ready for records."""
         self.name = name
-        self.last_txid = -1
-        """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
         self._services = services
         self._settings = settings
         self._lock = lock
         self.owned = OwnedSegments(services, name, lock)
         """The log's segments, as long as this writer has the lock."""
+        self._issuer = WriteIssuer(
+            services,
+            name,
+            settings,
+            lock,
+            transitions,
+            on_segment=lambda: self._retention.begin(),
+            on_failed=self._failed,
+        )
+        self._sequence = self._issuer.sequence
         self._retention = Retention(
-            self.owned, lambda: transitions.segments, lambda: self._settings, services.clock, self._only_snapshot
+            self.owned,
+            lambda: transitions.segments,
+            lambda: self._settings,
+            services.clock,
+            self._issuer.only_snapshot,
         )
         self._loop = asyncio.get_running_loop()
-        self._transitions = transitions
-        self._queue = WriteQueue()
-        self._limits = WriteLimits(services, name)
-        self._unawaited = UnawaitedFailures(name)
-        self._sequence = SegmentSequence(
-            services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
-        )
-        self._acknowledged_txid = self._recovered_txid = -1
-        self._issued_txid = -1
-        """Highest transaction id in the log or on its way into a segment: what waits in the queue does not count, for
-        it may yet be refused."""
-        self._transition: asyncio.Task[None] | None = None
         self._shutdown: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
-        self._sealed = False
         self.on_failed: Callable[[BaseException], None] | None = None
         """Called once with the reason when the writer fails, also while nothing is written: it takes nothing more."""
-        self._ownership = OwnershipWatch(services, lock, self._fail)
-        self._requests: RequestLog | None = None
-        self._gaps_allowed = False
-        self._push_late = False
         self._measures = services.meter.of(name)
         self._measured = services.meter.wanted
         self._forget_gauge = self._measures.stream_write_limiter_permits.follow(
@@ -126,13 +128,9 @@ class AsyncLogWriter(OnOneLoop, Appending):
             transitions = SegmentTransitions(services, name, settings, lock=lock, producers=producers)
             writer = cls(services, name, settings, lock, transitions)
             try:
-                writer._gaps_allowed = gaps_allowed
-                highest = await writer._sequence.take_over(writer._learn_requests if producers else None)
-                writer._adopt(highest)
-                if producers:
-                    writer._sequence.on_started = writer._segment_begun
+                await writer._issuer.take_over(producers=producers, gaps_allowed=gaps_allowed)
             except BaseException:
-                await writer._ownership.close()
+                await writer._issuer.ownership.close()
                 await writer._sequence.close()
                 raise
             return writer
@@ -143,36 +141,180 @@ class AsyncLogWriter(OnOneLoop, Appending):
     def use_settings(self, settings: Settings) -> None:
         """Called when the log's dynamic settings change."""
         self._settings = settings
-        self._sequence.use_settings(settings)
-        if self._requests is not None:
-            self._requests.producers.most = settings.max_producers
+        self._issuer.use_settings(settings)
 
-    # ------------------------------------------------------------------ for users
+    # ------------------------------------------------------------------ for users: records
+
+    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
+        """Append one record; the future gets its DLSN once an ack quorum has it on disk.
+
+        A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
+        Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
+
+        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where the record is
+        then not stored, the next call that writes, flushes or closes raises that.
+        """
+        future: asyncio.Future[DLSN] = self._loop.create_future()
+        self._accept(RecordWrite(txid, payload, future))
+        return self._promised([future])[0]
+
+    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[asyncio.Future[DLSN]]:
+        """Append records of (transaction id, payload), together where they fit.
+
+        If one is refused, those after it are cancelled with WriteCancelledError without being tried.
+        """
+        writes = [
+            RecordWrite(txid, payload, self._loop.create_future(), may_transmit=False) for txid, payload in records
+        ]
+        self._accept_each(writes, cancel_behind=True)
+        futures = [write.future for write in writes]
+        if futures:
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[asyncio.Future[DLSN]]:
+        """Append payloads as one record set: one transaction id, one record in the entry, all stored or none.
+
+        Each payload gets a future, and a DLSN, of its own; readers see records like any others. `compression` is that
+        of the set: "none" or "lz4". Refused, by RecordTooLongError, are a payload above 1,040,384 bytes and a finished
+        set above 1,040,364. Never raises.
+        """
+        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
+        if futures:
+            self._accept(RecordSetWrite(txid, payloads, futures, compression))
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def write_encoded_set(
+        self, txid: int | None, encoded: bytes | bytearray | memoryview | CheckedSet
+    ) -> asyncio.Future[DLSN]:
+        """Append a record set that was encoded elsewhere; the future gets the DLSN of its first payload.
+
+        `txid`: None for the time at which it gets its place, or the log's highest id where that is above it.
+
+        It is opened before, to see that readers can: InvalidRecordError where they could not. That takes 0.1 s for one
+        that expands to 64 MiB; a CheckedSet was opened elsewhere. Never raises.
+        """
+        try:
+            checked = encoded if isinstance(encoded, CheckedSet) else CheckedSet.check(encoded)
+        except CallerError as error:
+            refused: asyncio.Future[DLSN] = self._loop.create_future()
+            refused.set_exception(error)
+            return refused
+        first: asyncio.Future[DLSN] = self._loop.create_future()
+        self._accept(EncodedSetWrite(txid if txid is not None else UNNUMBERED, checked, first))
+        return self._promised([first])[0]
+
+    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
+        """Append records by columns, encoded at once into entries of their own and sent.
+
+        The future gets the entries once all of them are stored, or one for all with DLSN.INVALID at once where
+        `isDurableWriteEnabled` is off. All records go into one segment. Never raises.
+        """
+        future: asyncio.Future[tuple[WrittenEntry, ...]] = self._loop.create_future()
+        if not (len(txids) or len(payloads)):
+            future.set_result(())
+            return future
+        batch = BatchWrite(txids, payloads, future)
+        self._measure_bulk(future)
+        if not self._accept(batch) or self._settings.durable_writes:
+            return future
+        at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
+        return self._issuer.unawaited.instead_of(future, (at_once,))
+
+    def append(
+        self,
+        records: Sequence[tuple[int, bytes]],
+        *,
+        producer: str | None = None,
+        epoch: int = 0,
+        sequence: int = 0,
+        expected_position: int | DLSN | None = None,
+        fencing_token: bytes | None = None,
+    ) -> asyncio.Future[Appended]:
+        """Append records of (transaction id, payload) as one request: all of them in one entry, or none.
+
+        Args:
+            producer: who writes; a request that comes again, after a lost answer or from another process, is written
+                once, and answered with its first position. Epochs: `begin_epoch`.
+            sequence: the request's number, from 0 in each epoch.
+            expected_position: the sequence id that comes next, or the DLSN behind which no record may be.
+            fencing_token: what `set_fencing_token` was called with last, by anybody.
+
+        The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
+        SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
+        more than an entry holds. Never raises. The writer must have been opened with `producers=True`.
+        """
+        who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
+        asked = expected_position is not None or fencing_token is not None
+        condition = Condition(expected_position, fencing_token) if asked else None
+        columns = [txid for txid, _ in records], [payload for _, payload in records]
+        return self._append_soon(columns, who, condition)
+
+    async def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
+        """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
+        the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
+
+        Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
+        """
+        while True:
+            wanted, begun = self._append_epoch(producer, epoch)
+            await self._at_once(begun)
+            if epoch is not None or not begun.result().repeated:
+                return wanted
+            # Another call has begun it at the same time: two processes with one epoch would take each other's requests
+            # for repetitions (I19).
+
+    def producer_state(self, producer: str) -> ProducerState | None:
+        """Return what is known of a producer, what is under way as well; None where it has not written, or was
+        forgotten: in an epoch up to `forgotten_epoch`.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._issuer.request_log().producers.state(producer)
+
+    @property
+    def forgotten_epoch(self) -> int:
+        """The highest epoch in which a producer may have written that is not known any more; -1 where none has.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._issuer.request_log().producers.forgotten
+
+    async def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none.
+
+        `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
+        """
+        await self._at_once(self._append_token(token, expected))
+
+    def heartbeat(self) -> asyncio.Future[Appended]:
+        """Write the control record `heartbeat`, by which readers see that the log has an owner; sent at once.
+
+        The future ends when it is stored. Never raises.
+        """
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._accept(HeartbeatWrite(future))
+        return future
+
+    # ------------------------------------------------------------------ for users: all that was written
 
     async def wait_for_room(self) -> None:
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
         self._check_loop()
-        while self._transition is not None and self._queue.crowded:
-            await asyncio.wait([self._transition])
-        segment = self._sequence.current
-        if segment is not None and segment.error is None and self._error is None:
-            await segment.ledger.wait_for_room()
+        await self._issuer.wait_for_room()
 
     async def send(self) -> None:
         """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
         self._check_loop()
-        while self._transition is not None:
-            await asyncio.wait([self._transition])
-        if self._sequence.current is not None:
-            self._sequence.current.send()
+        await self._issuer.send()
 
     def push(self) -> None:
         """Send everything accepted, and wait for nothing: what waits for a segment is sent once that has started."""
         self._check_loop()
-        if self._transition is not None or self._queue:
-            self._push_late = True
-        elif self._sequence.current is not None:
-            self._sequence.current.send()
+        self._issuer.push()
 
     async def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
@@ -200,17 +342,18 @@ class AsyncLogWriter(OnOneLoop, Appending):
         future: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._accept(EndOfStreamWrite(future)):
             return await future
-        self._sealed = True  # Before the outcome is known: a record behind it could never be read.
+        self._issuer.sealed = True  # Before the outcome is known: a record behind it could never be read.
         try:
             await self.flush()
         except BaseException:
             if future.done() and not future.cancelled():
                 future.exception()  # Seen: flush has raised the same failure.
             if not self._sequence.usable:
-                self._sealed = False  # Recovery says whether it is: before it nothing is written behind this record.
+                # Recovery says whether it is: before it nothing is written behind this record.
+                self._issuer.sealed = False
             raise
         dlsn = await future
-        await self._run_transition(self._sequence.complete_current)
+        await self._issuer.run_transition(self._sequence.complete_current)
         return dlsn
 
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
@@ -227,7 +370,7 @@ class AsyncLogWriter(OnOneLoop, Appending):
 
     async def abort(self) -> None:
         """Drop what is buffered and release the lock; the segment stays in progress for the next owner to recover."""
-        await self._shut_down(self._abort)
+        await self._shut_down(self._issuer.abort)
 
     async def __aenter__(self) -> AsyncLogWriter:
         return self
@@ -246,15 +389,19 @@ class AsyncLogWriter(OnOneLoop, Appending):
         return self._shutdown is not None and self._shutdown.done()
 
     @property
+    def last_txid(self) -> int:
+        """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
+        return self._issuer.last_txid
+
+    @property
     def unacknowledged(self) -> int:
         """Records accepted and not yet acknowledged; those of a failed segment never will be, and do not count."""
-        segment = self._sequence.current
-        return self._queue.records + (segment.unacknowledged if segment is not None and segment.error is None else 0)
+        return self._issuer.unacknowledged
 
     @property
     def over_limit(self) -> int:
         """Records over an outstanding-write limit: refused, or only counted in dark mode."""
-        return self._limits.over_limit
+        return self._issuer.limits.over_limit
 
     @property
     def segment(self) -> int | None:
@@ -262,267 +409,148 @@ class AsyncLogWriter(OnOneLoop, Appending):
         segment = self._sequence.current
         return segment.metadata.lssn if segment is not None else None
 
-    # ------------------------------------------------------------------ accepting
-
-    def _send_due(self) -> None:
-        if self._sequence.current is not None:
-            self._sequence.current.send_due()
-
-    def _takes_all(self, run: RecordRun) -> bool:
-        in_order = not self._settings.max_id_sanity_check or (run.in_order and not 0 <= run.first_txid < self.last_txid)
-        return in_order and self._limits.has_room(self._settings, run, self.unacknowledged, self._queue)
-
-    def _accept(self, operation: QueuedWrite) -> bool:
-        """Issue or queue `operation`, or fail it; False if it was refused."""
-        try:
-            self._check_writable()
-            operation.check()
-            if self._settings.max_id_sanity_check:
-                operation.check_follows(self.last_txid, self.name)
-            self._limits.check(self._settings, operation, self.unacknowledged, self._queue)
-        except DistributedLogError as error:
-            operation.fail(error)
-            return False
-        if not self._lock.held:
-            # The write goes on: fencing and versions give safety. Only a confirmed loss stops the writer.
-            self._ownership.look()
-        self.last_txid = max(self.last_txid, operation.last_txid)
-        # Past the queue only where nothing is in line: records keep the order in which they were accepted (I4).
-        waits = self._transition is not None or bool(self._queue)
-        step = None if waits else self._obstacle(operation)
-        if waits or step is not None:
-            self._queue.add(operation)
-            if step is not None:
-                self._begin(step)
-        else:
-            self._issue(operation)
-        self._limits.count(self.unacknowledged)
-        return True
-
-    def _check_writable(self) -> None:
-        self._check_loop()
-        if self._shutdown is not None:
-            raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
-        if self._error is not None:
-            raise refusal(self.name, self._error)
-        self._unawaited.raise_failure("; this record was not written")
-        if self._sealed:
-            raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
-        if self._settings.fail_fast and (self._transition is not None):
-            raise StreamNotReadyError(
-                "a segment is being started; the record was not taken", log=self.name, advice="Try again"
-            )
-
-    def _obstacle(self, operation: QueuedWrite) -> Callable[[], Awaitable[None]] | None:
-        """The transition without which `operation` cannot go into the current segment; None if it can, or need not."""
-        usable = self._sequence.usable
-        if (usable and self._sequence.takes(operation.records)) or operation.is_answered():
-            return None
-        return self._roll if usable else self._start
-
-    def _issue(self, operation: QueuedWrite) -> None:
-        """Hand `operation` to the current segment; roll if it was the segment's last."""
-        segment = self._sequence.current
-        if operation.is_answered():
-            return
-        if segment is None:
-            raise InvariantViolation("a record was issued without a segment", log=self.name)
-        if self._requests is not None and segment.snapshot_is_due():
-            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
-        operation.number(self._next_txid())
-        operation.issue(segment)
-        if segment.error is None:
-            self._issued_txid = max(self._issued_txid, segment.highest_txid)
-            self.last_txid = max(self.last_txid, self._issued_txid)
-        if self._sequence.roll_is_due():
-            self._begin(self._roll)
-
-    def _next_txid(self) -> int:
-        """The id of records that came without: the time, but never below the log's highest (I4)."""
-        return max(self._services.clock.now_ms(), self._issued_txid)
-
-    def _issue_queued(self) -> None:
-        while self._queue and self._transition is None and self._error is None:
-            step = self._obstacle(self._queue.first)
-            if step is not None:
-                self._begin(step)
-                return
-            self._issue_late(self._queue.take())
-        if self._push_late and not self._queue and self._transition is None:
-            self._push_late = False
-            self.push()
-
-    def _issue_late(self, operation: QueuedWrite) -> None:
-        """Hand over what had to wait, with the time since when it waited."""
-        segment = self._sequence.current
-        self._measures.log_writer_pending_request_dispatch.inc()
-        if segment is not None:
-            segment.waiting_since = self._queue.since
-        try:
-            if self._settings.max_id_sanity_check:
-                # Again: what was accepted before it was not certain to be written, or recovery found more than was.
-                operation.check_follows(self._issued_txid, self.name)
-            self._issue(operation)
-        except TransactionIdOutOfOrderError as error:
-            operation.fail(error)
-            self._send_due()  # The last record of a bulk sends the others, and it may be this one.
-        finally:
-            if segment is not None:
-                segment.waiting_since = None
-
-    # ------------------------------------------------------------------ transitions
-
-    def _begin(self, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        self._transition = self._loop.create_task(self._transit(step))
-        return self._transition
-
-    async def _transit(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Run one transition to its end; afterwards the queue is issued, or refused if the writer has failed."""
-        try:
-            await step()
-            self._measure_waiting(True)
-        except DistributedLogError as error:
-            self._measure_waiting(False)
-            self._fail(error)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            # Before the queue is issued: a queued record may need the next transition. After a failure it is empty.
-            self._transition = None
-            self._issue_queued()
-
-    def _measure_waiting(self, success: bool) -> None:
-        if self._queue:
-            self._measures.log_writer_get_writer.record(self._loop.time() - self._queue.since, success)
-
-    async def _run_transition(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Run `step` as the writer's transition, after any other, and wait for it."""
-        while self._transition is not None:
-            await asyncio.wait([self._transition])
-        if self._error is None:
-            await asyncio.wait([self._begin(step)])
-        self._raise_failure()
-
-    async def _start(self) -> None:
-        """Start a segment for the first queued record: for the first time, or after a segment that failed."""
-        highest = await self._sequence.give_up_failed()
-        if highest is not None:
-            self._adopt(highest)
-            if self._requests is not None:
-                # Of what was under way, recovery has decided what the log keeps: only the log knows.
-                await self._learn_requests(highest)
-        if self._queue:
-            first = self._queue.first
-            first.number(self._next_txid())  # for good: nothing is issued before it
-            await self._sequence.start(first.first_txid if first.first_txid >= 0 else max(self._issued_txid, 0))
-            self._retention.begin()
-
-    def _request_log(self) -> RequestLog:
-        if self._requests is None:
-            raise CallerError(
-                "the writer was opened without producers; nothing was written",
-                log=self.name,
-                advice="Open it with open_writer(producers=True)",
-            )
-        return self._requests
-
-    async def _learn_requests(self, highest: int) -> None:
-        """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
-        known = await read_producers(self._services, self._transitions, self._settings, gaps_allowed=self._gaps_allowed)
-        self._requests = RequestLog(known.producers, known.last, highest, known.time)
-        self._transitions.note_producers(known.whole, known.producers.losses)
-
-    def _only_snapshot(self) -> int | None:
-        """From which segment on the log has its only whole snapshot of producers; None where ours is stored, too."""
-        segment = self._sequence.current
-        stored = segment is not None and segment.has_snapshot
-        return None if stored else self._transitions.whole_snapshot
-
-    def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
-        """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""
-        if self._requests is not None:
-            self._requests.begin_segment(segment, first_sequence_id)
-            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
-
-    def _adopt(self, highest: int) -> None:
-        """Go on from the log's highest transaction id, as recovery found it."""
-        # Records of a failed segment count only as far as recovery found them: the others are not in the log.
-        self.last_txid = self._issued_txid = self._recovered_txid = highest
-        if highest == MAX_TXID:
-            self._sealed = True
-            self._queue.refuse(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
-        self.last_txid = max(self.last_txid, self._queue.last_txid)
-
-    async def _roll(self) -> None:
-        def must() -> bool:
-            return bool(self._queue) and self._obstacle(self._queue.first) is not None
-
-        if await self._sequence.roll(must, idle=lambda: not self._queue):
-            self._retention.begin()
-
     async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
         """Run `action` on the segment that has everything accepted up to now."""
         self._check_loop()
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed", log=self.name)
-        await self._settle(action)
-        return self._acknowledged_txid
+        await self._issuer.settle(action)
+        return self._issuer.acknowledged_txid
 
-    async def _settle(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> None:
-        while self._transition is not None:
-            await asyncio.wait([self._transition])
-        self._raise_failure()
-        segment = self._sequence.current
-        if segment is not None:
-            try:
-                await action(segment)
-            except DistributedLogError:
-                await asyncio.sleep(0)  # The futures of the records that failed with it are settled by then.
-                self._unawaited.forget()
-                raise
-        self._unawaited.raise_failure()
+    # ------------------------------------------------------------------ accepting
 
-    # ------------------------------------------------------------------ failing
+    def _accept(self, operation: QueuedWrite) -> bool:
+        """Have `operation` issued or queued, or fail it; False if it was refused."""
+        try:
+            self._check_loop()
+            if self._shutdown is not None:
+                raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
+            self._issuer.check(operation)
+        except DistributedLogError as error:
+            operation.fail(error)
+            return False
+        self._issuer.take(operation)
+        return True
 
-    def _segment_acknowledged(self, highest_txid: int) -> None:
-        self._acknowledged_txid = max(self._acknowledged_txid, highest_txid)
-        self._limits.count(self.unacknowledged)
+    def _accept_each(self, writes: Sequence[RecordWrite], *, cancel_behind: bool) -> None:
+        """Accept records one by one, and send with the last. Those behind a refused one are tried, or cancelled."""
+        if writes:
+            writes[-1].may_transmit = True
+        refused = False
+        for write in writes:
+            if refused and cancel_behind:
+                write.fail(not_tried_error())
+            else:
+                refused = not self._accept(write) or refused
+        if refused:
+            self._end_bulk(writes)
 
-    def _segment_failed(self, cause: BaseException) -> None:
-        """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
-        self._limits.count(self.unacknowledged)
-        if self._requests is not None:
-            self._requests.failed = True
-        # What was not acknowledged may not be in the log: recovery decides, and until then it keeps no record out.
-        self._issued_txid = max(self._acknowledged_txid, self._recovered_txid)
-        self.last_txid = max(self._issued_txid, self._queue.last_txid)
-        if self._settings.disable_rolling_on_error:
-            self._fail(cause)
+    def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
+        """Send what was accepted before a refusal: only the last record of a bulk sends it, and that was refused."""
+        for write in writes:
+            write.may_transmit = True  # for those that still wait for a segment
+        self._issuer.send_due()
 
-    def _fail(self, cause: BaseException) -> None:
-        """The first failure is final: later writes are refused, and so is what waits in the queue."""
-        cause = explain_failure(self.name, cause)
-        if self._error is None:
-            self._error = cause
-            self._ownership.end()
-            if self.on_failed is not None:  # Not now: records that fail with it are answered first.
-                self._loop.call_soon(self.on_failed, cause)
-            _log.warning(
-                "log %s: the writer failed: %s", self.name, cause, extra=about(log=self.name, segment=self.segment)
+    async def _at_once(self, appended: asyncio.Future[Appended]) -> None:
+        """Send what was appended, and wait until it is stored."""
+        if not appended.done():
+            await self.send()
+        await appended
+
+    def _append(
+        self,
+        records: Columns,
+        waiting: Waiting,
+        producer: ProducerRequest | None = None,
+        condition: Condition | None = None,
+        fence: FencingToken | None = None,
+    ) -> None:
+        try:
+            self._issuer.request_log()
+        except CallerError as error:
+            waiting.set_exception(error)
+            return
+        self._accept(
+            AppendWrite(
+                self._issuer.request_log,
+                records,
+                waiting,
+                in_order=self._settings.max_id_sanity_check,
+                producer=producer,
+                condition=condition,
+                fence=fence,
             )
-            if isinstance(cause, InvariantViolation):
-                self._measures.alerts.inc()
-        self._queue.refuse(refusal(self.name, self._error))
-        if self._sequence.current is not None:
-            self._sequence.current.cancel(cause)
-        self._limits.count(self.unacknowledged)
+        )
 
-    def _raise_failure(self) -> None:
-        if self._error is not None:
-            raise refusal(self.name, self._error)
+    def _append_soon(
+        self,
+        records: Columns,
+        producer: ProducerRequest | None,
+        condition: Condition | None = None,
+        fence: FencingToken | None = None,
+    ) -> asyncio.Future[Appended]:
+        """`_append` with a future, which is measured."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._append(records, future, producer, condition, fence)
+        self._measure_bulk(future)
+        return future
+
+    def _append_epoch(self, producer: str, epoch: int | None) -> tuple[int, asyncio.Future[Appended]]:
+        producers = self._issuer.request_log().producers
+        wanted = epoch if epoch is not None else producers.next_epoch(producer)
+        return wanted, self._append_soon(((), ()), ProducerRequest(producer, wanted, -1, 0))
+
+    def _append_token(self, token: bytes, expected: bytes | None) -> asyncio.Future[Appended]:
+        condition = Condition(None, expected) if expected is not None else None
+        return self._append_soon(((), ()), None, condition, FencingToken(token))
+
+    def _measure_bulk(self, last: asyncio.Future[Any]) -> None:
+        """Time a bulk from now until its last future ends."""
+        if not self._measured:
+            return
+        noted = self._note_bulk()
+
+        def ended(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled():
+                # Not by `exception()`: asyncio would take the failure for seen, and not report it if the caller never
+                # looks at it.
+                noted(future._exception is None)
+
+        last.add_done_callback(ended)
+
+    def _note_bulk(self) -> Callable[[bool], None]:
+        """Return what to call when a bulk that begins now has ended, with whether it is stored."""
+        began, timing = self._loop.time(), self._measures.log_writer_bulk_write
+        return lambda stored: timing.record(self._loop.time() - began, stored)
+
+    def _measured_run(self, ended: RunEnded, records: int) -> RunEnded:
+        """`ended`, with the bulk timed from now until its last record ends."""
+        if not self._measured:
+            return ended
+        noted = self._note_bulk()
+
+        def last_noted(first: int, count: int, outcome: Appended | BaseException) -> None:
+            if first + count == records:
+                noted(isinstance(outcome, Appended))
+            ended(first, count, outcome)
+
+        return last_noted
+
+    def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
+        """Return the futures for the caller: of records that are stored, or (non-durable) that were only taken."""
+        if self._settings.durable_writes:
+            return futures
+        return [self._issuer.unawaited.instead_of(future, DLSN.INVALID) for future in futures]
 
     # ------------------------------------------------------------------ closing
+
+    def _failed(self, cause: BaseException) -> None:
+        """Say that the writer has failed: called once."""
+        if self.on_failed is not None:  # Not now: records that fail with it are answered first.
+            self._loop.call_soon(self.on_failed, cause)
+        _log.warning(
+            "log %s: the writer failed: %s", self.name, cause, extra=about(log=self.name, segment=self.segment)
+        )
 
     async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
         """Run `step` and release everything, once, for all callers, and even if a caller is cancelled (I16)."""
@@ -536,37 +564,17 @@ class AsyncLogWriter(OnOneLoop, Appending):
             await step()
         finally:
             # The lock goes last: until everything that may change the log has ended, the next owner waits for it.
-            await self._ownership.close()
+            await self._issuer.ownership.close()
             await self._retention.close()
             await self._sequence.close()
-            self._limits.end()
+            self._issuer.limits.end()
             await release(self._lock, self._measures.lock_unlock)
             self._forget_gauge()
 
     async def _close(self) -> None:
-        await self._settle(self._flush_last)
+        await self._issuer.settle(self._issuer.flush_last)
         # The lock goes with the end of the last segment, in one step, so that the next owner waits for one only. What
         # else may change the log ends before (I16).
-        await self._ownership.close()
+        await self._issuer.ownership.close()
         await self._retention.close()
-        await self._run_transition(self._sequence.complete_last)
-
-    async def _flush_last(self, segment: SegmentWriter) -> None:
-        """Flush a segment that is closed. The next owner finds the producers at its end: it may wait for the log now,
-        and reads what is behind the newest snapshot before it writes."""
-        behind = segment.since_snapshot
-        if self._requests is not None and segment.error is None and behind >= self._settings.first_scan_entries:
-            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
-        await segment.flush()
-
-    async def _abort(self) -> None:
-        cause = WriteCancelledError("the writer was aborted; the record was not sent", log=self.name)
-        transition = self._transition
-        if self._error is None:
-            self._error = cause
-        self._queue.refuse(cause)
-        if self._sequence.current is not None:
-            self._sequence.current.cancel(cause)
-        if transition is not None:
-            # A transaction under way is not cut off: whether it was applied would stay unknown.
-            await asyncio.wait([transition])
+        await self._issuer.run_transition(self._sequence.complete_last)

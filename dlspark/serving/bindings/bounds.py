@@ -22,12 +22,19 @@ _RECORD_BYTES: Final = 200
 """What each record of a write counts besides its bytes, of which it may have none."""
 LEAST_ANSWER_BYTES: Final = 2 * STEP_BYTES
 """Below it a connection that was paused could not be seen to have room again: links say so at STEP_BYTES."""
+CONNECTIONS: Final = 12_000
+"""Of one binding of a proxy, unless its settings say otherwise."""
+IDLE_MS: Final = 900_000
+"""How long a connection on which nothing is asked is kept, unless a setting says otherwise."""
+KEEPALIVE_MS: Final = 60_000
+"""After how long a proxy pings a gRPC client from which nothing comes, unless a setting says otherwise."""
 KEPT_VIEW_BYTES: Final = 256 * 1024
 """A longer frame stays where it was received; a shorter one is copied, lest it keeps a chunk of 2 MiB in use."""
 
 
 def write_bytes(request: WriteRecords) -> int:
-    """What a write counts for its records, besides its frame; more records than one may have are refused later."""
+    """Return what a write counts for its records, besides its frame; more records than one may have are refused
+    later."""
     return _RECORD_BYTES * min(declared_records(request), MAX_SET_RECORDS)
 
 
@@ -35,7 +42,7 @@ def write_bytes(request: WriteRecords) -> int:
 class FramesLimits:
     """Bounds of a `FramesServer`."""
 
-    connections: int = 12_000
+    connections: int = CONNECTIONS
     """All together. One more closes the most idle one, or is refused where all are in use."""
     request_bytes: int = MAX_FRAME_BYTES
     """The longest request. A longer one is refused by its number; what the transport does not take closes the link."""
@@ -61,7 +68,7 @@ class FramesLimits:
     """Of all connections together: answers for clients that take none; beyond it the oldest of them are closed."""
     first_request_ms: int = 10_000
     """By when a new connection must have sent a whole request."""
-    idle_ms: int = 900_000
+    idle_ms: int = IDLE_MS
     """A connection that asked nothing for so long, and waits for nothing, is closed. Clients of ours ask before."""
     stuck_ms: int = 60_000
     """A client that takes nothing of its answers for so long is closed."""
@@ -121,13 +128,13 @@ class GrpcLimits:
     memory_bytes: int = 512 * 1024 * 1024
     """Of all calls together: requests without an answer, and what was read and not taken yet. Beyond it what is new is
     refused with OVER_CAPACITY, and a Read ends so."""
-    keepalive_ms: int = 60_000
+    keepalive_ms: int = KEEPALIVE_MS
     """A connection over which nothing has come for so long is pinged."""
     keepalive_timeout_ms: int = 20_000
     """When nothing comes within this after that, the connection is closed."""
     least_ping_ms: int = 5_000
     """Clients may ping as often as this, without calls, too: gRPC's own default, 5 minutes, ends their connections."""
-    idle_ms: int = 900_000
+    idle_ms: int = IDLE_MS
     """A connection without calls for so long is closed; clients of gRPC make another by themselves."""
     handshake_ms: int = 10_000
     """By when a new connection must have spoken HTTP/2."""

@@ -28,6 +28,7 @@ from dlspark.errors import (
     ProxyUnreachableError,
 )
 from dlspark.serving.bindings.bounds import FramesClientLimits
+from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (
@@ -41,7 +42,6 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.service import Reply
 from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
@@ -56,7 +56,7 @@ ASKING: Final = (Handshake, FindOwner, ListProxies, ReadBatch)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of `host:port`, a host with colons in square brackets. Raises CallerError."""
+    """Return the two parts of `host:port`, a host with colons in square brackets. Raises CallerError."""
     found = parse_address(address)
     if found is None:
         raise CallerError(f"{address!r} is not a proxy's address, which is host:port", node=address)
@@ -177,12 +177,12 @@ class FramesClient:
                 self.forget(number)
 
     def forget(self, number: int) -> None:
-        """The answer to this request is not wanted any more: if it comes it is dropped. Idempotent."""
+        """Note that the answer to this request is not wanted any more: if it comes it is dropped. Idempotent."""
         if number in self._replies:
             self._replies[number] = _dropped
 
     def _next_number(self) -> int:
-        """One that no request under way has, which after a round of all of them some may."""
+        """Return one that no request under way has, which after a round of all of them some may."""
         number = self._number
         while True:
             number = number + 1 if number < LAST_NUMBER else 1
@@ -193,7 +193,7 @@ class FramesClient:
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
-        """One answer. Raises ProtocolError, which closes the link, for one that is none."""
+        """Take one answer. Raises ProtocolError, which closes the link, for one that is none."""
         number, answer = decode_answer(frame)
         reply = self._replies.pop(number, None)
         if reply is not None:
@@ -211,12 +211,12 @@ class FramesClient:
             raise ProtocolError(f"an answer to request {number}, of which none is under way", node=self.address)
 
     def batch_done(self) -> None:
-        """The proxy lives."""
+        """Note that the proxy lives."""
         self._heard_at = self._loop.time()
         self._pinged = False
 
     def link_closed(self, error: Exception | None) -> None:
-        """Every request under way ends now."""
+        """Note that every request under way ends now."""
         if self._said is None and error is not None:
             self._said = str(error)
         self._end()

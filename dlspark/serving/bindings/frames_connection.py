@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits, write_bytes
+from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
 from dlspark.serving.protocol.frames import decode_request, encode_answer
@@ -41,12 +42,11 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
-from storage_node.bookie.requests.limits import Budget
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.transport.budgets import Budget
 from storage_node.transport.turns import Turns
 
 NO_REQUEST: Final = 0
@@ -75,11 +75,11 @@ class FramesHost(Protocol):
         ...
 
     def ended(self, connection: FramesConnection) -> None:
-        """Its link is closed; nothing comes from it any more."""
+        """Note that its link is closed; nothing comes from it any more."""
         ...
 
     def settled(self) -> None:
-        """A connection has nothing under way, while the server stops."""
+        """Note that a connection has nothing under way, while the server stops."""
         ...
 
 
@@ -192,14 +192,14 @@ class FramesConnection:
             self._begin(memoryview(bytes(frame)) if len(frame) < KEPT_VIEW_BYTES else frame)
 
     def batch_done(self) -> None:
-        """All that arrived together was begun; that may be half a frame, which is no request yet."""
+        """Note that all that arrived together was begun; that may be half a frame, which is no request yet."""
         if self._fresh and not self.closed:
             self._fresh = False
             self.heard_at = self._loop.time()
             self._host.heard(self)
 
     def link_closed(self, error: Exception | None) -> None:
-        """The client is gone: what it holds here goes, and the service hears of it once."""
+        """Note that the client is gone: what it holds here goes, and the service hears of it once."""
         del error  # the link has logged what went wrong
         self.closed = True
         self._line, self._line_bytes, self._held = None, 0, 0
@@ -256,7 +256,7 @@ class FramesConnection:
             self._pause()
 
     def _objection(self, request: Request, size: int) -> Refusal | None:
-        """Why a request is not begun, whatever the service would say."""
+        """Return why a request is not begun, whatever the service would say."""
         host = self._host
         if size + LENGTH_BYTES > self._limits.request_bytes:
             message = f"the request has {size + LENGTH_BYTES} bytes, at most {self._limits.request_bytes} are taken"
@@ -272,7 +272,7 @@ class FramesConnection:
         return None
 
     def _break_off(self, frame: memoryview, error: DistributedLogError) -> None:
-        """What the client sent is no request: say so, and end."""
+        """Note that what the client sent is no request: say so, and end."""
         self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, error)
         number: int = HEADER.unpack_from(frame)[3] if len(frame) >= HEADER.size else NO_REQUEST
         if number in self._under_way:
@@ -284,7 +284,7 @@ class FramesConnection:
     # ------------------------------------------------------------------------------------ answers
 
     def answered(self, number: int, answer: Answer) -> None:
-        """The service has answered. Dropped where the client is gone, or has its answer already."""
+        """Note that the service has answered. Dropped where the client is gone, or has its answer already."""
         cost = self._under_way.pop(number, None)
         if cost is None:
             if not self.closed:
@@ -323,7 +323,7 @@ class FramesConnection:
     # ------------------------------------------------------------------------------------ bounds
 
     def look(self, now: float) -> str | None:
-        """Why the connection is to be closed now, if it is; called every now and then."""
+        """Return why the connection is to be closed now, if it is; called every now and then."""
         limits, queued = self._limits, self._link.queued_bytes
         if self.heard_at is None:
             late = (now - self.opened_at) * 1000 > limits.first_request_ms

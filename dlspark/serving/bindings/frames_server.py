@@ -18,12 +18,13 @@ import logging
 from dlspark.errors import NotAppliedError
 from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_connection import FramesConnection
-from dlspark.serving.service import ProxyService
+from dlspark.serving.bindings.service import ProxyService
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import MessageLimit
-from storage_node.bookie.requests.limits import Admission, Budget
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
+from storage_node.transport.admission import Admission
+from storage_node.transport.budgets import Budget
 from storage_node.transport.tcp import TcpNetwork
 from storage_node.transport.turns import Turns
 
@@ -40,7 +41,8 @@ CLOSE_GRACE_S = 5.0
 
 
 def frames_network(limits: FramesLimits) -> TcpNetwork:
-    """A network for a server of these limits alone: what stalling peers take of its memory is bounded by them."""
+    """Return a network for a server of these limits alone: what stalling peers take of its memory is bounded by
+    them."""
     return TcpNetwork(begun_bytes=limits.begun_bytes, stuck_bytes=limits.stuck_bytes)
 
 
@@ -149,7 +151,7 @@ class FramesServer:
         self._admission.heard(connection)
 
     def ended(self, connection: FramesConnection) -> None:
-        """A connection is closed, and makes room for another."""
+        """Note that a connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
         self.settled()

@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError, Message
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
 from dlspark.serving.bindings.grpc_hosts import peer_address
+from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -49,7 +50,6 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from dlspark.serving.service import Caller, ProxyService
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
 from storage_node.errors import ProtocolError
@@ -82,11 +82,11 @@ class Call(Protocol):
         ...
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline, None without one."""
+        """Return seconds until the client's deadline, None without one."""
         ...
 
     async def read(self) -> object:
-        """The next message, `grpc.aio.EOF` behind the last one."""
+        """Return the next message, `grpc.aio.EOF` behind the last one."""
         ...
 
     async def write(self, message: bytes) -> None:
@@ -122,7 +122,7 @@ class GrpcCalls:
         self._lines = MessageLimit(logger)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What gRPC calls, for each method of the compiled file."""
+        """Return what gRPC calls, for each method of the compiled file."""
         found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         for method in rpc_messages.METHODS.values():
             if method.requests_stream:
@@ -148,14 +148,14 @@ class GrpcCalls:
         return handle
 
     async def _understood(self, method: rpc_messages.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
-        """The message and the request that `data` is; ends the call where it is none."""
+        """Return the message and the request that `data` is; ends the call where it is none."""
         try:
             return self.parsed(method, data)
         except ProtocolError as error:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     async def ask(self, request: Request, caller: Caller, size: int, call: Call) -> Answer:
-        """The service's answer to one request; cancelled, it is dropped."""
+        """Return the service's answer to one request; cancelled, it is dropped."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def take(answer: Answer) -> None:
@@ -178,7 +178,7 @@ class GrpcCalls:
             self.held_bytes -= cost
 
     async def _timed(self, request: Request, call: Call) -> Request:
-        """The request with the client's deadline; ends the call where that is over."""
+        """Return the request with the client's deadline; ends the call where that is over."""
         left_s = call.time_remaining()
         if left_s is None:
             return request
@@ -229,7 +229,7 @@ class GrpcCalls:
         self._service.caller_gone(caller)
 
     def encoded(self, name: str, answer: Answer, correlation: int = 0) -> bytes:
-        """The message with which a call of this name is answered."""
+        """Return the message with which a call of this name is answered."""
         try:
             message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, names=self._names)
         except DistributedLogError as error:
@@ -237,8 +237,8 @@ class GrpcCalls:
         return message.SerializeToString()
 
     async def read_responses(self, answer: Delivery) -> list[bytes]:
-        """The messages with which a Read is answered. Other clients come between them; and one large delivery is taken
-        apart at a time, for its records take many times the memory of its bytes. Raises DistributedLogError."""
+        """Return the messages with which a Read is answered. Other clients come between them; and one large delivery is
+        taken apart at a time, for its records take many times the memory of its bytes. Raises DistributedLogError."""
         messages = rpc_messages.read_responses(answer)
         if sum(map(len, answer.parts)) <= LARGE_BYTES:
             return [message.SerializeToString() for message in messages]
@@ -250,7 +250,7 @@ class GrpcCalls:
         return made
 
     def parsed(self, method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
-        """The message and the request that `data` is; proxies that it names have their locations. Raises
+        """Return the message and the request that `data` is; proxies that it names have their locations. Raises
         ProtocolError."""
         try:
             message = method.request.FromString(data)
@@ -265,13 +265,13 @@ class GrpcCalls:
         return message, _within(request, replace(request.context, tried_hosts=tried))
 
     def cost(self, request: Request, size: int) -> int:
-        """What a request of `size` bytes counts while it is under way."""
+        """Return what a request of `size` bytes counts while it is under way."""
         if isinstance(request, WriteRecords):
             return size + REQUEST_BYTES + write_bytes(request)
         return size + REQUEST_BYTES
 
     def objection(self, cost: int) -> Refusal | None:
-        """Why a request is not begun, whatever the service would say."""
+        """Return why a request is not begun, whatever the service would say."""
         if self.stopping.is_set():
             return stopping()
         if self.held_bytes + cost > self.limits.memory_bytes:
@@ -327,7 +327,7 @@ class _Append:
         self._held = 0
 
     async def finish(self) -> None:
-        """How the call ends: as the client ended it, or with an error of gRPC."""
+        """End the call: as the client ended it, or with an error of gRPC."""
         if self._broken is not None:
             await self._call.abort(grpc.StatusCode.INVALID_ARGUMENT, self._broken)
         if self._calls.stopping.is_set():
@@ -419,7 +419,8 @@ class _Read:
             return
 
     async def _next(self) -> Answer | None:
-        """What the service answers; None where the log is waited for, and did not exist for as long as a read waits."""
+        """Return what the service answers; None where the log is waited for, and did not exist for as long as a read
+        waits."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._request.wait_ms / 1000
         while True:
@@ -447,7 +448,8 @@ class _Read:
         return await self._unless_stopping(calls.ask(request, self._caller, 0, self._call)) or stopping()
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What is waited for, None where the server began to stop before it came: it may have waited for long."""
+        """Return what is waited for, None where the server began to stop before it came: it may have waited for
+        long."""
         asking = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._calls.stopping.wait())
         try:
@@ -493,31 +495,31 @@ class _Once:
 
 
 def cannot_be_sent(name: str, error: DistributedLogError) -> Refusal:
-    """What is answered where the service's answer makes no message."""
+    """Return what is answered where the service's answer makes no message."""
     logger.error("an answer to %s cannot be sent: %s", name, error)
     text = f"it was done, and its answer cannot be sent: {error.message}"
     return Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
 
 
 def stopping() -> Refusal:
-    """What is answered while the server stops."""
+    """Return what is answered while the server stops."""
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
 
 
 def too_many_wait() -> Refusal:
-    """What is answered where so many Reads wait for their logs as may."""
+    """Return what is answered where so many Reads wait for their logs as may."""
     message = "the log does not exist, and as many readers wait for theirs as may"
     return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
 
 
 def over_capacity() -> Refusal:
-    """What is answered while all calls together take all the memory that they may."""
+    """Return what is answered while all calls together take all the memory that they may."""
     message = "the requests and answers of all clients take all the memory that they may"
     return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
 
 
 def with_timeout(request: Request, seconds: float) -> Request:
-    """The request, with the client's deadline where it has no shorter time."""
+    """Return the request, with the client's deadline where it has no shorter time."""
     if isinstance(request, Handshake | AcceptStreams | ListProxies):
         return request
     context = request.context

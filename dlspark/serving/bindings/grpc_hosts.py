@@ -43,7 +43,7 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a call with the count before it; None as it is: there is no such call."""
+        """Return the handler of a call with the count before it; None as it is: there is no such call."""
         handler = await continuation(handler_call_details)
         return handler if handler is None else self._counted(handler)
 
@@ -81,7 +81,7 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
                 del self._taken[host]
 
     async def _message(self, context: Context) -> object:
-        """The one message of a call; ends the call where it has none, or that takes too long."""
+        """Return the one message of a call; ends the call where it has none, or that takes too long."""
         reading = asyncio.ensure_future(context.read())
         try:  # not `wait_for`, which may pass over that the call is cancelled when the message comes
             await asyncio.wait([reading], timeout=self._limits.message_ms / 1000)

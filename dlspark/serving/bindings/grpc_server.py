@@ -22,9 +22,9 @@ from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_hosts import CallsOfHosts
 from dlspark.serving.bindings.grpc_options import server_options
+from dlspark.serving.bindings.service import ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
 from dlspark.serving.protocol.rpc_messages import SERVICE
-from dlspark.serving.service import ProxyService
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks

@@ -102,7 +102,8 @@ OF_THE_PROXY: Final = frozenset((StatusCode.FOUND, StatusCode.ALREADY_CLOSED, St
 
 
 def rule_of(refusal: Refusal, *, fail_fast: bool) -> AnswerRule:
-    """What to do about a refusal. `fail_fast`: of a stream that is not to be had at the first proxy, say so at once."""
+    """Return what to do about a refusal. `fail_fast`: of a stream that is not to be had at the first proxy, say so at
+    once."""
     rule = RULE_OF_CODE[refusal.code]
     if refusal.reason in FINAL_REASONS:
         return AnswerRule.FAIL
@@ -116,7 +117,7 @@ PASSING: Final = frozenset((StatusCode.OVER_CAPACITY, StatusCode.STREAM_NOT_READ
 
 
 def may_pass(refusal: Refusal) -> bool:
-    """Whether the same request, sent again later, may be answered otherwise."""
+    """Return whether the same request, sent again later, may be answered otherwise."""
     return refusal.code in PASSING or rule_of(refusal, fail_fast=False) is not AnswerRule.FAIL
 
 
@@ -127,7 +128,7 @@ REPEATABLE: Final = (*CHANGES_NOTHING, BeginEpoch, Heartbeat, TruncateStream, Re
 
 
 def is_repeatable(request: StreamRequest, *, resend_writes: bool = False) -> bool:
-    """Whether a request may be sent again when nobody knows whether it was done.
+    """Return whether a request may be sent again when nobody knows whether it was done.
 
     A producer's request may: the log knows it again. So may one that requires a position, for once it is written the
     position is another. Any other write would perhaps be written twice, and is not sent again unless `resend_writes`

@@ -56,7 +56,7 @@ class RecordBatch:
     """Of the payloads, with `RECORD_ROOM_BYTES` for each."""
 
     def request(self, stream: str) -> WriteRecords:
-        """The request that writes them, in one entry."""
+        """Return the request that writes them, in one entry."""
         return WriteRecords(stream, self.payloads, atomic=True, transaction_ids=self.transaction_ids)
 
 
@@ -78,7 +78,7 @@ class Batcher:
         self._pending_records = 0
 
     def __len__(self) -> int:
-        """Records that wait to be taken."""
+        """Return records that wait to be taken."""
         return len(self._waiting)
 
     @property
@@ -118,12 +118,12 @@ class Batcher:
         return True
 
     def is_ready(self, now: float) -> bool:
-        """Whether a request is to be taken as soon as it may be sent."""
+        """Return whether a request is to be taken as soon as it may be sent."""
         due = self.next_due()
         return due is not None and due <= now
 
     def next_due(self) -> float | None:
-        """When `is_ready` becomes true by time alone, perhaps in the past; None: nothing waits."""
+        """Return when `is_ready` becomes true by time alone, perhaps in the past; None: nothing waits."""
         if not self._waiting:
             return None
         oldest = next(iter(self._waiting.values())).since
@@ -133,7 +133,7 @@ class Batcher:
         return oldest + limits.linger_ms / 1000
 
     def take(self) -> RecordBatch:
-        """The next request's records: the oldest ones, as many as fit. Something must wait.
+        """Return the next request's records: the oldest ones, as many as fit. Something must wait.
 
         Records with transaction ids of their own and records without are not in one request.
         """
@@ -156,7 +156,7 @@ class Batcher:
         return RecordBatch(tuple(keys), tuple(record.payload for record in taken), ids or None, size)
 
     def settled(self, batch: RecordBatch) -> None:
-        """The fate of a request is known: its room is free."""
+        """Note that the fate of a request is known: its room is free."""
         self._release(batch.bytes, len(batch.keys))
 
     def _release(self, size: int, records: int) -> None:
@@ -166,7 +166,7 @@ class Batcher:
 
 
 def fates(batch: RecordBatch, answer: Answer) -> Iterator[tuple[Hashable, DLSN | Refusal | None]]:
-    """What became of each record: its place, None where it is stored and its place is forgotten, or why not.
+    """Yield what became of each record: its place, None where it is stored and its place is forgotten, or why not.
 
     An answer that does not fit the request says nothing of them: their outcome is unknown.
     """

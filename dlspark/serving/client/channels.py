@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyUnreachableError
+from dlspark.serving.bindings.service import Reply
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Applied, Handshake, Reason, Refusal, Request
-from dlspark.serving.service import Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 
@@ -54,7 +54,7 @@ class ProxyChannel(Protocol):
         ...
 
     def forget(self, number: int) -> None:
-        """The answer to this request is not wanted any more."""
+        """Note that the answer to this request is not wanted any more."""
         ...
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class Sending:
 
     __slots__ = ("_channel", "_heard", "_lane", "_number", "_request")
 
-    def __init__(self, lane: _Lane, request: Request, heard: Heard) -> None:
+    def __init__(self, lane: _Channel, request: Request, heard: Heard) -> None:
         self._lane = lane
         self._request: Request | None = request
         self._heard: Heard | None = heard
@@ -111,7 +111,7 @@ class Sending:
         asyncio.get_running_loop().call_soon(self.fail, error)
 
     def fail(self, error: DistributedLogError) -> None:
-        """It was not sent, and will not be."""
+        """Note that it was not sent, and will not be."""
         heard, self._heard, self._request = self._heard, None, None
         if heard is not None:
             heard(ChannelFailure(error))
@@ -134,7 +134,7 @@ class Sending:
         heard(answer)
 
 
-class _Lane:
+class _Channel:
     """One connection to one address, and what waits for it."""
 
     __slots__ = (
@@ -195,7 +195,7 @@ class _Lane:
                 self._opening = self._host.loop.create_task(self._open())
 
     def settled(self) -> None:
-        """A request on the connection is answered, or given up."""
+        """Note that a request on the connection is answered, or given up."""
         self.under_way -= 1
 
     async def _open(self) -> None:
@@ -231,7 +231,7 @@ class _Lane:
             sending.fail(error)
 
     def _closed(self) -> None:
-        """The connection has ended; all its requests were answered before."""
+        """Note that the connection has ended; all its requests were answered before."""
         self.channel = None
         if self._timer is not None:
             self._timer.cancel()
@@ -300,7 +300,7 @@ class Channels:
         self._on_connected = on_connected
         self._on_closed = on_closed
         self._max_channels = max_channels
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], _Channel] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -308,7 +308,7 @@ class Channels:
         return len(self._lanes)
 
     def addresses(self) -> Iterable[str]:
-        """The proxies that requests have a connection to."""
+        """Return the proxies that requests have a connection to."""
         return [address for (address, number), lane in self._lanes.items() if not number and lane.channel is not None]
 
     def submit(self, address: str, request: Request, heard: Heard, lane: int = 0) -> Sending:
@@ -316,7 +316,7 @@ class Channels:
         key = (address, lane)
         found = self._lanes.get(key)
         if found is None:
-            found = _Lane(self, address, lane)
+            found = _Channel(self, address, lane)
             if self._closed:
                 sending = Sending(found, request, heard)
                 sending.fail_soon(AlreadyClosedError("the client is closed"))
@@ -332,7 +332,8 @@ class Channels:
         return sending
 
     def forget(self, address: str) -> None:
-        """The proxy is not one of the fleet any more: its connections are closed once nothing is under way."""
+        """Note that the proxy is not one of the fleet any more: its connections are closed once nothing is under
+        way."""
         for key in [key for key, lane in self._lanes.items() if key[0] == address and lane.idle]:
             self._end_lane(self._lanes.pop(key))
 
@@ -343,7 +344,7 @@ class Channels:
             self._end_lane(lane)
 
     def lanes_of(self, number: int) -> list[str]:
-        """The addresses to which this lane has a connection."""
+        """Return the addresses to which this lane has a connection."""
         return [address for address, one in self._lanes if one == number]
 
     async def close(self) -> None:
@@ -356,13 +357,13 @@ class Channels:
 
     # ------------------------------------------------------------------ for lanes
 
-    def connected(self, lane: _Lane) -> None:
-        """A connection was made."""
+    def connected(self, lane: _Channel) -> None:
+        """Note that a connection was made."""
         if self._on_connected is not None and not lane.number:
             self._on_connected(lane.address)
 
-    def disconnected(self, lane: _Lane) -> None:
-        """A connection has ended."""
+    def disconnected(self, lane: _Channel) -> None:
+        """Note that a connection has ended."""
         if self._on_closed is not None and not lane.number and not self._closed:
             self._on_closed(lane.address)
 
@@ -377,7 +378,7 @@ class Channels:
         self._end_lane(self._lanes.pop(min(idle)[1]))
         return True
 
-    def _end_lane(self, lane: _Lane) -> None:
+    def _end_lane(self, lane: _Channel) -> None:
         self._later(lane.close(ProxyUnreachableError("the connection was closed as idle", node=lane.address)))
 
     def _later(self, ending: Awaitable[None]) -> None:

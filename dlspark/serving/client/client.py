@@ -31,7 +31,7 @@ from dlspark.errors import AlreadyClosedError, OverCapacityError
 from dlspark.serving.client.answer_rules import StreamRequest
 from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.channels import ChannelFailure, Channels, Connect, ProxyChannel
-from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, Journey
+from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, InFlightRequest
 from dlspark.serving.client.fleet import Fleet, fleets_of
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
@@ -114,9 +114,9 @@ class AsyncClient(OnOneLoop, StreamOperations):
         read_from: str | Sequence[str] | None = None,
         network: Network | None = None,
     ) -> AsyncClient:
-        """A client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are announced;
-        a sequence has one such text for each region, the local one first. None: what the settings name, else the
-        namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+        """Return a client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are
+        announced; a sequence has one such text for each region, the local one first. None: what the settings name, else
+        the namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
 
         `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
         proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
@@ -155,7 +155,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         self._fleet_changed()
 
     def _fleet_changed(self) -> None:
-        """A fleet has other proxies now."""
+        """Note that a fleet has other proxies now."""
         if self._reads is None:
             return
         now = self._clock.elapsed_s()
@@ -205,7 +205,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         )
 
     def producer(self, stream: str, name: str | None = None) -> AsyncProducer:
-        """The producer of this name on the stream, the same one each time until it is closed or fenced.
+        """Return the producer of this name on the stream, the same one each time until it is closed or fenced.
 
         Without a name it is the client's own (`producerName`, or a name that no other client has). A name is one
         process's at a time: the one that begins with it last fences the others.
@@ -274,11 +274,11 @@ class AsyncClient(OnOneLoop, StreamOperations):
     def multi_stream_writer(
         self, streams: Sequence[str], limits: MultiStreamLimits | None = None
     ) -> AsyncMultiStreamWriter:
-        """A writer whose records go to whichever of the streams takes them soonest, in record sets."""
+        """Return a writer whose records go to whichever of the streams takes them soonest, in record sets."""
         self._check_loop()
         dispatcher = self._working()
 
-        def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Journey:
+        def send(request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> InFlightRequest:
             return dispatcher.begin(request, _unwrapped(settle), timeout_ms=timeout_ms)
 
         writer = AsyncMultiStreamWriter(send, streams, limits)
@@ -294,11 +294,11 @@ class AsyncClient(OnOneLoop, StreamOperations):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> AsyncStreamMonitor:
-        """A monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
         self._check_loop()
         dispatcher = self._working()
 
-        def send(request: Heartbeat, settle: Callable[[Answer], None]) -> Journey:
+        def send(request: Heartbeat, settle: Callable[[Answer], None]) -> InFlightRequest:
             return dispatcher.begin(request, _unwrapped(settle))
 
         monitor = AsyncStreamMonitor(
@@ -318,7 +318,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         max_bytes: int | None = None,
         poll_ms: int | None = None,
     ) -> AsyncProxyReader:
-        """A reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
+        """Return a reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
 
         `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
         how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.
@@ -362,11 +362,11 @@ class AsyncClient(OnOneLoop, StreamOperations):
         def settle(finished: Finished) -> None:
             _end(answered, finished.for_caller, request.stream)
 
-        journey = self._working().begin(request, settle)
+        in_flight = self._working().begin(request, settle)
         try:
             return await answered
         finally:
-            journey.cancel()
+            in_flight.cancel()
 
     async def _ask_at(self, proxy: str, request: Request) -> Answer:
         self._check_loop()

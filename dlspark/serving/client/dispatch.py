@@ -58,17 +58,17 @@ class ClientCounters:
 
 
 class _Expiries:
-    """Journeys that have the same time limit, in the order in which it ends; one timer for all."""
+    """Requests that have the same time limit, in the order in which it ends; one timer for all."""
 
     __slots__ = ("_due", "_fire", "_loop", "_now", "_timer")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], fire: Callable[[Journey], None]
+        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], fire: Callable[[InFlightRequest], None]
     ) -> None:
         self._loop = loop
         self._now = now
         self._fire = fire
-        self._due: dict[Journey, float] = {}
+        self._due: dict[InFlightRequest, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -76,17 +76,17 @@ class _Expiries:
         """Whether any waits, or its timer runs."""
         return bool(self._due) or self._timer is not None
 
-    def add(self, journey: Journey, due: float) -> None:
-        self._due.pop(journey, None)
-        self._due[journey] = due
+    def add(self, in_flight: InFlightRequest, due: float) -> None:
+        self._due.pop(in_flight, None)
+        self._due[in_flight] = due
         if self._timer is None:
             self._wait_until(due)
 
     def _wait_until(self, due: float) -> None:
         self._timer = self._loop.call_later(max(due - self._now(), 0), self._expire)
 
-    def remove(self, journey: Journey) -> None:
-        self._due.pop(journey, None)
+    def remove(self, in_flight: InFlightRequest) -> None:
+        self._due.pop(in_flight, None)
 
     def close(self) -> None:
         self._due.clear()
@@ -97,15 +97,15 @@ class _Expiries:
     def _expire(self) -> None:
         self._timer = None
         while self._due:
-            journey, due = next(iter(self._due.items()))
+            in_flight, due = next(iter(self._due.items()))
             if due > self._now():
                 self._wait_until(due)
                 return
-            del self._due[journey]
-            self._fire(journey)
+            del self._due[in_flight]
+            self._fire(in_flight)
 
 
-class Journey:
+class InFlightRequest:
     """A request on its way; made by `Dispatcher.begin`."""
 
     __slots__ = (
@@ -155,17 +155,17 @@ class Journey:
         if way.deadline is not None and effect is not None:
             self._time_limit = self._dispatcher.expiries("deadline", way.deadline - now)
             self._time_limit.add(self, way.deadline)
-        self._obey(effect, now)
+        self._apply_effect(effect, now)
 
     def time_is_up(self) -> None:
         if self._way is not None:
             now = self._dispatcher.now()
-            self._obey(self._way.deadline_passed(now), now)
+            self._apply_effect(self._way.deadline_passed(now), now)
 
     def is_silent(self) -> None:
         if self._way is not None:
             now = self._dispatcher.now()
-            self._obey(self._way.silent(self.attempt, now), now)
+            self._apply_effect(self._way.silent(self.attempt, now), now)
 
     def interrupt(self, answer: Answer) -> None:
         """End it with this answer."""
@@ -185,15 +185,15 @@ class Journey:
             effect = way.failed(attempt, now, sent=sent, reason=answer.error.message)
         else:
             effect = way.answered(attempt, answer, now)
-        self._obey(effect, now)
+        self._apply_effect(effect, now)
 
     def _resume(self) -> None:
         self._resuming = None
         if self._way is not None:
             now = self._dispatcher.now()
-            self._obey(self._way.resumed(now), now)
+            self._apply_effect(self._way.resumed(now), now)
 
-    def _obey(self, effect: Effect | None, now: float) -> None:
+    def _apply_effect(self, effect: Effect | None, now: float) -> None:
         if effect is None:
             return
         if isinstance(effect, AskHost):
@@ -274,14 +274,14 @@ class Dispatcher:
         self._handshakes = handshakes
         self._next_handshakes: asyncio.TimerHandle | None = None
         self._shaking: dict[str, tuple[Sending, asyncio.TimerHandle]] = {}
-        self._journeys: dict[Journey, None] = {}
+        self._in_flight: dict[InFlightRequest, None] = {}
         self._expiries: dict[tuple[str, float], _Expiries] = {}
         self._closed = False
 
     @property
     def under_way(self) -> int:
         """Requests without an outcome."""
-        return len(self._journeys)
+        return len(self._in_flight)
 
     def begin(
         self,
@@ -293,7 +293,7 @@ class Dispatcher:
         route: Route | None = None,
         ownerships: Ownerships | None = None,
         limits: WayLimits | None = None,
-    ) -> Journey:
+    ) -> InFlightRequest:
         """Take `request` to the proxy that serves its stream. `settle` is called once, perhaps before this returns,
         with what it ended with; a refusal in that is final.
 
@@ -308,21 +308,21 @@ class Dispatcher:
             timeout_ms=timeout_ms,
             checksum=request_checksum(request) if self._checksum else None,
         )
-        journey = Journey(self, way, settle, lane)
+        in_flight = InFlightRequest(self, way, settle, lane)
         if self._closed:
-            journey.interrupt(refusal_of(AlreadyClosedError("the client is closed; nothing was sent")))
-            return journey
-        self._journeys[journey] = None
-        journey.begin(self.now())
-        return journey
+            in_flight.interrupt(refusal_of(AlreadyClosedError("the client is closed; nothing was sent")))
+            return in_flight
+        self._in_flight[in_flight] = None
+        in_flight.begin(self.now())
+        return in_flight
 
     async def close(self) -> None:
         """End all requests, then all connections. Idempotent."""
         self._closed = True
         unsent = refusal_of(AlreadyClosedError("the client was closed before the request was sent"))
         lost = refusal_of(ProxyLostError("the client was closed before the request was answered"))
-        for journey in list(self._journeys):
-            journey.interrupt(lost if journey.attempt >= 0 else unsent)
+        for in_flight in list(self._in_flight):
+            in_flight.interrupt(lost if in_flight.attempt >= 0 else unsent)
         if self._next_handshakes is not None:
             self._next_handshakes.cancel()
         for _, timer in self._shaking.values():
@@ -332,27 +332,27 @@ class Dispatcher:
             expiries.close()
         await self.channels.close()
 
-    # ------------------------------------------------------------------ for journeys
+    # ------------------------------------------------------------------ for requests
 
     def expiries(self, kind: str, limit_s: float) -> _Expiries:
-        """The queue of those with this time limit."""
+        """Return the queue of those with this time limit."""
         key = (kind, round(limit_s, 3))
         found = self._expiries.get(key)
         if found is None:
             if len(self._expiries) >= MAX_TIME_LIMITS:
                 self._expiries = {one: queue for one, queue in self._expiries.items() if queue.is_used}
-            fire = Journey.time_is_up if kind == "deadline" else Journey.is_silent
+            fire = InFlightRequest.time_is_up if kind == "deadline" else InFlightRequest.is_silent
             found = self._expiries[key] = _Expiries(self.loop, self.now, fire)
         return found
 
-    def ended(self, journey: Journey) -> None:
-        """It has an outcome, or was given up."""
-        self._journeys.pop(journey, None)
+    def ended(self, in_flight: InFlightRequest) -> None:
+        """Note that it has an outcome, or was given up."""
+        self._in_flight.pop(in_flight, None)
 
     # ------------------------------------------------------------------ handshakes
 
     def _connected(self, address: str) -> None:
-        self._shake(address, self._handshakes.connected(address, self.now()))
+        self._send_handshake(address, self._handshakes.connected(address, self.now()))
         self._plan_handshakes()
 
     def _disconnected(self, address: str) -> None:
@@ -367,23 +367,23 @@ class Dispatcher:
     def _shake_all_due(self) -> None:
         self._next_handshakes = None
         for address, handshake in self._handshakes.due(self.now()):
-            self._shake(address, handshake)
+            self._send_handshake(address, handshake)
         self._plan_handshakes()
 
-    def _shake(self, address: str, handshake: Handshake) -> None:
+    def _send_handshake(self, address: str, handshake: Handshake) -> None:
         if address in self._shaking:
             return  # the one before is not answered yet
-        timer = self.loop.call_later(HANDSHAKE_TIMEOUT_S, self._not_shaken, address)
-        sending = self.channels.submit(address, handshake, partial(self._shaken, address))
+        timer = self.loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out, address)
+        sending = self.channels.submit(address, handshake, partial(self._handshake_answered, address))
         self._shaking[address] = sending, timer
 
-    def _not_shaken(self, address: str) -> None:
+    def _handshake_timed_out(self, address: str) -> None:
         sending, _ = self._shaking.pop(address)
         sending.cancel()
         logger.warning("the proxy %s did not answer a handshake in %g s", address, HANDSHAKE_TIMEOUT_S)
         self._lost(address)
 
-    def _shaken(self, address: str, answer: Answer | ChannelFailure) -> None:
+    def _handshake_answered(self, address: str, answer: Answer | ChannelFailure) -> None:
         shaking = self._shaking.pop(address, None)
         if shaking is not None:
             shaking[1].cancel()

@@ -23,7 +23,7 @@ from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.foundation.tasks import each
 
 if TYPE_CHECKING:
-    from dlspark.serving.membership import MemberWatch, ProxyMember
+    from dlspark.serving.process.membership import MemberWatch, ProxyMember
     from metadata.store import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class StaticFleet:
         self.read_hosts = tuple(ProxyHost(address) for address in read_addresses)
 
     async def open(self, heard: Heard) -> None:
-        """It is known already."""
+        """Note that it is known already."""
 
     async def close(self) -> None:
         """There is nothing to end."""
@@ -84,7 +84,7 @@ class AnnouncedFleet:
     def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
         """Raises CallerError for what is no namespace's URI. `open_store` gives a store for its servers, which the
         fleet closes; by default a ZooKeeper session is opened."""
-        from metadata.namespaces import NamespaceUri
+        from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)
         self._open_store = open_store
@@ -98,7 +98,7 @@ class AnnouncedFleet:
     async def open(self, heard: Heard) -> None:
         """Connect, and wait for the first proxy. Raises MetadataUnavailableError, or NoProxiesError where none is
         announced within `FIRST_LIST_S`."""
-        from dlspark.serving.membership import READ_PROXIES, WRITE_PROXIES, watch_members
+        from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, watch_members
         from metadata.store import join
 
         self._heard = heard
@@ -119,7 +119,7 @@ class AnnouncedFleet:
     async def _connect(self) -> MetadataStore:
         if self._open_store is not None:
             return self._open_store(self._uri.servers)
-        from metadata.zookeeper import ZooKeeperStore
+        from metadata.zookeeper.client import ZooKeeperStore
 
         return await ZooKeeperStore.connect(self._uri.servers, session_timeout_ms=SESSION_TIMEOUT_MS)
 
@@ -152,7 +152,7 @@ class AnnouncedFleet:
 
 
 def fleet_of(where: str) -> Fleet:
-    """The fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
+    """Return the fleet that a text names: `host:port,host:port`, or a namespace's URI. Raises CallerError."""
     if "://" in where:
         return AnnouncedFleet(where)
     addresses = [one.strip() for one in where.split(",") if one.strip()]
@@ -166,7 +166,7 @@ def fleet_of(where: str) -> Fleet:
 
 
 def fleets_of(where: str | Sequence[str | Fleet]) -> list[Fleet]:
-    """One fleet a region, the local one first. Raises CallerError."""
+    """Return one fleet a region, the local one first. Raises CallerError."""
     if isinstance(where, str):
         return [fleet_of(where)]
     fleets = [fleet_of(one) if isinstance(one, str) else one for one in where]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal
 from dlspark.serving.routing.hashing import hash_int
 from metadata.foundation.errors import CallerError
@@ -24,18 +25,10 @@ from metadata.foundation.opened_here import OnOneLoop
 INTERVAL_MS: Final = 100
 
 
-class BeatInFlight(Protocol):
-    """A heartbeat under way."""
-
-    def cancel(self) -> None:
-        """Report nothing any more."""
-        ...
-
-
 class BeatSender(Protocol):
     """Sends a request; `AsyncClient` does."""
 
-    def __call__(self, request: Heartbeat, settle: Callable[[Answer], None]) -> BeatInFlight:
+    def __call__(self, request: Heartbeat, settle: Callable[[Answer], None]) -> Cancellable:
         """`settle` is called once, perhaps before this returns."""
         ...
 
@@ -55,7 +48,7 @@ class StreamHealth:
 
 
 def is_mine(stream: str, instance: int, instances: int) -> bool:
-    """Whether this instance of several monitors `stream`."""
+    """Return whether this instance of several monitors `stream`."""
     return abs(hash_int(stream)) % instances == instance
 
 
@@ -84,7 +77,7 @@ class AsyncStreamMonitor(OnOneLoop):
         self._to_readers = to_readers
         self._instance, self._instances = instance, instances
         self._health: dict[str, StreamHealth] = {}
-        self._beats: dict[str, BeatInFlight] = {}
+        self._beats: dict[str, Cancellable] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closed = False
         self.watch(streams)
@@ -95,7 +88,7 @@ class AsyncStreamMonitor(OnOneLoop):
         return dict(self._health)
 
     def watch(self, streams: Iterable[str]) -> None:
-        """These are the streams from now on; those of other instances are passed over."""
+        """Note that these are the streams from now on; those of other instances are passed over."""
         self._check_loop()
         wanted = (
             {one for one in streams if is_mine(one, self._instance, self._instances)} if not self._closed else set()

@@ -31,6 +31,7 @@ from dlspark.errors import (
     RecordTooLongError,
     SettingsError,
 )
+from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -59,18 +60,10 @@ class StreamPosition(NamedTuple):
     dlsn: DLSN
 
 
-class SetAttempt(Protocol):
-    """An attempt to write a set to one stream."""
-
-    def cancel(self) -> None:
-        """Report nothing any more."""
-        ...
-
-
 class SetSender(Protocol):
     """Sends a request; `AsyncClient` does."""
 
-    def __call__(self, request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> SetAttempt:
+    def __call__(self, request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Cancellable:
         """`settle` is called once, perhaps before this returns; a refusal that it gets is final."""
         ...
 
@@ -114,7 +107,7 @@ class _Set:
         self._writer = writer
         self._streams = [*writer.streams[first:], *writer.streams[:first]]
         self._next = 0
-        self._attempts: dict[int, SetAttempt | None] = {}
+        self._attempts: dict[int, Cancellable | None] = {}
         self._doubtful = False
         self._last: Refusal | None = None
         self._wait_s = writer.limits.first_speculative_ms / 1000
@@ -198,7 +191,7 @@ class _Set:
                 future.set_exception(error)
 
     def end(self) -> list[tuple[asyncio.Future[StreamPosition], int]]:
-        """It has an outcome."""
+        """Return it has an outcome."""
         records, self.records = self.records or [], None
         if self._timer is not None:
             self._timer.cancel()
@@ -315,7 +308,7 @@ class AsyncMultiStreamWriter(OnOneLoop):
         one.send(encoded, self.loop.time() + self.limits.request_timeout_ms / 1000)
 
     def set_ended(self, one: _Set, size: int) -> None:
-        """For the sets: one has its outcome."""
+        """One has its outcome (for the sets)."""
         if self._sets.pop(one, True) is None:
             self._pending_bytes -= size
             if not self._sets and not self._buffer:

@@ -53,18 +53,18 @@ class Ownerships:
         return iter(tuple(self._owners.items()))
 
     def owner(self, stream: str) -> str | None:
-        """The address of the proxy that is believed to own the stream."""
+        """Return the address of the proxy that is believed to own the stream."""
         address = self._owners.pop(stream, None)
         if address is not None:
             self._owners[stream] = address  # it was asked for last
         return address
 
     def streams_of(self, address: str) -> Collection[str]:
-        """The streams that a proxy is believed to own."""
+        """Return the streams that a proxy is believed to own."""
         return frozenset(self._streams.get(address, ()))
 
     def learn(self, stream: str, location: str) -> bool:
-        """A proxy answered for the stream, or was named as its owner. Says whether that is new."""
+        """Return a proxy answered for the stream, or was named as its owner. Says whether that is new."""
         address = address_of(location)
         known = self._owners.pop(stream, None)
         if known is not None and known != address:
@@ -95,14 +95,15 @@ class Ownerships:
         return new
 
     def forget(self, stream: str, address: str | None = None) -> None:
-        """The stream is not, or no longer, at `address`; None: wherever. Another owner's place is left alone."""
+        """Note that the stream is not, or no longer, at `address`; None: wherever. Another owner's place is left
+        alone."""
         known = self._owners.get(stream)
         if known is not None and address in (None, known):
             del self._owners[stream]
             self._unlink(stream, known)
 
     def forget_host(self, address: str) -> int:
-        """A proxy is gone, or takes no requests: drop all of its streams, and return their number."""
+        """Return a proxy is gone, or takes no requests: drop all of its streams, and return their number."""
         streams = self._streams.pop(address, set())
         for stream in streams:
             del self._owners[stream]
@@ -133,7 +134,7 @@ class Handshakes:
         self._synced: dict[str, float] = {}
 
     def connected(self, address: str, now: float) -> Handshake:
-        """A connection was made: what is asked on it."""
+        """Return a connection was made: what is asked on it."""
         self._synced.pop(address, None)
         return self._ask(address, now)
 
@@ -143,14 +144,14 @@ class Handshakes:
         self._synced.pop(address, None)
 
     def due(self, now: float) -> list[tuple[str, Handshake]]:
-        """The proxies that are to be asked now, and what."""
+        """Return the proxies that are to be asked now, and what."""
         if self._interval_s <= 0:
             return []
         late = [address for address, asked in self._asked.items() if asked + self._interval_s <= now]
         return [(address, self._ask(address, now)) for address in late]
 
     def next_due(self) -> float | None:
-        """When `due` has something next; None: never, as things are."""
+        """Return when `due` has something next; None: never, as things are."""
         if self._interval_s <= 0 or not self._asked:
             return None
         return min(self._asked.values()) + self._interval_s

@@ -11,8 +11,8 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from dlspark.serving.client.producers import SessionEffect, SessionLimits, Settled, Transmit
-from dlspark.serving.client.requests import LOST, Finished
-from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode, WriteRecords
+from dlspark.serving.client.requests import Finished, lost_refusal
+from dlspark.serving.protocol.operations import Refusal, StatusCode, WriteRecords
 
 
 class WriteSession(Protocol):
@@ -30,15 +30,15 @@ class WriteSession(Protocol):
         ...
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """The caller of a request does not wait any longer."""
+        """Return the caller of a request does not wait any longer."""
         ...
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back."""
+        """Return what was sent came back."""
         ...
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """The back-off is over."""
+        """Return the back-off is over."""
         ...
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -79,24 +79,24 @@ class PlainSession:
         for ticket, one in self._under_way.items():
             if one == key:
                 self._under_way[ticket] = None
-                return [Settled(key, _lost("it was not answered in time"))]
+                return [Settled(key, lost_refusal("it was not answered in time"))]
         return []
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back: that is its outcome."""
+        """Return what was sent came back: that is its outcome."""
         key = self._under_way.pop(ticket, None)
         settled: list[SessionEffect] = [] if key is None else [Settled(key, finished.for_caller)]
         return settled + self._fill()
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """It never backs off."""
+        """Return it never backs off."""
         return []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
         """Take no more: what was not sent ends with `reason`, what was has an unknown outcome."""
         self.ended = self.ended or reason
         effects: list[SessionEffect] = [Settled(key, reason) for key in self._queue]
-        effects += [Settled(key, _lost(reason.message)) for key in self._under_way.values() if key is not None]
+        effects += [Settled(key, lost_refusal(reason.message)) for key in self._under_way.values() if key is not None]
         self._queue.clear()
         self._under_way.clear()
         return effects
@@ -109,7 +109,3 @@ class PlainSession:
             self._under_way[self._ticket] = key
             effects.append(Transmit(self._ticket, self._queue.pop(key), self._limits.request_timeout_ms))
         return effects
-
-
-def _lost(message: str) -> Refusal:
-    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

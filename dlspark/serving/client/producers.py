@@ -48,7 +48,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
 from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import LOST, BackOff, Finished
+from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished, lost_refusal
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -78,10 +78,10 @@ class SessionLimits:
     max_in_flight: int = KEPT
     """At most `KEPT`: of more, the log would not know the first ones again."""
     max_queued: int = MAX_QUEUED
-    request_timeout_ms: int = 60_000
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
     """How long one sending of a request may take, all its attempts together; below 0: as long as it is remembered."""
     memory_s: float = 3_600.0
-    backoff_start_ms: int = 25
+    backoff_start_ms: int = BACKOFF_START_MS
     backoff_max_ms: int = 1_000
 
 
@@ -242,15 +242,15 @@ class ProducerSession:
         return self._fill(now)
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """The caller of a request does not wait any longer. It is settled: as not written where it was never sent, with
-        an unknown outcome otherwise. Nothing happens to one that is settled already."""
+        """Return the caller of a request does not wait any longer. It is settled: as not written where it was never
+        sent, with an unknown outcome otherwise. Nothing happens to one that is settled already."""
         if self._reacts(SessionEvent.GIVEN_UP) is Reaction.IGNORE:
             return []
         pending = self._keys.get(key)
         if pending is None:
             return []
         if pending.under_way or pending.doubtful:
-            return self._settle(pending, _lost(f"request of producer {self.name!r} was not answered in time"))
+            return self._settle(pending, lost_refusal(f"request of producer {self.name!r} was not answered in time"))
         message = f"request of producer {self.name!r} was not sent in time"
         effects = self._settle(pending, Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error="ProxyUnreachableError"))
         if pending in self._window:
@@ -260,7 +260,7 @@ class ProducerSession:
         return effects
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """What was sent came back."""
+        """Return what was sent came back."""
         if ticket not in self._tickets:
             check(self.phase is SessionPhase.ENDED, "a ticket came back that a producer did not give out")
             return []
@@ -276,7 +276,7 @@ class ProducerSession:
         return effects + self._fill(now)
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """The back-off is over."""
+        """Return the back-off is over."""
         return self._go_on(now) if self._acts(SessionEvent.RESUMED) else []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -285,7 +285,7 @@ class ProducerSession:
         effects: list[SessionEffect] = []
         for pending in [*self._window, *self._queue]:
             in_doubt = pending.under_way or pending.doubtful
-            effects += self._settle(pending, _lost(reason.message) if in_doubt else reason)
+            effects += self._settle(pending, lost_refusal(reason.message) if in_doubt else reason)
         self._window.clear()
         self._queue.clear()
         self._tickets.clear()
@@ -329,7 +329,8 @@ class ProducerSession:
         return self._pause()
 
     def _epoch_passed(self, refusal: Refusal) -> list[SessionEffect]:
-        """A later epoch has begun. That ends a session which had one; else the name was in use before: go above it."""
+        """Return a later epoch has begun. That ends a session which had one; else the name was in use before: go above
+        it."""
         if self.epoch >= 0 or not isinstance(refusal.actual, int):
             return self.end(refusal)
         self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
@@ -342,7 +343,7 @@ class ProducerSession:
         return self._pause() if again else [self._begin()]
 
     def _note_forgotten(self, refusal: Refusal) -> None:
-        """The next epoch is to be above those that the log has forgotten."""
+        """Note that the next epoch is to be above those that the log has forgotten."""
         if isinstance(refusal.actual, int):
             self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
 
@@ -378,7 +379,7 @@ class ProducerSession:
         return max(self._floor, self._window[-1].sequence + 1) if self._window else self._floor
 
     def _may_number(self) -> bool:
-        """Whether the log will know all that are open again when it has written one more."""
+        """Return whether the log will know all that are open again when it has written one more."""
         return not self._window or self._next_number() - self._window[0].sequence < self._limits.max_in_flight
 
     def _send(self, pending: _Pending, now: float) -> Transmit:
@@ -434,7 +435,7 @@ class ProducerSession:
         return []
 
     def _refused(self, pending: _Pending, refusal: Refusal) -> list[SessionEffect]:
-        """It was not written and never will be: its number is free."""
+        """Return it was not written and never will be: its number is free."""
         if self._window[-1] is not pending:
             self.phase = SessionPhase.DRAINING  # those behind it must move up
         self._window.remove(pending)
@@ -450,7 +451,8 @@ class ProducerSession:
     # ------------------------------------------------------------------ going on after a setback
 
     def _drained(self, now: float) -> list[SessionEffect]:
-        """Nothing is under way: go on with what is in the window, after a back-off if that did not help before."""
+        """Return nothing is under way: go on with what is in the window, after a back-off if that did not help
+        before."""
         if self._fence is not None:
             return self.end(self._fence)
         if not self._window:
@@ -472,7 +474,7 @@ class ProducerSession:
         for pending in self._window:
             if pending.doubtful:
                 behind = max(behind, pending.sequence + 1)
-                effects += self._settle(pending, _lost("whether it was written can no longer be found out"))
+                effects += self._settle(pending, lost_refusal("whether it was written can no longer be found out"))
         for pending in self._window:
             if not pending.doubtful and pending.sequence < behind:
                 message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
@@ -481,8 +483,8 @@ class ProducerSession:
         return effects
 
     def _above_hole(self) -> list[_Pending]:
-        """Those behind a number that fell out, where the log has refused a gap: it cannot have written any of them, nor
-        will. Nothing is known of those before it by that."""
+        """Return those behind a number that fell out, where the log has refused a gap: it cannot have written any of
+        them, nor will. Nothing is known of those before it by that."""
         hole = self._floor
         for pending in self._window:
             if pending.sequence == hole:
@@ -529,7 +531,3 @@ class ProducerSession:
 
     def _acts(self, event: SessionEvent) -> bool:
         return self._reacts(event) is Reaction.ACT
-
-
-def _lost(message: str) -> Refusal:
-    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

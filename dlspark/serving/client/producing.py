@@ -27,7 +27,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
 from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
-from dlspark.serving.client.dispatch import Dispatcher, Journey
+from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
 from dlspark.serving.client.plain_writes import WriteSession
 from dlspark.serving.client.producers import SessionEffect, Settled, Transmit
 from dlspark.serving.client.requests import Finished
@@ -59,12 +59,12 @@ class PendingBudget:
         return bool(self._waiting)
 
     def take(self, size: int) -> None:
-        """One more record."""
+        """Take one more record."""
         self.bytes += size
         self.records += 1
 
     def give(self, size: int, records: int) -> None:
-        """These have their outcome."""
+        """Note that these have their outcome."""
         self.bytes -= size
         self.records -= records
         self._wake()
@@ -139,7 +139,7 @@ class AsyncProducer(OnOneLoop):
         """Requests that were taken before there was room, with the time by which they must be settled."""
         self._requests: dict[int, tuple[RecordBatch | _Whole, float]] = {}
         """What was submitted and is not settled, likewise."""
-        self._journeys: dict[int, Journey] = {}
+        self._in_flight: dict[int, InFlightRequest] = {}
         self._effects: deque[SessionEffect] = deque()
         self._running = False
         self._planned: asyncio.Handle | None = None
@@ -183,11 +183,11 @@ class AsyncProducer(OnOneLoop):
         data = payload_bytes(payload)
         size = len(data)
         if not self._budget.has_room:
-            raise _over_capacity(self._budget)
+            raise _over_capacity_error(self._budget)
         future: asyncio.Future[DLSN] = self._loop.create_future()
         now = self._time()
         if not self._batcher.add(future, data, now, transaction_id):
-            raise _over_capacity(self._budget)
+            raise _over_capacity_error(self._budget)
         self._budget.take(size + RECORD_ROOM_BYTES)
         if not self._blocked and (self._planned is None or self._linger):
             self._plan(now)
@@ -297,9 +297,9 @@ class AsyncProducer(OnOneLoop):
             self._settle_batch(self._hurried.popleft()[0], refusal)
         while len(self._batcher):
             self._settle_batch(self._batcher.take(), refusal)
-        for journey in self._journeys.values():
-            journey.cancel()
-        self._journeys.clear()
+        for in_flight in self._in_flight.values():
+            in_flight.cancel()
+        self._in_flight.clear()
         if self._on_closed is not None:
             self._on_closed(self)
             self._on_closed = None
@@ -383,14 +383,14 @@ class AsyncProducer(OnOneLoop):
         def settle(finished: Finished) -> None:
             nonlocal came_back
             came_back = True
-            self._journeys.pop(ticket, None)
+            self._in_flight.pop(ticket, None)
             self._effects.extend(self._session.returned(ticket, finished, self._now()))
             if not self._running:
                 self._pump()
 
-        journey = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
+        in_flight = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
         if not came_back:
-            self._journeys[ticket] = journey
+            self._in_flight[ticket] = in_flight
 
     def _resumed(self) -> None:
         self._resuming = None
@@ -460,15 +460,16 @@ class AsyncProducer(OnOneLoop):
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
     def _explained(self, effect: SessionEffect) -> SessionEffect:
-        """A refusal of what took too long says what the proxies said: all that is under way is for one stream."""
-        said = next((journey.asked for journey in self._journeys.values() if journey.asked), "")
+        """Return a refusal of what took too long says what the proxies said: all that is under way is for one
+        stream."""
+        said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")
         if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
             return effect
         return replace(effect, answer=replace(effect.answer, message=f"{effect.answer.message}; {said}"))
 
 
 def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
-    """A payload that its caller cannot change any more. Raises InvalidRecordError or RecordTooLongError."""
+    """Return a payload that its caller cannot change any more. Raises InvalidRecordError or RecordTooLongError."""
     if type(payload) is not bytes:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise InvalidRecordError(f"a payload is bytes, not {type(payload).__name__}; nothing was written")
@@ -481,7 +482,7 @@ def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
     return payload
 
 
-def _over_capacity(budget: PendingBudget) -> OverCapacityError:
+def _over_capacity_error(budget: PendingBudget) -> OverCapacityError:
     return OverCapacityError(
         f"{budget.records} records of {budget.bytes} bytes wait for their outcome; this one was not taken",
         advice="Wait for room (`wait_for_room`), or raise maxPendingBytes and maxPendingRecords",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from dlspark.serving.client.dispatch import Dispatcher, Journey
+from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
 from dlspark.serving.client.reading import POLL_MS, READ_BYTES, AsyncProxyReader, ProxyStart
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
@@ -52,7 +52,7 @@ class ReadRoutes:
         return len(self._readers)
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are the proxies to read through. Raises CallerError."""
+        """Note that these are the proxies to read through. Raises CallerError."""
         self._hosts = tuple(hosts)
         if self._readers:
             self._take_hosts(now)
@@ -71,7 +71,7 @@ class ReadRoutes:
         max_bytes: int | None,
         poll_ms: int | None,
     ) -> AsyncProxyReader:
-        """A reader. Raises CallerError for a start, a form, a size or a time that cannot be."""
+        """Return a reader. Raises CallerError for a start, a form, a size or a time that cannot be."""
         size = READ_BYTES if max_bytes is None else max_bytes
         wait_ms = POLL_MS if poll_ms is None else poll_ms
         if not 0 < size <= MAX_READ_BYTES or not 0 < wait_ms <= MAX_POLL_MS:
@@ -101,14 +101,14 @@ class ReadRoutes:
         for reader in list(self._readers):
             await reader.close()
 
-    def _asker(self, wait_ms: int) -> Callable[[ReadBatch, Callable[[Answer], None], int], Journey]:
+    def _asker(self, wait_ms: int) -> Callable[[ReadBatch, Callable[[Answer], None], int], InFlightRequest]:
         settings = self._settings
         # A poll is not late while the proxy may keep it.
         attempt_ms = wait_ms + settings.attempt_timeout_ms if settings.attempt_timeout_ms > 0 else 0
         timeout_ms = settings.request_timeout_ms + wait_ms if settings.request_timeout_ms >= 0 else -1
         limits = replace(settings.limits(), attempt_timeout_ms=attempt_ms, request_timeout_ms=timeout_ms)
 
-        def ask(request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> Journey:
+        def ask(request: ReadBatch, settle: Callable[[Answer], None], lane: int) -> InFlightRequest:
             def settled(finished: Finished) -> None:
                 settle(finished.for_caller)
 

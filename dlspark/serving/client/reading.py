@@ -20,11 +20,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.errors import EndOfStreamError, ReadCancelledError, ReadError
+from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, place_behind, records_of
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
@@ -47,21 +48,13 @@ ProxyStart: TypeAlias = "DLSN | int | str"
 """Where to begin: a DLSN or its text, a transaction id, "earliest" or "latest"."""
 
 
-class Asking(Protocol):
-    """A request on its way through proxies."""
-
-    def cancel(self) -> None:
-        """Ask no further; its outcome is not reported any more."""
-        ...
-
-
-Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Asking]"
+Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Cancellable]"
 """Takes a poll through proxies, on this lane. Its second argument is called once, perhaps before it returns; a refusal
 that it gets is final."""
 
 
 def read_start(start: ProxyStart) -> DLSN | int | ReadFrom:
-    """A start as users write it, as proxies take it. Raises CallerError."""
+    """Return a start as users write it, as proxies take it. Raises CallerError."""
     if isinstance(start, str):
         named = NAMED_STARTS.get(start)
         return DLSN.parse(start) if named is None else named
@@ -71,7 +64,7 @@ def read_start(start: ProxyStart) -> DLSN | int | ReadFrom:
 
 
 def read_form(form: str | ReadForm) -> ReadForm:
-    """A form by its name. Raises CallerError."""
+    """Return a form by its name. Raises CallerError."""
     found = form if isinstance(form, ReadForm) else FORMS.get(form.lower())
     if found is None:
         raise CallerError(f"{form!r} is not a form", advice=f"There are {', '.join(FORMS)}")
@@ -102,7 +95,7 @@ class AsyncProxyReader(OnOneLoop):
         )
         self._lane = lane
         self._ended = ended
-        self._asking: Asking | None = None
+        self._asking: Cancellable | None = None
         self._ahead: asyncio.Future[Delivery] | None = None
         self._records: deque[LogRecord] = deque()
         self._place: ProxyStart = start
@@ -132,7 +125,7 @@ class AsyncProxyReader(OnOneLoop):
     # ------------------------------------------------------------------ for users
 
     async def read_next(self) -> LogRecord:
-        """The next record; waits at the tail. Raises EndOfStreamError behind the last record of a sealed log.
+        """Return the next record; waits at the tail. Raises EndOfStreamError behind the last record of a sealed log.
 
         Raises AlreadyTruncatedError where the position was truncated: its advice says from where there are records, and
         `skip_to` goes there. Any other error may pass: the next call asks again. In the form ARROW: CallerError.
@@ -145,7 +138,8 @@ class AsyncProxyReader(OnOneLoop):
         return self._deliver()
 
     async def read_bulk(self, count: int) -> list[LogRecord]:
-        """Up to `count` records: waits for the first, and takes as many as have come with it. Raises as `read_next`."""
+        """Return up to `count` records: waits for the first, and takes as many as have come with it. Raises as
+        `read_next`."""
         if count < 1:
             return []
         found = [await self.read_next()]
@@ -154,22 +148,23 @@ class AsyncProxyReader(OnOneLoop):
         return found
 
     async def next_entries(self) -> list[StoredEntry]:
-        """The next entries as they are stored, those without records of a user too; waits at the tail. In the form
-        ENTRIES only. Raises as `read_next`."""
+        """Return the next entries as they are stored, those without records of a user too; waits at the tail. In the
+        form ENTRIES only. Raises as `read_next`."""
         while True:
             entries = await self.poll_entries()
             if entries:
                 return entries
 
     async def poll_entries(self) -> list[StoredEntry]:
-        """What one poll brings: as `next_entries`, but perhaps nothing."""
+        """Return what one poll brings: as `next_entries`, but perhaps nothing."""
         self._check_form(ReadForm.ENTRIES)
         delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
         self._place = delivery.next
         return entries
 
     async def next_batches(self) -> list[pa.RecordBatch]:
-        """The next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as `read_next`."""
+        """Return the next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as
+        `read_next`."""
         self._check_form(ReadForm.ARROW)
         while True:
             delivery, batches = await self._next(batches_of)
@@ -178,7 +173,7 @@ class AsyncProxyReader(OnOneLoop):
                 return batches
 
     async def records(self) -> AsyncIterator[LogRecord]:
-        """Records for ever, waiting at the tail, until the log is sealed."""
+        """Yield records for ever, waiting at the tail, until the log is sealed."""
         while True:
             try:
                 record = await self.read_next()
@@ -226,7 +221,7 @@ class AsyncProxyReader(OnOneLoop):
     # ------------------------------------------------------------------ polls
 
     async def _next(self, decode: Callable[[Delivery], _T]) -> tuple[Delivery, _T]:
-        """The next delivery, checked and decoded; the poll behind it is on its way when this returns."""
+        """Return the next delivery, checked and decoded; the poll behind it is on its way when this returns."""
         self._check_loop()
         async with self._turn:
             self._check_open()
@@ -289,7 +284,7 @@ class AsyncProxyReader(OnOneLoop):
             raise ReadError(f"a proxy was asked for {start} and says to go on at {delivery.next}", log=self.name)
 
     def _decoded(self, delivery: Delivery) -> list[LogRecord]:
-        """The records of a delivery. Raises unless they lie between where it begins and where it ends (I4)."""
+        """Return the records of a delivery. Raises unless they lie between where it begins and where it ends (I4)."""
         records = records_of(delivery)
         start = self._request.start
         places = [record.dlsn for record in records]

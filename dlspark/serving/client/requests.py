@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from dlspark.serving.client.answer_rules import CHANGES_NOTHING, AnswerRule, StreamRequest, is_repeatable, rule_of
 from dlspark.serving.client.ownership import Ownerships
@@ -59,16 +59,27 @@ MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
 UNREACHABLE: Final = "ProxyUnreachableError"
 LOST: Final = "ProxyLostError"
+REQUEST_TIMEOUT_MS: Final = 60_000
+"""How long a request may take, all its attempts together, unless something else is said."""
+BACKOFF_START_MS: Final = 25
+
+
+class Cancellable(Protocol):
+    """A request that is under way for a caller."""
+
+    def cancel(self) -> None:
+        """Ask no further; its outcome is not reported any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class WayLimits:
     """How long, and how often, a request is tried. Numbers below 0: without a bound."""
 
-    request_timeout_ms: int = 60_000
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
     max_redirects: int = -1
     """Attempts after the first."""
-    backoff_start_ms: int = 25
+    backoff_start_ms: int = BACKOFF_START_MS
     backoff_max_ms: int = 100
     attempt_timeout_ms: int = 10_000
     """How long one host is waited for, where the request may be sent again. 0 or less: as long as for the request."""
@@ -207,7 +218,7 @@ class RequestWay:
         return self._next(now)
 
     def answered(self, attempt: int, answer: Answer, now: float) -> Effect | None:
-        """A host answered, perhaps an attempt that was given up."""
+        """Return a host answered, perhaps an attempt that was given up."""
         if not self._takes(WayEvent.ANSWERED):
             return None
         address = self._attempts[attempt]
@@ -225,10 +236,10 @@ class RequestWay:
         if attempt in self._doubtful and not self._repeatable:
             self._ownerships.forget(self._request.stream, address)
             return self._finish(answer)
-        return self._obey(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
+        return self._apply_rule(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
 
     def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
-        """The connection of an attempt could not be made, or broke before the answer.
+        """Return the connection of an attempt could not be made, or broke before the answer.
 
         `sent`: whether the host may have the request; not where no byte of it had left.
         """
@@ -241,31 +252,32 @@ class RequestWay:
         if sent:
             self._doubt(attempt)
         if attempt in self._doubtful:
-            self._last = _lost(f"the connection to {address} was lost before the request was answered{why}")
+            self._last = lost_refusal(f"the connection to {address} was lost before the request was answered{why}")
             return self._next(now) if self._repeatable else self._finish(self._last)
         self._last = _unreachable(f"{address} could not be reached{why}")
         return self._next(now)
 
     def silent(self, attempt: int, now: float) -> Effect | None:
-        """An attempt was not answered in its time; the request may be sent again, or there would be no such time."""
+        """Return an attempt was not answered in its time; the request may be sent again, or there would be no such
+        time."""
         if not self._takes(WayEvent.SILENT) or not self._is_current(attempt) or not self._repeatable:
             return None
         address = self._attempts[attempt]
         self._doubt(attempt)
         # It may be slow with this stream alone: its other streams stay with it.
         self._ownerships.forget(self._request.stream, address)
-        self._last = _lost(f"{address} did not answer in {self._limits.attempt_timeout_ms} ms")
+        self._last = lost_refusal(f"{address} did not answer in {self._limits.attempt_timeout_ms} ms")
         return self._next(now)
 
     def resumed(self, now: float) -> Effect | None:
-        """The back-off is over."""
+        """Return the back-off is over."""
         if not self._takes(WayEvent.RESUMED):
             return None
         target = self._target if self._target is not None else self._choose(now)
         return self._ask(target, now) if target is not None else self._pause(None, now)
 
     def deadline_passed(self, now: float) -> Effect | None:
-        """The time for the request is up."""
+        """Return the time for the request is up."""
         if not self._takes(WayEvent.DEADLINE):
             return None
         if self.state is WayState.ASKING:
@@ -283,7 +295,7 @@ class RequestWay:
 
     def _time_up(self) -> Finished:
         said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
-        return self._finish(_lost(said) if self._doubtful else _unreachable(said))
+        return self._finish(lost_refusal(said) if self._doubtful else _unreachable(said))
 
     # ------------------------------------------------------------------ what follows
 
@@ -299,7 +311,7 @@ class RequestWay:
         if not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)
 
-    def _obey(self, rule: AnswerRule, address: str, refusal: Refusal, now: float) -> Effect:
+    def _apply_rule(self, rule: AnswerRule, address: str, refusal: Refusal, now: float) -> Effect:
         stream = self._request.stream
         if rule is AnswerRule.FOLLOW:
             owner = _owner_in(refusal)
@@ -387,7 +399,7 @@ class RequestWay:
         return Finished(answer, bool(self._doubtful) and isinstance(answer, Refusal))
 
     def _learn(self, address: str, answer: Answer) -> None:
-        """What a success says of the stream's owner."""
+        """Note that what a success says of the stream's owner."""
         request = self._request
         if isinstance(answer, OwnerFound):
             self._ownerships.learn(request.stream, answer.location)
@@ -400,7 +412,7 @@ class RequestWay:
 
 
 def _owner_in(refusal: Refusal) -> str | None:
-    """The address that a redirect names; None where it names none, or what cannot be dialled."""
+    """Return the address that a redirect names; None where it names none, or what cannot be dialled."""
     location = refusal.location
     return address_of(location) if location is not None and is_address(location) else None
 
@@ -409,5 +421,6 @@ def _unreachable(message: str) -> Refusal:
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error=UNREACHABLE)
 
 
-def _lost(message: str) -> Refusal:
+def lost_refusal(message: str) -> Refusal:
+    """Return the answer to a request of which nobody knows whether it was done: the connection to its proxy ended."""
     return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

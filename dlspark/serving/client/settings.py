@@ -2,7 +2,7 @@
 
 Upstream sets its client by a builder whose methods have these names; here they are keys, of a mapping or a properties
 file. A key that cannot be honoured is an error that names the nearest one, or says why (`WITHOUT_MEANING`). Times are
-in the unit that their keys say. `settings_page` makes docs/thin-client-settings.md.
+in the unit that their keys say. They are listed in docs/settings/thin-client.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Final
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
 from dlspark.errors import SettingsError
+from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, Ownerships
+from dlspark.serving.client.producers import SessionLimits
 from dlspark.serving.client.requests import WayLimits
 from dlspark.serving.routing.bounded_load import BALANCE, BoundedRing
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
@@ -23,7 +25,7 @@ from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
-PAGE: Final = "docs/thin-client-settings.md"
+PAGE: Final = "docs/settings/thin-client.md"
 MINUTE_MS: Final = 60_000
 MAX_BATCH_BYTES: Final = 1_000_000
 """A request lies in one entry, which has room for a little more, and its records have headers there."""
@@ -32,6 +34,10 @@ MAX_BATCH_RECORDS: Final = 16_384
 RING, ORDER, SINGLE = "ring", "server-order", "single-host"
 MAX_NAME_OF_CLIENT_BYTES: Final = MAX_NAME_BYTES - 64
 """The rest of a producer's name tells a client's producers apart."""
+_WAY: Final = WayLimits()
+_SESSION: Final = SessionLimits()
+_BATCHES: Final = BatchBounds()
+"""The defaults of what is made of the settings are theirs."""
 
 WITHOUT_MEANING: Mapping[str, str] = {
     "thriftmux": "a connection always carries many requests at once, in frames or over HTTP/2; there is no Thrift",
@@ -57,7 +63,7 @@ class ThinClientSettings:
     )
     request_timeout_ms: int = setting(
         WHOLE,
-        MINUTE_MS,
+        _WAY.request_timeout_ms,
         "requestTimeoutMs",
         "Milliseconds after which a request that was not answered fails, whatever was tried; below 0: never. "
         "(Upstream's default is never.)",
@@ -65,7 +71,7 @@ class ThinClientSettings:
     )
     attempt_timeout_ms: int = setting(
         WHOLE,
-        10_000,
+        _WAY.attempt_timeout_ms,
         "attemptTimeoutMs",
         "Milliseconds after which a request that one proxy has not answered is sent to the next, if it may be sent "
         "again; 0 or less: never",
@@ -73,7 +79,7 @@ class ThinClientSettings:
     )
     stream_failfast: bool = setting(
         FLAG,
-        False,
+        _WAY.fail_fast,
         "streamFailfast",
         "Whether a request fails at once when a proxy cannot serve its stream at present; false: others are asked",
     )
@@ -123,21 +129,25 @@ class ThinClientSettings:
 
     redirect_backoff_start_ms: int = setting(
         WHOLE,
-        25,
+        _WAY.backoff_start_ms,
         "redirectBackoffStartMs",
         "Milliseconds of back-off, for each attempt so far, before a proxy is asked again that was asked before",
         minimum=0,
         section="Redirects",
     )
     redirect_backoff_max_ms: int = setting(
-        WHOLE, 100, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
+        WHOLE, _WAY.backoff_max_ms, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
     )
     max_redirects: int = setting(
-        WHOLE, -1, "maxRedirects", "Attempts that a request may take after the first; below 0: any number", minimum=-1
+        WHOLE,
+        _WAY.max_redirects,
+        "maxRedirects",
+        "Attempts that a request may take after the first; below 0: any number",
+        minimum=-1,
     )
     resend_writes: bool = setting(
         FLAG,
-        False,
+        _WAY.resend_writes,
         "resendUnknownWrites",
         "Whether a write without a producer is sent again when its answer was lost, as upstream's client does: it may "
         "be written twice then. false: it fails, with an unknown outcome",
@@ -202,7 +212,7 @@ class ThinClientSettings:
     )
     max_in_flight: int = setting(
         WHOLE,
-        KEPT,
+        _SESSION.max_in_flight,
         "maxInFlightRequests",
         f"Requests of one producer that are under way at once; a log remembers the last {KEPT}",
         minimum=1,
@@ -211,7 +221,7 @@ class ThinClientSettings:
     )
     producer_memory_s: int = setting(
         WHOLE,
-        3_600,
+        int(_SESSION.memory_s),
         "producerMemorySeconds",
         "Seconds after its first sending for which a producer's request is sent again. It must be well below the "
         "log's producerExpirySeconds: what the log has forgotten stays in doubt",
@@ -221,7 +231,7 @@ class ThinClientSettings:
 
     linger_ms: int = setting(
         WHOLE,
-        0,
+        _BATCHES.linger_ms,
         "lingerMs",
         "Milliseconds that a record waits for others to travel with. With 0 it waits for none, but joins those that "
         "wait because maxInFlightRequests are under way",
@@ -231,7 +241,7 @@ class ThinClientSettings:
     )
     batch_max_bytes: int = setting(
         WHOLE,
-        256 * 1024,
+        _BATCHES.max_bytes,
         "batchMaxBytes",
         "Bytes of records in one request; a larger record travels alone",
         minimum=1,
@@ -240,7 +250,7 @@ class ThinClientSettings:
     )
     batch_max_records: int = setting(
         WHOLE,
-        4_096,
+        _BATCHES.max_records,
         "batchMaxRecords",
         "Records in one request",
         minimum=1,
@@ -249,7 +259,7 @@ class ThinClientSettings:
     )
     max_pending_bytes: int = setting(
         WHOLE,
-        64 * 1024 * 1024,
+        _BATCHES.max_pending_bytes,
         "maxPendingBytes",
         "Bytes of records that are given to the client and not answered; a further write waits, or is refused",
         minimum=1,
@@ -257,7 +267,7 @@ class ThinClientSettings:
     )
     max_pending_records: int = setting(
         WHOLE,
-        200_000,
+        _BATCHES.max_pending_records,
         "maxPendingRecords",
         "Records that are given to the client and not answered; a further write waits, or is refused",
         minimum=1,
@@ -296,13 +306,13 @@ class ThinClientSettings:
         return cls.from_mapping(read_properties(location, SettingsError, named_by="the client's settings"))
 
     def with_values(self, values: Mapping[str, object]) -> ThinClientSettings:
-        """A copy with other values, by key. Raises SettingsError."""
+        """Return a copy with other values, by key. Raises SettingsError."""
         return self.from_mapping(values, self)
 
     # ------------------------------------------------------------------ what is made of them
 
     def limits(self) -> WayLimits:
-        """What bounds the way of a request."""
+        """Return what bounds the way of a request."""
         return WayLimits(
             request_timeout_ms=self.request_timeout_ms,
             max_redirects=self.max_redirects,
@@ -314,11 +324,11 @@ class ThinClientSettings:
         )
 
     def ownerships(self) -> Ownerships:
-        """An empty cache of owners."""
+        """Return an empty cache of owners."""
         return Ownerships(self.stream_name_regex, self.ownership_cache_streams)
 
     def handshakes(self) -> Handshakes:
-        """When proxies are asked what they own."""
+        """Return when proxies are asked what they own."""
         return Handshakes(
             self.stream_name_regex,
             ownerships=self.handshake_with_client_info,
@@ -327,7 +337,7 @@ class ThinClientSettings:
         )
 
     def route(self, hosts: tuple[ProxyHost, ...]) -> Route:
-        """The route within one region. Raises CallerError where `single-host` has another number of hosts."""
+        """Return the route within one region. Raises CallerError where `single-host` has another number of hosts."""
         if self.routing == SINGLE:
             single = SingleHost(hosts[0].address if hosts else "")
             single.update(hosts, 0.0)
@@ -337,12 +347,12 @@ class ThinClientSettings:
         return HostRing(hosts, blackout_s=self.blackout_ms / 1000)
 
     def read_route(self, hosts: tuple[ProxyHost, ...] = ()) -> BoundedRing:
-        """The route of readers, which have no owners to find."""
+        """Return the route of readers, which have no owners to find."""
         return BoundedRing(hosts, balance=self.read_balance, blackout_s=self.blackout_ms / 1000)
 
     def regions(self) -> tuple[str, ...]:
-        """Where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port` or a
-        namespace's URI. Empty where nothing is set. Raises SettingsError."""
+        """Return where each region's proxies are, the local one's first, without Finagle's marks: `host:port,host:port`
+        or a namespace's URI. Empty where nothing is set. Raises SettingsError."""
         names = self.finagle_name_strs.split() if self.finagle_name_strs else [self.finagle_name_str]
         return tuple(_where(name) for name in names if name)
 
@@ -351,7 +361,7 @@ _ANNOUNCED: Final = re.compile(r"zk!([^!]+)!(/[^!]*)/\.write_proxy(![0-9]+)?")
 
 
 def _where(name: str) -> str:
-    """A Finagle name as the client's own words have it."""
+    """Return a Finagle name as the client's own words have it."""
     if name.startswith("inet!"):
         return name.removeprefix("inet!")
     found = _ANNOUNCED.fullmatch(name)

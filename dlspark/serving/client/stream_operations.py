@@ -65,7 +65,7 @@ class StreamOperations:
         _expect(await self.ask(MoveStream(stream, target)), Done)
 
     async def owner(self, stream: str) -> str:
-        """The address of the proxy that owns the stream, or would own it."""
+        """Return the address of the proxy that owns the stream, or would own it."""
         return address_of(_expect(await self.ask(FindOwner(stream)), OwnerFound).location)
 
     async def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
@@ -84,7 +84,7 @@ class StreamOperations:
 
 
 def _expect(answer: Answer, wanted: type[_Wanted]) -> _Wanted:
-    """The answer, which must be of this kind."""
+    """Return the answer, which must be of this kind."""
     if not isinstance(answer, wanted):
         raise ProtocolError(f"a proxy answered with {type(answer).__name__}, {wanted.__name__} was expected")
     return answer

@@ -63,13 +63,13 @@ class Client(OpenedHere):
         read_from: str | Sequence[str] | None = None,
         runtime: Runtime | None = None,
     ) -> Client:
-        """A client of the proxies at `where`: see `AsyncClient.connect`. Without a runtime, the process's shared one is
-        used."""
+        """Return a client of the proxies at `where`: see `AsyncClient.connect`. Without a runtime, the process's shared
+        one is used."""
         runtime = runtime or Runtime.shared()
         return cls(runtime, runtime.run(AsyncClient.connect(where, settings, read_from=read_from)))
 
     def producer(self, stream: str, name: str | None = None) -> Producer:
-        """The producer of this name on the stream: see `AsyncClient.producer`."""
+        """Return the producer of this name on the stream: see `AsyncClient.producer`."""
 
         async def make() -> AsyncProducer:
             return self._inner.producer(stream, name)
@@ -91,7 +91,7 @@ class Client(OpenedHere):
         max_bytes: int | None = None,
         poll_ms: int | None = None,
     ) -> ProxyReader:
-        """A reader of the stream from `start`: see `AsyncClient.reader`."""
+        """Return a reader of the stream from `start`: see `AsyncClient.reader`."""
 
         async def make() -> AsyncProxyReader:
             return self._inner.reader(stream, start, form=form, max_bytes=max_bytes, poll_ms=poll_ms)
@@ -99,7 +99,7 @@ class Client(OpenedHere):
         return ProxyReader(self._runtime, self._runtime.run(make()))
 
     def multi_stream_writer(self, streams: Sequence[str], limits: MultiStreamLimits | None = None) -> MultiStreamWriter:
-        """A writer whose records go to whichever of the streams takes them soonest, in record sets."""
+        """Return a writer whose records go to whichever of the streams takes them soonest, in record sets."""
 
         async def make() -> AsyncMultiStreamWriter:
             return self._inner.multi_stream_writer(streams, limits)
@@ -115,7 +115,7 @@ class Client(OpenedHere):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> StreamMonitor:
-        """A monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
 
         async def make() -> AsyncStreamMonitor:
             return self._inner.monitor(
@@ -206,7 +206,7 @@ class Client(OpenedHere):
         self._runtime.run(self._inner.move(stream, target))
 
     def owner(self, stream: str) -> str:
-        """The address of the proxy that owns the stream, or would own it."""
+        """Return the address of the proxy that owns the stream, or would own it."""
         return self._runtime.run(self._inner.owner(stream))
 
     def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
@@ -280,7 +280,7 @@ class Producer(OpenedHere):
             handing.result()
 
     async def _hand(self) -> None:
-        """In the loop: give what was sent to the producer, in order, as it has room."""
+        """Give what was sent to the producer, in order, as it has room (in the loop)."""
         inner = self._inner
         while True:
             with self._lock:
@@ -300,7 +300,7 @@ class Producer(OpenedHere):
                 raise error
 
     def _drop(self) -> None:
-        """The loop has ended: what was not handed over is not written."""
+        """Note that the loop has ended: what was not handed over is not written."""
         with self._lock:
             handed, self._handed = self._handed, deque()
             self._handed_bytes = 0
@@ -386,15 +386,15 @@ class ProxyReader(OpenedHere):
         return self._place if self._place is not None else self._inner.position
 
     def read_next(self) -> LogRecord:
-        """The next record; waits at the tail for as long as it takes. Raises as `AsyncProxyReader.read_next`."""
+        """Return the next record; waits at the tail for as long as it takes. Raises as `AsyncProxyReader.read_next`."""
         while True:
             found = self.read_bulk(1)
             if found:
                 return found[0]
 
     def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[LogRecord]:
-        """Up to `count` records: waits for the first, and takes as many as have come with it; an empty list where none
-        has come in `timeout_s` seconds."""
+        """Return up to `count` records: waits for the first, and takes as many as have come with it; an empty list
+        where none has come in `timeout_s` seconds."""
         if not self._lent and count > 0:
             self._borrow(timeout_s)
         found = [self._lent.popleft() for _ in range(min(count, len(self._lent)))]
@@ -416,8 +416,8 @@ class ProxyReader(OpenedHere):
             self._place = None
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Records for ever, waiting at the tail, until the log is sealed. The other methods, and another loop, go on
-        behind the last record that a loop has delivered."""
+        """Yield records for ever, waiting at the tail, until the log is sealed. The other methods, and another loop, go
+        on behind the last record that a loop has delivered."""
         while True:
             try:
                 record = self.read_next()
@@ -452,16 +452,17 @@ class ProxyReader(OpenedHere):
         return self._inner.closed
 
     def next_entries(self) -> list[StoredEntry]:
-        """The next entries as they are stored, those without records of a user too; waits at the tail. In the form
-        ENTRIES only. Raises as `read_next`."""
+        """Return the next entries as they are stored, those without records of a user too; waits at the tail. In the
+        form ENTRIES only. Raises as `read_next`."""
         return self._runtime.run(self._inner.next_entries())
 
     def poll_entries(self) -> list[StoredEntry]:
-        """What one poll brings: as `next_entries`, but perhaps nothing."""
+        """Return what one poll brings: as `next_entries`, but perhaps nothing."""
         return self._runtime.run(self._inner.poll_entries())
 
     def next_batches(self) -> list[pa.RecordBatch]:
-        """The next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as `read_next`."""
+        """Return the next records as Arrow batches; waits at the tail. In the form ARROW only. Raises as
+        `read_next`."""
         return self._runtime.run(self._inner.next_batches())
 
     def close(self) -> None:
@@ -527,7 +528,7 @@ class StreamMonitor(OpenedHere):
         self._inner = inner
 
     def watch(self, streams: Iterable[str]) -> None:
-        """These are the streams from now on; those of other instances are passed over."""
+        """Note that these are the streams from now on; those of other instances are passed over."""
 
         async def watch() -> None:
             self._inner.watch(streams)

@@ -103,8 +103,8 @@ _KINDS: Final = {int(kind): kind for kind in ProxyKind}
 
 
 def _name_in_frames(refusal: Refusal) -> str:
-    """The name of a refusal's error; that of its reason, where the other side would not know the reason by it. Frames
-    say reasons by names, which sides of any age understand."""
+    """Return the name of a refusal's error; that of its reason, where the other side would not know the reason by it.
+    Frames say reasons by names, which sides of any age understand."""
     error = refusal.error
     return error if REASON_OF_ERROR.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
 
@@ -212,7 +212,7 @@ def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
 
 
 def shortened(refusal: Refusal) -> Refusal:
-    """A refusal of one of many records, where all of their texts together are too long."""
+    """Return a refusal of one of many records, where all of their texts together are too long."""
     return replace(refusal, message=refusal.message[:SHORT_MESSAGE], advice=None)
 
 

@@ -21,17 +21,18 @@ from storage_node.protocol.frames import Buffer
 
 
 def stream_checksum(stream: str) -> int:
-    """Of a request that has nothing but its stream: the CRC-32 of the name in UTF-8."""
+    """Return of a request that has nothing but its stream: the CRC-32 of the name in UTF-8."""
     return crc32(stream.encode())
 
 
 def write_checksum(stream: str, payload: Buffer) -> int:
-    """Of a write of one payload."""
+    """Return of a write of one payload."""
     return crc32(payload, crc32(stream.encode()))
 
 
 def writes_checksum(stream: str, payloads: tuple[Buffer, ...]) -> int:
-    """Of a write of any number of payloads: they follow each other. Upstream checks none where there are several."""
+    """Return of a write of any number of payloads: they follow each other. Upstream checks none where there are
+    several."""
     checksum = crc32(stream.encode())
     for payload in payloads:
         checksum = crc32(payload, checksum)
@@ -39,12 +40,12 @@ def writes_checksum(stream: str, payloads: tuple[Buffer, ...]) -> int:
 
 
 def truncate_checksum(stream: str, dlsn: DLSN) -> int:
-    """Of a truncation: the DLSN is in its binary form of version 1. Raises CallerError where it has none."""
+    """Return of a truncation: the DLSN is in its binary form of version 1. Raises CallerError where it has none."""
     return crc32(dlsn.to_bytes(), crc32(stream.encode()))
 
 
 def request_checksum(request: Request) -> int | None:
-    """What `context.checksum` of a request must be where it is given; None where the request has no stream."""
+    """Return what `context.checksum` of a request must be where it is given; None where the request has no stream."""
     if isinstance(request, WriteRecords):
         return writes_checksum(request.stream, request.payloads)
     if isinstance(request, TruncateStream):

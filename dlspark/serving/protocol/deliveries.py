@@ -91,7 +91,7 @@ _MAX_I64 = 2**63 - 1
 
 
 def encode_records(records: Sequence[LogRecord]) -> bytes:
-    """A batch of `records`, of one segment and in order; there must be at least one."""
+    """Return a batch of `records`, of one segment and in order; there must be at least one."""
     first = records[0]
     lssn, first_entry, _ = first.dlsn
     start = start_of_sequence(first.sequence_id, first.position)
@@ -105,7 +105,7 @@ def encode_records(records: Sequence[LogRecord]) -> bytes:
 
 
 def encode_columns(batch: DecodedBatch) -> bytes:
-    """A batch of the records in columns; there must be at least one. No Python runs for each record."""
+    """Return a batch of the records in columns; there must be at least one. No Python runs for each record."""
     import numpy as np
 
     count = len(batch)
@@ -126,7 +126,7 @@ def encode_columns(batch: DecodedBatch) -> bytes:
 
 
 def decode_records(part: Buffer) -> list[LogRecord]:
-    """The records of a batch. Raises ProtocolError."""
+    """Return the records of a batch. Raises ProtocolError."""
     view = memoryview(part).cast("B")
     if len(view) < HEAD_BYTES:
         raise ProtocolError(f"a batch of records of {len(view)} bytes is shorter than its head of {HEAD_BYTES}")
@@ -178,7 +178,7 @@ class StoredEntry:
     """Records of lower slots lie before the reader's start."""
 
     def records(self) -> list[LogRecord]:
-        """The reader's records: no control records, not the end of stream. Raises InvalidEntryError."""
+        """Return the reader's records: no control records, not the end of stream. Raises InvalidEntryError."""
         decoded = decode_entry(
             memoryview(self.payload),
             lssn=self.lssn,
@@ -190,7 +190,7 @@ class StoredEntry:
 
 
 def encode_stored(entry: StoredEntry) -> bytes:
-    """A stored entry."""
+    """Return a stored entry."""
     head = _STORED.pack(
         STORED_VERSION,
         0,
@@ -205,7 +205,8 @@ def encode_stored(entry: StoredEntry) -> bytes:
 
 
 def decode_stored(part: Buffer) -> StoredEntry:
-    """The stored entry; its payload is a view of `part`, and its records are not decoded. Raises ProtocolError."""
+    """Return the stored entry; its payload is a view of `part`, and its records are not decoded. Raises
+    ProtocolError."""
     view = memoryview(part).cast("B")
     if len(view) < STORED_HEAD_BYTES:
         raise ProtocolError(f"a stored entry of {len(view)} bytes is shorter than its head of {STORED_HEAD_BYTES}")
@@ -225,7 +226,7 @@ def _check_version(version: int, known: int, what: str) -> None:
 
 
 def encode_arrow(batch: pa.RecordBatch) -> memoryview:
-    """A record batch as a whole Arrow stream."""
+    """Return a record batch as a whole Arrow stream."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -235,7 +236,7 @@ def encode_arrow(batch: pa.RecordBatch) -> memoryview:
 
 
 def decode_arrow(part: Buffer) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow stream; they share its memory. Raises ProtocolError."""
+    """Return the record batches of an Arrow stream; they share its memory. Raises ProtocolError."""
     import pyarrow as pa
 
     from dlspark.core.codec.vector_decoding import ROW_SCHEMA
@@ -257,7 +258,8 @@ def decode_arrow(part: Buffer) -> list[pa.RecordBatch]:
 
 
 def records_of(delivery: Delivery) -> list[LogRecord]:
-    """The records of a delivery in the form RECORDS or ENTRIES, in order. Raises ProtocolError, InvalidEntryError."""
+    """Return the records of a delivery in the form RECORDS or ENTRIES, in order. Raises ProtocolError,
+    InvalidEntryError."""
     if delivery.form is ReadForm.ARROW:
         raise CallerError("Arrow batches are not single records", advice="Use batches_of")
     if delivery.form is ReadForm.ENTRIES:
@@ -266,13 +268,13 @@ def records_of(delivery: Delivery) -> list[LogRecord]:
 
 
 def batches_of(delivery: Delivery) -> list[pa.RecordBatch]:
-    """The record batches of a delivery in the form ARROW. Raises ProtocolError."""
+    """Return the record batches of a delivery in the form ARROW. Raises ProtocolError."""
     if delivery.form is not ReadForm.ARROW:
         raise CallerError(f"a delivery of {delivery.form.name} has no Arrow batches", advice="Use records_of")
     return list(chain.from_iterable(map(decode_arrow, delivery.parts)))
 
 
 def place_behind(record: LogRecord) -> DLSN:
-    """The first position behind a record."""
+    """Return the first position behind a record."""
     lssn, entry_id, slot = record.dlsn
     return DLSN(lssn, entry_id, slot + max(record.slots, 1))

@@ -29,8 +29,8 @@ from dlspark.errors import (
     status_code,
 )
 from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
+from metadata.distributedlog.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
-from metadata.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from storage_node import errors as storage_errors
 from storage_node.errors import BookieError
 
@@ -114,14 +114,14 @@ _BARE: Final[dict[Applied, type[DistributedLogError]]] = {
 
 
 def applied_of(kind: type[BaseException]) -> Applied:
-    """Whether what failed with such an error was done; UNKNOWN for what does not say."""
+    """Return whether what failed with such an error was done; UNKNOWN for what does not say."""
     if issubclass(kind, CallerError):
         return Applied.WRONG
     return Applied.NO if issubclass(kind, NotAppliedError) else Applied.UNKNOWN
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The refusal that says what `error` says."""
+    """Return the refusal that says what `error` says."""
     if not isinstance(error, DistributedLogError):
         code = StatusCode.INTERNAL_SERVER_ERROR if isinstance(error, OSError) else StatusCode.UNEXPECTED
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -139,7 +139,7 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
-    """The error that a client raises for a refusal of a request on `stream`."""
+    """Return the error that a client raises for a refusal of a request on `stream`."""
     kind = _kind(refusal)
     error = kind.__new__(kind)
     DistributedLogError.__init__(error, refusal.message, advice=refusal.advice, log=stream)
@@ -155,7 +155,7 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
 
 
 def _name(kind: type[DistributedLogError]) -> str:
-    """The nearest class that the other side knows; empty where that says no more than the outcome."""
+    """Return the nearest class that the other side knows; empty where that says no more than the outcome."""
     known = next((one for one in kind.__mro__ if KINDS.get(one.__name__) is one), None)
     if known is None or (known is not kind and known in _BARE.values()):
         return ""
@@ -163,7 +163,7 @@ def _name(kind: type[DistributedLogError]) -> str:
 
 
 def _reason(kind: type[DistributedLogError]) -> Reason:
-    """That of the nearest class which has one: a new kind of an error is decided about as the old one."""
+    """Return that of the nearest class which has one: a new kind of an error is decided about as the old one."""
     for name in (one.__name__ for one in kind.__mro__):
         if name in _WITHOUT_REASON:
             break
@@ -184,7 +184,7 @@ def _kind(refusal: Refusal) -> type[DistributedLogError]:
 
 
 def _message(error: DistributedLogError) -> str:
-    """The message with the place that the refusal has no field for; the log is the request's stream."""
+    """Return the message with the place that the refusal has no field for; the log is the request's stream."""
     places = {name.removesuffix("_id"): getattr(error, name) for name in _PLACES}
     where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
     return f"{error.message} [{where}]" if where else error.message
@@ -195,7 +195,8 @@ def _cut(text: str) -> str:
 
 
 def _actual(error: DistributedLogError) -> str | int | None:
-    """What was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal digits."""
+    """Return what was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal
+    digits."""
     if isinstance(error, SequenceGapError):
         return error.expected
     if isinstance(error, ProducerFencedError | ProducerForgottenError):

@@ -43,7 +43,7 @@ def broken(what: str) -> NoReturn:
 
 
 def sizes_of(payloads: Sequence[Buffer]) -> list[int]:
-    """Bytes of each payload."""
+    """Return bytes of each payload."""
     return [payload.nbytes if isinstance(payload, memoryview) else len(payload) for payload in payloads]
 
 
@@ -58,7 +58,7 @@ class Reader:
         self._end = len(frame)
 
     def blob(self, length: int, what: str) -> memoryview:
-        """The next `length` bytes, not copied."""
+        """Return the next `length` bytes, not copied."""
         at = self._at
         after = at + length
         if after > self._end:
@@ -76,23 +76,23 @@ class Reader:
         return number
 
     def u8(self, what: str) -> int:
-        """The next byte."""
+        """Return the next byte."""
         return self._number(_U8, what)
 
     def u16(self, what: str) -> int:
-        """The next two bytes, unsigned."""
+        """Return the next two bytes, unsigned."""
         return self._number(_U16, what)
 
     def u32(self, what: str) -> int:
-        """The next four bytes, unsigned."""
+        """Return the next four bytes, unsigned."""
         return self._number(_U32, what)
 
     def i64(self, what: str) -> int:
-        """The next eight bytes, signed."""
+        """Return the next eight bytes, signed."""
         return self._number(_I64, what)
 
     def dlsn(self, what: str) -> DLSN:
-        """The next 24 bytes."""
+        """Return the next 24 bytes."""
         at = self._at
         if at + 24 > self._end:
             broken(f"{what} takes 24 bytes, {self._end - at} are left")
@@ -100,7 +100,7 @@ class Reader:
         return DLSN(*_DLSN.unpack_from(self._view, at))
 
     def fields(self, layout: Struct, what: str) -> tuple[int, ...]:
-        """The next numbers, as `layout` has them."""
+        """Return the next numbers, as `layout` has them."""
         at = self._at
         after = at + layout.size
         if after > self._end:
@@ -109,7 +109,7 @@ class Reader:
         return layout.unpack_from(self._view, at)
 
     def text(self, what: str) -> str:
-        """The next text: its length in two bytes, UTF-8."""
+        """Return the next text: its length in two bytes, UTF-8."""
         at = self._at + 2
         if at > self._end:
             broken(f"the length of {what} takes 2 bytes, {self._end - self._at} are left")
@@ -123,11 +123,11 @@ class Reader:
             broken(f"{what} is not UTF-8: {error.reason} at its byte {error.start}")
 
     def token(self, what: str) -> bytes:
-        """The next short bytes, copied: their length in two bytes before them."""
+        """Return the next short bytes, copied: their length in two bytes before them."""
         return bytes(self.blob(self.u16(f"the length of {what}"), what))
 
     def count(self, at_most: int, least_bytes: int, what: str) -> int:
-        """The next four bytes, as a number of things that take `least_bytes` each."""
+        """Return the next four bytes, as a number of things that take `least_bytes` each."""
         number = self.u32(f"the number of {what}")
         if number > at_most:
             broken(f"{number} {what}, at most {at_most} are accepted")
@@ -136,19 +136,19 @@ class Reader:
         return number
 
     def numbers(self, count: int, what: str) -> tuple[int, ...]:
-        """The next `count` signed numbers of eight bytes."""
+        """Return the next `count` signed numbers of eight bytes."""
         found: tuple[int, ...] = unpack_from(f">{count}q", self.blob(8 * count, what))
         return found
 
     def lengths(self, count: int, what: str) -> tuple[int, ...]:
-        """The next `count` unsigned numbers of four bytes."""
+        """Return the next `count` unsigned numbers of four bytes."""
         if count == 1:
             return self.fields(_U32, what)
         found: tuple[int, ...] = unpack_from(f">{count}I", self.blob(4 * count, what))
         return found
 
     def blobs(self, lengths: Sequence[int], what: str) -> tuple[memoryview, ...]:
-        """One view for each of `lengths`; nothing may be left behind them."""
+        """Return one view for each of `lengths`; nothing may be left behind them."""
         at, view = self._at, self._view
         if at + sum(lengths) != self._end:
             broken(f"{what} take {sum(lengths)} bytes, {self._end - at} are left")
@@ -244,7 +244,7 @@ class Head:
     def framed(
         self, kind: int, flags: int, correlation: int, payloads: Sequence[Buffer] = (), payload_bytes: int = 0
     ) -> list[Buffer]:
-        """The frame, its length first. Raises RecordTooLongError where it is longer than a frame may be."""
+        """Return the frame, its length first. Raises RecordTooLongError where it is longer than a frame may be."""
         length = len(self._data) - LENGTH_BYTES + payload_bytes
         check_length(length)
         FRAME_HEADER.pack_into(self._data, 0, length, FRAME_VERSION, kind, flags, correlation)
@@ -261,7 +261,7 @@ def check_length(length: int) -> None:
 
 
 def utf8(value: str, what: str) -> bytes:
-    """A text's bytes. Raises CallerError for what has none: half a character of UTF-16."""
+    """Return a text's bytes. Raises CallerError for what has none: half a character of UTF-16."""
     try:
         return value.encode()
     except UnicodeEncodeError:

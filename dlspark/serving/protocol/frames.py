@@ -26,7 +26,7 @@ _ANSWER_ENCODERS, _ANSWER_DECODERS = answer_frames.ENCODERS, answer_frames.DECOD
 
 
 def encode_request(correlation: int, request: Request) -> list[Buffer]:
-    """The frame of a request, its length first. `correlation` is from 0 to 2^64 - 1.
+    """Return the frame of a request, its length first. `correlation` is from 0 to 2^64 - 1.
 
     Raises CallerError for a field that does not fit, RecordTooLongError for a frame that would be too long.
     """
@@ -34,7 +34,8 @@ def encode_request(correlation: int, request: Request) -> list[Buffer]:
 
 
 def decode_request(frame: memoryview) -> tuple[int, Request]:
-    """The correlation number and the request of a frame, without its length. Raises ProtocolError and nothing else."""
+    """Return the correlation number and the request of a frame, without its length. Raises ProtocolError and nothing
+    else."""
     if len(frame) < HEADER.size:
         broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
     version, kind, flags, correlation = HEADER.unpack_from(frame)
@@ -49,12 +50,13 @@ def decode_request(frame: memoryview) -> tuple[int, Request]:
 
 
 def encode_answer(correlation: int, answer: Answer) -> list[Buffer]:
-    """The frame of an answer to the request with that number. Raises as `encode_request` does."""
+    """Return the frame of an answer to the request with that number. Raises as `encode_request` does."""
     return _ANSWER_ENCODERS[type(answer)](correlation, answer)
 
 
 def decode_answer(frame: memoryview) -> tuple[int, Answer]:
-    """The request's number and the answer of a frame, without its length. Raises ProtocolError and nothing else."""
+    """Return the request's number and the answer of a frame, without its length. Raises ProtocolError and nothing
+    else."""
     if len(frame) < HEADER.size:
         broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
     version, kind, flags, correlation = HEADER.unpack_from(frame)

@@ -229,15 +229,15 @@ class WriteRecords:
         )
 
     def within(self, context: RequestContext) -> WriteRecords:
-        """The same in another context."""
+        """Return the same in another context."""
         return self._copy(context, self.stamp)
 
     def stamped(self, stamp: ProducerStamp) -> WriteRecords:
-        """The same as a request of a producer."""
+        """Return the same as a request of a producer."""
         return self._copy(self.context, stamp)
 
     def _copy(self, context: RequestContext, stamp: ProducerStamp | None) -> WriteRecords:
-        """What `dataclasses.replace` does in four times the time, twice for each request of a client."""
+        """Return what `dataclasses.replace` does in four times the time, twice for each request of a client."""
         return WriteRecords(
             self.stream,
             self.payloads,

@@ -41,7 +41,7 @@ def declared_bytes(request: WriteRecords) -> int:
 
 
 def declared_records(request: WriteRecords) -> int:
-    """How many records the request has, those of its record sets counted as these say."""
+    """Return how many records the request has, those of its record sets counted as these say."""
     if not request.context.is_record_set:
         return len(request.payloads)
     records = 0

@@ -75,11 +75,12 @@ class GrpcNames(Protocol):
     """How proxies are named in gRPC."""
 
     def grpc_address(self, location: str) -> str:
-        """Where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not known."""
+        """Return where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not
+        known."""
         ...
 
     def location(self, name: str) -> str:
-        """The location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
+        """Return the location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
         ...
 
 
@@ -87,11 +88,11 @@ class NoNames:
     """For who knows no proxies."""
 
     def grpc_address(self, location: str) -> str:
-        """Not known."""
+        """Return not known."""
         return ""
 
     def location(self, name: str) -> str:
-        """As it is."""
+        """Return as it is."""
         return name
 
 
@@ -103,7 +104,7 @@ def _success() -> pb.Status:
 
 
 def status_to_pb(refusal: Refusal, names: GrpcNames = NO_NAMES) -> pb.Status:
-    """The status that says what a refusal says, and where its location speaks gRPC."""
+    """Return the status that says what a refusal says, and where its location speaks gRPC."""
     status = pb.Status(
         code=_CODES_IN_PB[refusal.code],
         message=refusal.message,
@@ -122,7 +123,8 @@ def status_to_pb(refusal: Refusal, names: GrpcNames = NO_NAMES) -> pb.Status:
 
 
 def status_from_pb(message: pb.Status) -> Refusal | None:
-    """The refusal that a status says, None where it is SUCCESS. A reason that is unknown here is none: the code stands.
+    """Return the refusal that a status says, None where it is SUCCESS. A reason that is unknown here is none: the code
+    stands.
 
     Raises ProtocolError.
     """
@@ -228,8 +230,8 @@ def _add_record(message: pb.ReadResponse, record: LogRecord) -> None:
 
 
 def read_responses(answer: Delivery) -> Iterator[pb.ReadResponse]:
-    """The responses, one behind the other, that say a delivery: each is short enough for every client, and says where
-    to read on behind its own records. They are made as they are asked for. Raises as `records_of`."""
+    """Yield the responses, one behind the other, that say a delivery: each is short enough for every client, and says
+    where to read on behind its own records. They are made as they are asked for. Raises as `records_of`."""
     if answer.form is not ReadForm.RECORDS:
         yield _delivery_in_pb(answer, NO_NAMES)
         return
@@ -350,7 +352,7 @@ Response: TypeAlias = (
 
 
 def from_pb(message: Response, form: ReadForm) -> Answer:
-    """The answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
+    """Return the answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
     refusal = status_from_pb(message.status)
     if refusal is not None:
         return refusal

@@ -51,12 +51,13 @@ METHODS: Final = {
 
 
 def request_from_pb(method: str, message: Message) -> Request:
-    """The request of a call. A Write's `correlation` is the binding's: it is not part of it. Raises ProtocolError."""
+    """Return the request of a call. A Write's `correlation` is the binding's: it is not part of it. Raises
+    ProtocolError."""
     return rpc_requests.FROM_PB[method](message)
 
 
 def request_to_pb(request: Request) -> tuple[str, Message]:
-    """The name of the call, and its message; writes are Write, and Append takes the same message."""
+    """Return the name of the call, and its message; writes are Write, and Append takes the same message."""
     return rpc_requests.to_pb(request)
 
 
@@ -67,7 +68,7 @@ def answer_to_pb(
     correlation: int = 0,
     names: rpc_answers.GrpcNames = rpc_answers.NO_NAMES,
 ) -> Message:
-    """The message with which a call is answered; `correlation` is repeated by writes alone. `names` knows where
+    """Return the message with which a call is answered; `correlation` is repeated by writes alone. `names` knows where
     proxies speak gRPC."""
     response = METHODS[method].response
     if isinstance(answer, Refusal):
@@ -81,10 +82,10 @@ def answer_to_pb(
 
 
 def read_responses(answer: Delivery) -> Iterator[Message]:
-    """The responses of a Read that say what was read, in their order; see `rpc_answers.read_responses`."""
+    """Return the responses of a Read that say what was read, in their order; see `rpc_answers.read_responses`."""
     return rpc_answers.read_responses(answer)
 
 
 def answer_from_pb(message: rpc_answers.Response, *, form: ReadForm = ReadForm.RECORDS) -> Answer:
-    """The answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
+    """Return the answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
     return rpc_answers.from_pb(message, form)

@@ -61,12 +61,12 @@ _Alone: TypeAlias = type[CreateStream] | type[DeleteStream] | type[ReleaseStream
 
 
 def dlsn_from_pb(message: pb.Dlsn) -> DLSN:
-    """The position that a message says."""
+    """Return the position that a message says."""
     return DLSN(message.segment, message.entry, message.slot)
 
 
 def dlsn_to_pb(dlsn: DLSN) -> pb.Dlsn:
-    """The message that says a position."""
+    """Return the message that says a position."""
     return pb.Dlsn(segment=dlsn.lssn, entry=dlsn.entry_id, slot=dlsn.slot_id)
 
 
@@ -268,7 +268,7 @@ _NAMES_ALONE: Final[dict[type, str]] = {
 
 
 def to_pb(request: Request) -> tuple[str, Message]:
-    """The name of the call, and its message. A `reader` and `wait_ms` are not said: a call is one reader."""
+    """Return the name of the call, and its message. A `reader` and `wait_ms` are not said: a call is one reader."""
     match request:
         case WriteRecords():
             return "Write", _write_in_pb(request)

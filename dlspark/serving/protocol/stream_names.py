@@ -1,14 +1,15 @@
 """How long a stream's name may be that a client says. No I/O.
 
-What a name may consist of is the namespace's to say (`metadata.log_names`); it sets no length. A proxy does: a name is
-kept, logged and shown as long as the stream is known, and each component of it is a question to ZooKeeper.
+What a name may consist of is the namespace's to say (`metadata.distributedlog.log_names`); it sets no length. A proxy
+does: a name is kept, logged and shown as long as the stream is known, and each component of it is a question to
+ZooKeeper.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from metadata.log_names import InvalidLogNameError
+from metadata.distributedlog.log_names import InvalidLogNameError
 
 MAX_STREAM_BYTES: Final = 1024
 MAX_STREAM_PARTS: Final = 32

@@ -74,7 +74,7 @@ _WRITE: Final = int(RequestKind.WRITE_RECORDS)
 
 
 def begun(stream: str, context: RequestContext) -> tuple[Head, int]:
-    """The beginning of a request on a stream, and its flags. Raises CallerError for what does not fit."""
+    """Return the beginning of a request on a stream, and its flags. Raises CallerError for what does not fit."""
     head = Head()
     head.u32(context.checksum or 0, "the checksum")
     head.u32(context.timeout_ms, "the timeout in ms")
@@ -93,7 +93,7 @@ def begun(stream: str, context: RequestContext) -> tuple[Head, int]:
 
 
 def taken_apart(frame: memoryview, flags: int) -> tuple[Reader, str, RequestContext]:
-    """What stands behind the beginning, the stream and the context of a request that arrived."""
+    """Return what stands behind the beginning, the stream and the context of a request that arrived."""
     reader = Reader(frame, HEADER.size)
     checksum, timeout_ms = reader.fields(_CONTEXT, "the context")
     stream = reader.text("the stream")
@@ -110,7 +110,7 @@ def taken_apart(frame: memoryview, flags: int) -> tuple[Reader, str, RequestCont
 
 
 def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
-    """The frame of a write. Raises as `frames.encode_request` does."""
+    """Return the frame of a write. Raises as `frames.encode_request` does."""
     context = request.context
     asks = request.expected_position is not None or request.fencing_token is not None
     if asks or request.transaction_ids is not None or context.tried_hosts or len(request.payloads) > MAX_PAYLOADS:
@@ -122,7 +122,7 @@ def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
 
 
 def _encode_plain_write(correlation: int, request: WriteRecords, context: RequestContext) -> list[Buffer]:
-    """That of a write without conditions, which is what a proxy gets most: few calls, however many fields."""
+    """Return that of a write without conditions, which is what a proxy gets most: few calls, however many fields."""
     stream, payloads, stamp = utf8(request.stream, "the stream"), request.payloads, request.stamp
     flags = (RECORD_SET if context.is_record_set else 0) | (ATOMIC if request.atomic else 0)
     producer = b""
@@ -174,7 +174,7 @@ def _encode_any_write(correlation: int, request: WriteRecords) -> list[Buffer]:
 
 
 def decode_write(frame: memoryview, flags: int) -> WriteRecords:
-    """The write of a frame with these flags. Raises ProtocolError."""
+    """Return the write of a frame with these flags. Raises ProtocolError."""
     end = len(frame)
     if not flags & ~_QUICK and end >= _STREAM_AT:
         checksum, timeout_ms, length = _ON_STREAM.unpack_from(frame, HEADER.size)

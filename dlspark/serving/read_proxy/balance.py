@@ -85,7 +85,7 @@ class _Peer:
 
 
 def any_host(_host: ProxyHost) -> bool:
-    """For a client that can ask every proxy."""
+    """Return for a client that can ask every proxy."""
     return True
 
 
@@ -109,7 +109,7 @@ class ReadBalance:
     # ------------------------------------------------------------------ what is known
 
     def use_members(self, hosts: Iterable[ProxyHost]) -> None:
-        """These are all other read proxies. What is not new keeps its count."""
+        """Note that these are all other read proxies. What is not new keeps its count."""
         before, self._peers = self._peers, {}
         for host in hosts:
             known = before.get(host.address)
@@ -117,13 +117,13 @@ class ReadBalance:
         self._ring.update([peer.host for peer in self._peers.values()], 0.0)
 
     def asked(self, address: str) -> None:
-        """A proxy is asked for its count now."""
+        """Note that a proxy is asked for its count now."""
         peer = self._peers.get(address)
         if peer is not None:
             peer.sent_before = peer.sent
 
     def heard(self, address: str, count: int | None) -> None:
-        """It answered so; None: it did not, or said no number."""
+        """Note that it answered so; None: it did not, or said no number."""
         peer = self._peers.get(address)
         if peer is None:
             return
@@ -132,11 +132,11 @@ class ReadBalance:
         peer.count = count
 
     def lost(self, address: str) -> None:
-        """The connection to a proxy ended."""
+        """Note that the connection to a proxy ended."""
         self.heard(address, None)
 
     def counts(self) -> dict[str, int]:
-        """What is known of other proxies, by address."""
+        """Return what is known of other proxies, by address."""
         return {address: peer.load for address, peer in self._peers.items() if peer.count is not None}
 
     # ------------------------------------------------------------------ the decision
@@ -151,7 +151,7 @@ class ReadBalance:
         usable: Callable[[ProxyHost], bool] = any_host,
         client: str | None = None,
     ) -> str | None:
-        """The location of the proxy that is to read `stream`; None: it is read here, where it is not yet.
+        """Return the location of the proxy that is to read `stream`; None: it is read here, where it is not yet.
 
         `reads`: the logs that are read here. `tried`: locations that the client asked before. `usable`: whether the
         client can ask a proxy. `client`: whose connection it is, where it may not say whom it asked.

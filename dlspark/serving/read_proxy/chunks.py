@@ -64,7 +64,7 @@ class Chunk:
 
 
 def gap_error(log: str, dlsn: DLSN, number: int, last: int) -> PositionGapError:
-    """The error of a reader that would pass over records."""
+    """Return the error of a reader that would pass over records."""
     return PositionGapError(
         f"record {number} of segment {dlsn.lssn} follows record {last}: records are missing",
         log=log,
@@ -84,7 +84,8 @@ class OpenedEntry:
         self._batch: DecodedBatch | None = None
 
     def columns(self, run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, int]:
-        """The records of a run, or of its first entries where they expand to more than `max_bytes`; how many those are.
+        """Return the records of a run, or of its first entries where they expand to more than `max_bytes`; how many
+        those are.
 
         Raises InvalidEntryError.
         """
@@ -122,7 +123,7 @@ class ChunkMaker:
         self._name_bytes = len(log.encode())
 
     def make(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN) -> Chunk:
-        """What `run`, entries of one segment, gives a reader at `start`, which may lie in the first of them."""
+        """Return what `run`, entries of one segment, gives a reader at `start`, which may lie in the first of them."""
         if run[0].broken:
             return Chunk((), 0, run[0].after, 1)
         if form is ReadForm.ENTRIES:
@@ -133,7 +134,7 @@ class ChunkMaker:
             return self._before_error(form, run, start, error)
 
     def _before_error(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN, error: DistributedLogError) -> Chunk:
-        """The entries before the one that cannot be decoded, and the error behind them."""
+        """Return the entries before the one that cannot be decoded, and the error behind them."""
         intact: list[RingEntry] = []
         for entry in run:
             try:
@@ -211,11 +212,11 @@ class ChunkMaker:
         return _chunk(run, (part,), stop, int(batch.position[0]), int(batch.position[-1]), end, failure)
 
     def _row_bytes(self, form: ReadForm) -> int:
-        """What a record takes in a part besides its payload, at most."""
+        """Return what a record takes in a part besides its payload, at most."""
         return ARROW_ROW_BYTES + self._name_bytes if form is ReadForm.ARROW else ROW_BYTES
 
     def _fitting(self, batch: DecodedBatch, row_bytes: int) -> int:
-        """How many records fit in a part; one always does."""
+        """Return how many records fit in a part; one always does."""
         if batch.payload.nbytes + len(batch) * row_bytes <= self._max_bytes:
             return len(batch)
         sizes = np.cumsum(pc.binary_length(batch.payload).to_numpy(zero_copy_only=False).astype(np.int64) + row_bytes)
@@ -270,7 +271,8 @@ def _all_records(run: Sequence[RingEntry]) -> list[LogRecord]:
 
 
 def _columns(run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, int]:
-    """The records of a run, or of its first entries where they expand to more than `max_bytes`; how many those are."""
+    """Return the records of a run, or of its first entries where they expand to more than `max_bytes`; how many those
+    are."""
     return decode_up_to(
         [(entry.entry_id, memoryview(entry.payload)) for entry in run],
         lssn=run[0].segment.lssn,
@@ -305,7 +307,7 @@ def _chunk(
     end: DLSN | None,
     failure: DistributedLogError | None,
 ) -> Chunk:
-    """A chunk of all of `run`, or of what lies before `stop`."""
+    """Return a chunk of all of `run`, or of what lies before `stop`."""
     used = len(run) if stop is None else sum(1 for entry in run if entry.after <= stop)
     place = run[-1].after if stop is None else stop
     return Chunk(parts, _size(parts), place, used, first, last, end, failure)
@@ -329,7 +331,7 @@ class Chunks:
         self._kept: OrderedDict[tuple[int, ReadForm, int, int], Chunk] = OrderedDict()
 
     def get(self, ring: EntryRing, maker: ChunkMaker, form: ReadForm, run: Sequence[RingEntry], ordinal: int) -> Chunk:
-        """The chunk of the whole entries of `run`, whose first one has this ordinal in `ring`."""
+        """Return the chunk of the whole entries of `run`, whose first one has this ordinal in `ring`."""
         key = (ring.number, form, ordinal, ordinal + len(run))
         kept = self._kept.get(key)
         if kept is not None:

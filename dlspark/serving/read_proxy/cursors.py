@@ -73,14 +73,14 @@ class ReadCursor:
         return self.ring is not None and self.ordinal >= self.ring.after
 
     def pass_end(self) -> None:
-        """At the ring's end: go past the end of a segment behind which the ring reads on."""
+        """Go past the end of a segment behind which the ring reads on (at the ring's end)."""
         if self.ring is not None and self.at_end:
             self.position = max(self.position, self.ring.end)
 
     # ------------------------------------------------------------------ what comes next
 
     def collect(self, form: ReadForm, max_bytes: int) -> Collected:
-        """What comes next, up to about `max_bytes`; nothing at the end, where it failed, and where it fell out.
+        """Return what comes next, up to about `max_bytes`; nothing at the end, where it failed, and where it fell out.
 
         The position moves past what is returned, and past what readers do not see.
         """
@@ -116,7 +116,7 @@ class ReadCursor:
         return self._chunks.get(ring, self._maker, form, run, self.ordinal)
 
     def _gap_before(self, chunk: Chunk) -> bool:
-        """Whether records are missing between the last chunk and this one; the cursor has failed then."""
+        """Return whether records are missing between the last chunk and this one; the cursor has failed then."""
         self._numbers.enter(chunk.next.lssn)
         if not chunk.first_number:
             return False

@@ -66,7 +66,7 @@ FIGURES: Final[tuple[tuple[str, FigureInfo], ...]] = tuple(
 
 
 def figures_table() -> Iterator[str]:
-    """The lines of the table in docs/serving/read-proxy.md."""
+    """Return the lines of the table in docs/serving/read-proxy.md."""
     rows = ((f"`{PREFIX}{name}{_suffix(info)}`", info.kind, info.meaning) for name, info in FIGURES)
     return iter(markdown_table(("metric", "kind", "meaning"), rows))
 
@@ -100,12 +100,12 @@ class FiguresCollection:
     # ------------------------------------------------------------------ for prometheus_client
 
     def describe(self) -> Iterator[Metric]:
-        """Names and kinds: a registry refuses those that it has already."""
+        """Yield names and kinds: a registry refuses those that it has already."""
         for name, info in FIGURES:
             yield family_of(PREFIX + name, info.meaning, "", info.kind)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with the sums of now."""
+        """Yield all metrics with the sums of now."""
         with self._lock:
             found = [figures() for figures in self._live]
             past = dict(self._past)

@@ -89,7 +89,7 @@ class LogFeed:
             while True:
                 if self._until is not None and self.ring.end >= self._until():
                     self.complete = True
-                    await self._source.close(self._ended())
+                    await self._source.close(self._ended_error())
                     self._changed(self)
                     return
                 if self._fill():
@@ -128,8 +128,8 @@ class LogFeed:
     async def close(self) -> None:
         """End the read-ahead and give up the ring. Idempotent."""
         await end_tasks([self._task])
-        await self._source.close(self._ended())
+        await self._source.close(self._ended_error())
         self.ring.clear()
 
-    def _ended(self) -> ReadCancelledError:
+    def _ended_error(self) -> ReadCancelledError:
         return ReadCancelledError("the log is not served any more", log=self._log)

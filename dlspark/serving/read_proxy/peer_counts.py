@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from dlspark.serving.membership import ProxyMember
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, ProxyStatus
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
@@ -32,7 +32,7 @@ COUNT: Final = Handshake(ownerships=False, count_logs=True)
 
 
 def count_in(answer: Answer) -> int | None:
-    """The logs that a proxy reads; None for one that refuses, says no number, or is being stopped."""
+    """Return the logs that a proxy reads; None for one that refuses, says no number, or is being stopped."""
     if not isinstance(answer, ProxyInfo) or answer.status is ProxyStatus.DOWN:
         return None
     return answer.logs_read
@@ -54,7 +54,7 @@ class PeerCounts:
         balance.on_sent = self._client_sent
 
     def use_members(self, members: Iterable[ProxyMember]) -> None:
-        """These read proxies run now."""
+        """Note that these read proxies run now."""
         others = [one for one in members if one.frames is not None and str(one.endpoint) != self._own_address]
         self._balance.use_members(ProxyHost(str(one.endpoint), one.shard) for one in others)
         answering = dict.fromkeys(str(one.endpoint) for one in others if one.logs_read is not None)

@@ -23,8 +23,8 @@ from itertools import count
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import declared_bytes
 from dlspark.core.reading.segment_follower import FetchedEntry
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
-from metadata.segments import SegmentMetadata
 
 ENTRY_OVERHEAD_BYTES = 512
 """What an entry counts besides its payload: its objects, and its places in the ring and in the budget."""
@@ -173,13 +173,13 @@ class EntryRing:
             self.evict_one()
 
     def bytes_from(self, ordinal: int) -> int:
-        """What the entries from `ordinal` on count; it may be `after`."""
+        """Return what the entries from `ordinal` on count; it may be `after`."""
         if ordinal >= self.after:
             return 0
         return self._counted - self._entries[max(ordinal, self.first)].counted_before
 
     def covers(self, position: DLSN) -> bool:
-        """Whether a reader at `position` misses nothing if it reads from this ring."""
+        """Return whether a reader at `position` misses nothing if it reads from this ring."""
         return position >= self.begin
 
     def find(self, position: DLSN) -> int:
@@ -194,7 +194,7 @@ class EntryRing:
         return low
 
     def run(self, ordinal: int, chunk_bytes: int, max_bytes: int) -> Iterator[RingEntry]:
-        """Entries from `ordinal` on that are decoded together: of one segment, and of one chunk.
+        """Yield entries from `ordinal` on that are decoded together: of one segment, and of one chunk.
 
         Chunks begin where `offset` passes a multiple of `chunk_bytes`: readers that have come different ways soon read
         the same chunks. A run ends before its content would pass `max_bytes`, and has one entry always.

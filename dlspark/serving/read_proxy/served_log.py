@@ -24,7 +24,7 @@ from dlspark.core.reading.beginnings import beginning
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.services import Services
-from dlspark.serving.fair_turns import FairTurns
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ReadFrom
 from dlspark.serving.read_proxy.chunks import ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
@@ -182,7 +182,7 @@ class ServedLog:
     # ------------------------------------------------------------------ where a reader begins
 
     async def position_of(self, start: DLSN | int | ReadFrom, address: str) -> DLSN:
-        """Where a reader that asks for `start` begins; `address` is its client's.
+        """Return where a reader that asks for `start` begins; `address` is its client's.
 
         Raises AlreadyTruncatedError, LogNotFoundError and others.
         """
@@ -202,7 +202,7 @@ class ServedLog:
             return await beginning(self.name, segments, position, self._log.settings, self._counters)
 
     async def _end(self) -> DLSN:
-        """The log's end, with all that was acknowledged before this call.
+        """Return the log's end, with all that was acknowledged before this call.
 
         Readers that ask together share one question; who comes when it is already under way shares the next.
         """
@@ -216,7 +216,7 @@ class ServedLog:
             return await self._log.end()
 
     def cursor(self, start: DLSN) -> ReadCursor:
-        """A cursor at a position that `position_of` has returned."""
+        """Return a cursor at a position that `position_of` has returned."""
         assert self._maker is not None
         chunk_bytes = self._room.settings.chunk_bytes
         return ReadCursor(start, self._maker, self._room.chunks, self._counters, chunk_bytes=chunk_bytes)

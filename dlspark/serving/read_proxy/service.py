@@ -40,8 +40,9 @@ from dlspark.errors import (
     StreamNotReadyError,
     TooManyStreamsError,
 )
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.fair_turns import FairTurns
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -67,7 +68,6 @@ from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, Servi
 from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.serving.service import Caller, Reply
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 
@@ -156,7 +156,7 @@ class ReadProxyService:
             self._drop(session)
 
     def figures(self) -> ReadProxyFigures:
-        """What there is now, and what was done so far."""
+        """Return what there is now, and what was done so far."""
         chunks = self._room.chunks
         return ReadProxyFigures(
             readers=len(self._sessions),
@@ -177,7 +177,7 @@ class ReadProxyService:
         )
 
     def logs_shown(self) -> Mapping[str, Mapping[str, object]]:
-        """The logs that are read: how many readers each has, and what is kept for those at its end."""
+        """Return the logs that are read: how many readers each has, and what is kept for those at its end."""
         return {name: {"readers": log.users, "ringBytes": log.ring_bytes} for name, log in sorted(self._logs.items())}
 
     def _check_open(self) -> None:
@@ -216,7 +216,7 @@ class ReadProxyService:
         pending.timer = self._loop.call_later(wait_ms / 1000, self._supersede, session)
 
     def _read_elsewhere(self, request: ReadBatch, caller: Caller) -> Refusal | None:
-        """The refusal that sends a reader to another proxy; None where the log is read here, or is to be."""
+        """Return the refusal that sends a reader to another proxy; None where the log is read here, or is to be."""
         log = self._logs.get(request.stream)
         if self.balance is None or (log is not None and not log.failed):
             return None
@@ -334,7 +334,7 @@ class ReadProxyService:
         return False
 
     def _granted(self, session: ReaderSession) -> bool:
-        """It is the session's turn to catch up; whether it uses it."""
+        """Return it is the session's turn to catch up; whether it uses it."""
         if session.closed or session.cursor is None:
             return False
         used = session.log.catch_up(session, session.cursor)
@@ -388,7 +388,7 @@ class ReadProxyService:
     # ------------------------------------------------------------------ logs
 
     def _served(self, name: str) -> ServedLog:
-        """The log as it is served; begins to serve it where it is not."""
+        """Return the log as it is served; begins to serve it where it is not."""
         log = self._logs.get(name)
         if log is not None and not log.failed:
             return log
@@ -448,7 +448,7 @@ class ReadProxyService:
         task.add_done_callback(self._closing.discard)
 
     def _log_failed(self, log: ServedLog) -> None:
-        """Who comes next has the log opened anew; those who are here get what is left, then the error."""
+        """Note that who comes next has the log opened anew; those who are here get what is left, then the error."""
         if self._logs.get(log.name) is log:
             del self._logs[log.name]
         self._loop.call_soon(self._settle, log)
@@ -496,5 +496,5 @@ class ReadProxyService:
 
 
 def _not_ready(log: str) -> Refusal:
-    """The answer to a read whose time is over before its position was found: where to go on is not known."""
+    """Return the answer to a read whose time is over before its position was found: where to go on is not known."""
     return refusal_of(StreamNotReadyError("the reader's start was not found in time", log=log, advice="Ask again"))

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import OverCapacityError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadFrom
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog
-from dlspark.serving.service import Caller, Reply
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class ReaderSession(PlacedReader):
     """When its last read was answered, by the loop's clock."""
 
     def continues(self, request: ReadBatch) -> bool:
-        """Whether `request` goes on where this session is; otherwise the reader went elsewhere."""
+        """Return whether `request` goes on where this session is; otherwise the reader went elsewhere."""
         if request.stream != self.log.name:
             return False
         expected = self.asked if self.told is None else self.told
@@ -82,7 +82,7 @@ class ReaderSessions:
         return self._count - len(self._idle)
 
     def find(self, caller: Caller, number: int) -> ReaderSession | None:
-        """The session of a reader, None if it has none."""
+        """Return the session of a reader, None if it has none."""
         return self._by_caller.get(caller, {}).get(number)
 
     def check_room(self, caller: Caller) -> None:
@@ -114,7 +114,7 @@ class ReaderSessions:
             del self._by_caller[session.caller]
 
     def of_caller(self, caller: Caller) -> list[ReaderSession]:
-        """All sessions of a connection."""
+        """Return all sessions of a connection."""
         return list(self._by_caller.get(caller, {}).values())
 
     def busy(self, session: ReaderSession) -> None:
@@ -128,7 +128,7 @@ class ReaderSessions:
         self._idle.move_to_end(session)
 
     def idle_for(self, seconds: float, now: float) -> list[ReaderSession]:
-        """Those that have asked for nothing for so long, the longest first."""
+        """Return those that have asked for nothing for so long, the longest first."""
         found = []
         for session in self._idle:
             if now - session.idle_since < seconds:

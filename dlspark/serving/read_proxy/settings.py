@@ -1,15 +1,14 @@
-"""`ReadProxySettings`: the settings of a read proxy. All are this project's own: upstream has no such process.
-
-python -m dlspark.serving.read_proxy --settings > docs/read-proxy-settings.md
-"""
+"""`ReadProxySettings`: the settings of a read proxy. All are this project's own: upstream has no such process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 from dlspark.errors import SettingsError
+from dlspark.serving.bindings.bounds import CONNECTIONS
 from dlspark.serving.routing.bounded_load import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -18,11 +17,7 @@ from metadata.foundation.settings import (
     WHOLE,
     Kind,
     Registry,
-    defaults_of,
-    markdown_table,
     setting,
-    settings_of,
-    written,
 )
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
@@ -31,7 +26,7 @@ _ENTRY_FITS: Final = 2 * MIB
 """Any entry that a log may hold fits in this."""
 _FRAME_FITS: Final = MAX_FRAME_BYTES - 64 * 1024
 """A delivery of this size fits in a frame."""
-PAGE: Final = "docs/read-proxy-settings.md"
+PAGE: Final = "docs/settings/read-proxy.md"
 
 
 def _own(
@@ -62,7 +57,7 @@ class ReadProxySettings:
     advertised_host: str = _text(
         "", "advertisedHost", "The name under which clients reach this host; empty: the host's own name"
     )
-    max_connections: int = _own(12_000, "maxConnections", "Connections for frames at the same time")
+    max_connections: int = _own(CONNECTIONS, "maxConnections", "Connections for frames at the same time")
     connection_bytes: int = _own(
         1024 * MIB,
         "connectionBytes",
@@ -178,7 +173,9 @@ class ReadProxySettings:
         return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
 
     @classmethod
-    def from_properties(cls, path: str | None, given: Mapping[str, object] | None = None) -> ReadProxySettings:
+    def from_properties(
+        cls, path: str | os.PathLike[str] | None, given: Mapping[str, object] | None = None
+    ) -> ReadProxySettings:
         """Settings of a properties file, where there is one, and over them those given. Raises SettingsError, also for
         a file that cannot be read."""
         values: dict[str, object] = {}
@@ -188,33 +185,3 @@ class ReadProxySettings:
 
 
 REGISTRY: Final = Registry([ReadProxySettings], SettingsError, page=PAGE)
-
-_HEAD = """\
-# Settings of a read proxy
-
-[serving/read-proxy.md](serving/read-proxy.md) says what a read proxy is. These keys stand in the properties file that
-`python -m dlspark.serving.read_proxy --conf FILE` reads; they are this project's own. A key that is not listed is an
-error that names the nearest one. How the log is read (`readLACLongPollTimeout`, `alertPositionOnTruncated`, ...) is
-set by the namespace's settings ([settings.md](settings.md)).
-
-This page is generated: `python -m dlspark.serving.read_proxy --settings`.
-"""
-
-
-def settings_page() -> str:
-    """The whole page docs/read-proxy-settings.md."""
-    lines = [_HEAD]
-    defaults = defaults_of(ReadProxySettings)
-    rows: list[tuple[str, ...]] = []
-    infos = settings_of(ReadProxySettings)
-    for index, item in enumerate(fields(ReadProxySettings)):
-        info = infos[item.name]
-        if info.section:
-            lines.append(f"## {info.section}\n")
-            rows = []
-        default = written(defaults[info.key])
-        rows.append((f"`{info.key}`", f"`{default}`" if default else "", f"{info.meaning}."))
-        following = list(infos.values())[index + 1 : index + 2]
-        if not following or following[0].section:
-            lines += [*markdown_table(("key", "default", "meaning"), rows), ""]
-    return "\n".join(lines)

@@ -61,15 +61,16 @@ class BoundedRing:
         return self._loads[address]
 
     def addresses(self) -> tuple[str, ...]:
-        """All hosts, in the order in which they joined."""
+        """Return all hosts, in the order in which they joined."""
         return self._ring.addresses()
 
     def region_of(self, address: str) -> str | None:
-        """None: the ring is one region."""
+        """Return None: the ring is one region."""
         return None
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are all hosts that are announced; logs of hosts that left have no place until they are asked for."""
+        """Note that these are all hosts that are announced; logs of hosts that left have no place until they are asked
+        for."""
         self._ring.update(hosts, now)
         left = set(self._ring.addresses())
         for stream in [stream for stream, address in self._placed.items() if address not in left]:
@@ -87,11 +88,12 @@ class BoundedRing:
         self._strangers.end(address)
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """Whether a host is in a blackout, listed or not."""
+        """Return whether a host is in a blackout, listed or not."""
         return self._ring.failed_lately(address, now) or address in self._strangers.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The place of a log, none of those in `tried`; it is given one where it has none. None: no host is left."""
+        """Return the place of a log, none of those in `tried`; it is given one where it has none. None: no host is
+        left."""
         out = self._ring.blacked_out(now)
         place = self._placed.pop(stream, None)
         if place is not None:
@@ -111,13 +113,13 @@ class BoundedRing:
         return found
 
     def release(self, stream: str) -> None:
-        """The log is not read any more: its place is free."""
+        """Note that the log is not read any more: its place is free."""
         place = self._placed.pop(stream, None)
         if place is not None:
             self._take_from(place)
 
     def _find(self, stream: str, passed_over: Collection[str]) -> str | None:
-        """The first host with room, without placing the log."""
+        """Return the first host with room, without placing the log."""
         usable = [address for address in self._ring.addresses() if address not in passed_over]
         if not usable:
             return None

@@ -24,19 +24,19 @@ def _digest(text: str) -> bytes:
 
 
 def hash_long(text: str) -> int:
-    """The signed 64-bit hash: places on the ring (`ring`)."""
+    """Return the signed 64-bit hash: places on the ring (`ring`)."""
     value: int = _LONG.unpack_from(_digest(text))[0]
     return value
 
 
 def hash_int(text: str) -> int:
-    """The signed 32-bit hash: an index into a list of hosts (`other_routes`)."""
+    """Return the signed 32-bit hash: an index into a list of hosts (`other_routes`)."""
     value: int = _INT.unpack_from(_digest(text))[0]
     return value
 
 
 def java_address_text(host: str, port: int, resolved: str | None = None) -> str:
-    """A socket address as Java writes it, which is what its clients hash.
+    """Return a socket address as Java writes it, which is what its clients hash.
 
     `host` is a name or an IP address, `resolved` the address that the name has for the client, None where it was not
     looked up. A name without an address is written as Java 14 and later do; so is an IPv6 address, in brackets.

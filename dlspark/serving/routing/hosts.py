@@ -24,7 +24,7 @@ BLACKOUT_S: Final = 300.0
 
 
 def address_of(location: str) -> str:
-    """The `host:port` of a location; an address stays as it is."""
+    """Return the `host:port` of a location; an address stays as it is."""
     return location.rpartition(";")[2]
 
 
@@ -38,7 +38,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_address(location: str) -> bool:
-    """Whether it names a proxy that can be dialled: the owner of a log may be any writer, with a name of its own."""
+    """Return whether it names a proxy that can be dialled: the owner of a log may be any writer, with a name of its
+    own."""
     try:
         split_address(address_of(location))
     except CallerError:
@@ -72,7 +73,7 @@ class Route(Protocol):
     """Chooses a host for a stream."""
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The address to ask about `stream`, none of those in `tried`; None where no other is left.
+        """Return the address to ask about `stream`, none of those in `tried`; None where no other is left.
 
         Regions in `regions` said that they are not available. A host that failed not long ago is chosen only where no
         other is left.
@@ -80,27 +81,27 @@ class Route(Protocol):
         ...
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are all hosts that there are now. A host that comes new, or again, is asked again."""
+        """Note that these are all hosts that there are now. A host that comes new, or again, is asked again."""
         ...
 
     def failed(self, address: str, now: float) -> None:
-        """The connection to a host failed, or could not be made."""
+        """Note that the connection to a host failed, or could not be made."""
         ...
 
     def answered(self, address: str) -> None:
-        """A host answered: whatever was held against it is over."""
+        """Note that a host answered: whatever was held against it is over."""
         ...
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """Whether a host's connection failed not long ago, and it has not answered since."""
+        """Return whether a host's connection failed not long ago, and it has not answered since."""
         ...
 
     def region_of(self, address: str) -> str | None:
-        """The region that a host is in; None where regions are not told apart."""
+        """Return the region that a host is in; None where regions are not told apart."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
-        """All hosts that may be chosen, in an order of the route's own."""
+        """Return all hosts that may be chosen, in an order of the route's own."""
         ...
 
 
@@ -127,7 +128,7 @@ class Blackouts:
         self._until = {address: until for address, until in self._until.items() if address in addresses}
 
     def at(self, now: float) -> Collection[str]:
-        """The hosts that are to be passed over at this time."""
+        """Return the hosts that are to be passed over at this time."""
         if self._until and min(self._until.values()) <= now:
             self._until = {address: until for address, until in self._until.items() if until > now}
         return self._until.keys()

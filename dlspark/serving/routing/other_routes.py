@@ -28,15 +28,15 @@ class ServerOrder:
         return len(self._addresses)
 
     def addresses(self) -> tuple[str, ...]:
-        """All hosts, in the order that counts."""
+        """Return all hosts, in the order that counts."""
         return self._addresses
 
     def region_of(self, address: str) -> str | None:
-        """None: the list is one region."""
+        """Return None: the list is one region."""
         return None
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are all hosts. Raises CallerError for an address that is none, and changes nothing."""
+        """Note that these are all hosts. Raises CallerError for an address that is none, and changes nothing."""
         texts = {host.address: host.java_text for host in hosts}
         ordered = tuple(sorted(texts, key=lambda address: (texts[address], address)))
         for address in set(ordered).difference(self._addresses):
@@ -54,11 +54,12 @@ class ServerOrder:
         self._blackouts.end(address)
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """Whether a host is in a blackout."""
+        """Return whether a host is in a blackout."""
         return address in self._blackouts.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The host at the stream's place; where it was tried, the one at its place among the others, or behind that."""
+        """Return the host at the stream's place; where it was tried, the one at its place among the others, or behind
+        that."""
         out = self._blackouts.at(now)
         usable = [address for address in self._addresses if address not in out]
         found = _by_hash(usable, stream, tried)
@@ -87,11 +88,11 @@ class SingleHost:
         self._address = ProxyHost(address).address
 
     def addresses(self) -> tuple[str, ...]:
-        """The host."""
+        """Return the host."""
         return (self._address,)
 
     def region_of(self, address: str) -> str | None:
-        """None: one host is no region."""
+        """Return None: one host is no region."""
         return None
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
@@ -105,14 +106,14 @@ class SingleHost:
         """Go on asking it: there is no other."""
 
     def answered(self, address: str) -> None:
-        """Nothing was held against it."""
+        """Note that nothing was held against it."""
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """False: it is asked whatever happened."""
+        """Return False: it is asked whatever happened."""
         return False
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The host, unless it was tried."""
+        """Return the host, unless it was tried."""
         return None if self._address in tried else self._address
 
 
@@ -126,22 +127,22 @@ class RegionChain:
         self._regions = tuple(regions)
 
     def route_of(self, region: str) -> Route:
-        """The route within a region, by which its members are updated. Raises CallerError for an unknown one."""
+        """Return the route within a region, by which its members are updated. Raises CallerError for an unknown one."""
         for name, route in self._regions:
             if name == region:
                 return route
         raise CallerError(f"there is no region {region!r}", advice=f"Known are {[name for name, _ in self._regions]}")
 
     def addresses(self) -> tuple[str, ...]:
-        """The hosts of all regions, the local ones first."""
+        """Return the hosts of all regions, the local ones first."""
         return tuple(address for _, route in self._regions for address in route.addresses())
 
     def region_of(self, address: str) -> str | None:
-        """The first region that has the host; None for a host that none has, as one that another proxy named."""
+        """Return the first region that has the host; None for a host that none has, as one that another proxy named."""
         return next((name for name, route in self._regions if address in route.addresses()), None)
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are the local region's hosts; those of others go to `route_of(region).update`."""
+        """Note that these are the local region's hosts; those of others go to `route_of(region).update`."""
         self._regions[0][1].update(hosts, now)
 
     def failed(self, address: str, now: float) -> None:
@@ -155,11 +156,11 @@ class RegionChain:
             route.answered(address)
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """Whether the host is in a blackout where it is listed."""
+        """Return whether the host is in a blackout where it is listed."""
         return any(route.failed_lately(address, now) for _, route in self._regions)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The host of the first region that is available and has one left."""
+        """Return the host of the first region that is available and has one left."""
         for name, route in self._regions:
             if name not in regions:
                 found = route.pick(stream, now, tried)

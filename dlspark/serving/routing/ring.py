@@ -36,7 +36,7 @@ _LOWEST: Final = 1 << 63
 
 
 def host_points(host: ProxyHost, points: int = POINTS_PER_HOST) -> list[int]:
-    """The hashes of a host's points, in the order of their numbers."""
+    """Return the hashes of a host's points, in the order of their numbers."""
     text = host.java_text
     return [hash_long(f"shard-{host.shard}-{number}-{text}") for number in range(points)]
 
@@ -73,17 +73,18 @@ class HostRing:
         return len(self._hosts)
 
     def addresses(self) -> tuple[str, ...]:
-        """All hosts, in the order in which they joined."""
+        """Return all hosts, in the order in which they joined."""
         return tuple(self._hosts)
 
     def region_of(self, address: str) -> str | None:
-        """None: a ring is one region."""
+        """Return None: a ring is one region."""
         return None
 
     # ------------------------------------------------------------------ members
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """These are all hosts that are announced. Raises CallerError for an address that is none, and changes nothing.
+        """Note that these are all hosts that are announced. Raises CallerError for an address that is none, and changes
+        nothing.
 
         Of two hosts with one shard number the later one counts.
         """
@@ -145,11 +146,11 @@ class HostRing:
         self._blackouts.end(address)
 
     def failed_lately(self, address: str, now: float) -> bool:
-        """Whether a host is in a blackout."""
+        """Return whether a host is in a blackout."""
         return address in self._blackouts.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """The host of `stream`, none of those in `tried`; None where no other is left."""
+        """Return the host of `stream`, none of those in `tried`; None where no other is left."""
         out = self.blacked_out(now)
         if not out:
             return self.lookup(stream, tried)
@@ -157,11 +158,12 @@ class HostRing:
         return found if found is not None else self.lookup(stream, tried)
 
     def lookup(self, stream: str, passed_over: Collection[str] = ()) -> str | None:
-        """The host of the first point at or behind the stream's that is not passed over; blackouts do not count."""
+        """Return the host of the first point at or behind the stream's that is not passed over; blackouts do not
+        count."""
         return next((address for address in self.following(stream) if address not in passed_over), None)
 
     def following(self, stream: str) -> Iterator[str]:
-        """All hosts, each once, in the order in which their points follow the stream's hash."""
+        """Yield all hosts, each once, in the order in which their points follow the stream's hash."""
         points = self._points
         start = bisect_left(points, (hash_long(stream) + _LOWEST) << _INDEX_BITS)
         seen: set[str] = set()
@@ -174,5 +176,5 @@ class HostRing:
                     return
 
     def blacked_out(self, now: float) -> Collection[str]:
-        """The hosts that failed not long ago."""
+        """Return the hosts that failed not long ago."""
         return self._blackouts.at(now)

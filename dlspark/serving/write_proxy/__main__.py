@@ -1,71 +1,73 @@
-"""`python -m dlspark.serving.write_proxy`: one write proxy, until SIGTERM or SIGINT.
+"""`python -m dlspark.serving.write_proxy`: one write proxy, until SIGTERM or SIGINT (`process.run`).
 
-Prints one line with its location when it serves, and nothing else; the log goes to standard error. The first signal
-ends it in order: it hands its streams over to the others. A second one ends it at once: its streams are free when its
-session with ZooKeeper ends. Exit status: 0 after an orderly stop, 1 if it could not start or had to give up.
+The first signal ends it in order: it hands its streams over to the others. After a second one, which ends it at once,
+its streams are free when its session with ZooKeeper ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
-import logging
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dlspark.core.runtime import new_event_loop
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration, with_stream_files
+from dlspark.serving.process.run import program_parser, run_program
+from dlspark.serving.write_proxy.configuration import read_configuration, with_stream_files
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
-from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.foundation.settings import Value
-from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.resources import raise_limit
+from metadata.foundation.settings import Value, values_given
 
-logger = logging.getLogger("dlspark.serving.write_proxy")
-
-GC_THRESHOLDS: Final = (20_000, 20, 50)
-"""Requests make many short-lived objects and hardly any cycles: look for them less often."""
-AT_ONCE_STATUS: Final = 128
-"""Exit status of a process that a second signal ended, less the signal's number."""
+NAME: Final = "write proxy"
 LOAD_APPRAISERS: Final = ("equal", "measured")
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Settings that have options of their own, which go over `--set`. None: not given."""
+
+    port: int | None = None
+    grpc_port: int | None = None
+    stats_port: int | None = None
+    shard: int | None = None
+
+    def values(self) -> dict[str, Value]:
+        """Return those that are given, by key."""
+        flags = {
+            "server_port": self.port,
+            "server_grpc_port": self.grpc_port,
+            "server_stats_port": self.stats_port,
+            "server_shard": self.shard,
+        }
+        return {key: value for key, value in flags.items() if value is not None}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a proxy; returns the exit status."""
+    """Run a proxy as the command line says; return the exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    before, now = raise_limit()
-    if now > before:
-        logger.info("the limit of file descriptors was raised from %d to %d, which is the hard limit", before, now)
-    try:
-        configuration = read_configuration(options.conf, _given(options))
-        if options.stream_conf is not None:
-            configuration = with_stream_files(configuration, options.stream_conf)
-        role = ProxyRole(options.announce, options.stats_port, options.load_appraiser == "measured")
-        return run(options.uri, configuration, role)
-    except DistributedLogError as error:
-        logger.critical("%s", error)
-    except OSError as error:
-        logger.critical("the proxy cannot go on: %s", error)
-    return 1
+    return run_write_proxy(
+        options.uri,
+        options.conf,
+        options.set,
+        Flags(options.port, options.grpc_port, options.stats_port, options.shard),
+        ProxyRole(options.announce, options.load_appraiser == "measured"),
+        options.stream_conf,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m dlspark.serving.write_proxy", description="Run one write proxy of a namespace."
+    parser = program_parser(
+        "dlspark.serving.write_proxy", "Run one write proxy of a namespace.", keys="conf/write_proxy.conf"
     )
-    parser.add_argument("-u", "--uri", help="the namespace; DLSPARK_URI, or a running sandbox's, unless given")
-    parser.add_argument("-c", "--conf", help="properties file; conf/write_proxy.conf lists the keys")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, over the file's")
     parser.add_argument("--stream-conf", type=Path, metavar="DIR", help="directory of <stream>.conf files")
     parser.add_argument("-p", "--port", type=int, help="server_port: the port for frames, 0 for any")
     parser.add_argument("--grpc-port", type=int, help="server_grpc_port: the port for gRPC, 0 for any, -1 for none")
-    parser.add_argument("--stats-port", type=int, help="the port of the page with health and metrics, 0 for any")
+    parser.add_argument(
+        "--stats-port",
+        type=int,
+        help="server_stats_port: the port of the page with health and metrics, 0 for any, -1 for none",
+    )
     parser.add_argument("--shard", type=int, help="server_shard: the number of this proxy among all; 0 leads placement")
     parser.add_argument("--no-announce", dest="announce", action="store_false", help="be no member of the tier")
     parser.add_argument(
@@ -77,58 +79,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _given(options: argparse.Namespace) -> Mapping[str, Value]:
-    """The settings among the options. Raises CallerError for one without '='."""
-    given: dict[str, Value] = {}
-    for one in options.set:
-        key, equals, text = one.partition("=")
-        if not equals:
-            raise CallerError(f"--set {one!r} sets nothing", advice="Write --set key=value (docs/proxy-settings.md)")
-        given[key.strip()] = text
-    flags = {"server_port": options.port, "server_grpc_port": options.grpc_port, "server_shard": options.shard}
-    return given | {key: value for key, value in flags.items() if value is not None}
+def run_write_proxy(
+    uri: str | None,
+    conf: str | os.PathLike[str] | None,
+    values: Sequence[str],
+    flags: Flags,
+    role: ProxyRole,
+    stream_conf: Path | None = None,
+) -> int:
+    """Run a proxy until a signal ends it, or it fails; return the exit status.
 
+    `values`: settings over the file's, `key=value`. `stream_conf`: the directory of the streams' own files.
+    """
 
-def run(uri: str | None, configuration: ProxyConfiguration, role: ProxyRole) -> int:
-    """Run a proxy on a loop of its own until a signal ends it, or it fails."""
-    loop = new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(_serve(WriteProxy(uri, configuration, role)))
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+    def make() -> WriteProxy:
+        configuration = read_configuration(conf, {**values_given(values), **flags.values()})
+        if stream_conf is not None:
+            configuration = with_stream_files(configuration, stream_conf)
+        return WriteProxy(uri, configuration, role)
 
-
-async def _serve(proxy: WriteProxy) -> int:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-
-    def signalled(number: int) -> None:
-        if stopping.is_set():
-            logger.warning("ended at once by a second signal; its streams are free when its session ends")
-            logging.shutdown()
-            os._exit(AT_ONCE_STATUS + number)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled, number)
-    starting, told = loop.create_task(proxy.start()), loop.create_task(stopping.wait())
-    failed = loop.create_task(proxy.failed.wait())
-    try:
-        await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            await end_tasks([starting], drop_errors=True)
-            return 1
-        starting.result()
-        gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
-        gc.set_threshold(*GC_THRESHOLDS)
-        print(f"write proxy {proxy.location} serves", flush=True)
-        await asyncio.wait([failed, told], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await end_tasks([told, failed], drop_errors=True)
-    await proxy.stop()
-    return 1 if proxy.failure is not None else 0
+    return run_program(make, NAME)
 
 
 if __name__ == "__main__":

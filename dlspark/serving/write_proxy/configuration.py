@@ -41,7 +41,7 @@ class ProxyConfiguration:
 
 
 def is_of_proxy(key: str) -> bool:
-    """Whether a key is a write proxy's, known or not; else it is the log library's."""
+    """Return whether a key is a write proxy's, known or not; else it is the log library's."""
     return key in REGISTRY or key in WITHOUT_MEANING or key.startswith(_OWN_PREFIX)
 
 
@@ -50,7 +50,7 @@ def read_configuration(
     given: Mapping[str, Value] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ProxyConfiguration:
-    """The configuration from a file, the environment (the process's, unless given) and what is given by option.
+    """Return the configuration from a file, the environment (the process's, unless given) and what is given by option.
 
     `lockTimeoutSeconds` is 0 whatever a file says: a client that comes to the wrong proxy is sent on at once.
 
@@ -78,7 +78,7 @@ def read_configuration(
 
 
 def _with_meaning(values: Mapping[str, str], path: Path) -> dict[str, str]:
-    """What a file says, without keys of upstream's that do nothing here: each is warned of, with its line."""
+    """Return what a file says, without keys of upstream's that do nothing here: each is warned of, with its line."""
     reasons = {
         key: reason
         for key in values
@@ -97,6 +97,6 @@ def _split(values: Mapping[str, Value]) -> _Split:
 
 
 def with_stream_files(configuration: ProxyConfiguration, directory: Path) -> ProxyConfiguration:
-    """The same, with the streams' dynamic settings in `directory` (`streamConfigDirectory`)."""
+    """Return the same, with the streams' dynamic settings in `directory` (`streamConfigDirectory`)."""
     logs = configuration.logs.with_values({"streamConfigDirectory": str(directory)})
     return ProxyConfiguration(configuration.proxy, logs)

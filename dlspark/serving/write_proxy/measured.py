@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -23,7 +24,6 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, ProxyService, Reply
 from dlspark.serving.write_proxy.metrics import ProxyMeasures, ProxyScopes, StreamMeasures
 
 _DENIED: Final = (StatusCode.REQUEST_DENIED, StatusCode.CHECKSUM_FAILED)
@@ -46,7 +46,7 @@ class StreamTraffic:
         self._since: float | None = None
 
     def add(self, stream: str, count: int) -> None:
-        """A stream that is owned here has taken `count` bytes."""
+        """Note that a stream that is owned here has taken `count` bytes."""
         self._bytes[stream] = self._bytes.get(stream, 0) + count
 
     def sample(self, now: float) -> None:

@@ -139,7 +139,7 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
 
 
 def metrics_tables() -> Iterator[str]:
-    """The lines of the tables in docs/serving/write-proxy.md."""
+    """Yield the lines of the tables in docs/serving/write-proxy.md."""
     yield from markdown_table(("metric", "kind", "labels", "by stream", "own", "meaning"), map(_row, _ALL))
     yield ""
     yield "Metrics of upstream's proxy that are not there:"
@@ -171,14 +171,14 @@ class ProxyScopes:
     per_stream: bool = True
 
     def of(self, stream: str) -> StreamMeasures:
-        """Where to count for a stream that the proxy owns."""
+        """Return where to count for a stream that the proxy owns."""
         found = self.streams.get(stream)
         if found is not None or not self.per_stream or len(self.streams) >= MAX_STREAM_SERIES:
             return found if found is not None else self.rest
         return self.streams.setdefault(stream, StreamMeasures())
 
     def known(self, stream: str) -> StreamMeasures:
-        """Where to count for a stream of which it is not known whether the proxy owns it."""
+        """Return where to count for a stream of which it is not known whether the proxy owns it."""
         return self.streams.get(stream, self.rest)
 
     def keep_streams(self, owned: Callable[[str], bool]) -> None:
@@ -221,12 +221,12 @@ class ProxyCollection:
     # ------------------------------------------------------------------ for prometheus_client
 
     def describe(self) -> Iterator[Metric]:
-        """Names and kinds: a registry refuses those that it has already."""
+        """Yield names and kinds: a registry refuses those that it has already."""
         for _, info in (*STREAM_METRICS, *PROXY_METRICS):
             yield family_of(info.name, info.meaning, info.unit, info.kind)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with the sums of now."""
+        """Yield all metrics with the sums of now."""
         with self._lock:
             scopes = [self._past, *self._live]
             by_stream: dict[str | None, list[object]] = {None: [one.rest for one in scopes]}

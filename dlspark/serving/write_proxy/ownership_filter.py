@@ -27,12 +27,13 @@ _EVERYTHING: Final = (None, ".*")
 
 
 def takes_all(regex: str | None) -> bool:
-    """Whether every stream matches, so that nothing has to be tried."""
+    """Return whether every stream matches, so that nothing has to be tried."""
     return regex in _EVERYTHING
 
 
 def matching(streams: Sequence[str], regex: str | None) -> Iterator[list[str]]:
-    """The streams that match as a whole, in their order; all of them without an expression. Each step matches a slice.
+    """Yield the streams that match as a whole, in their order; all of them without an expression. Each step matches a
+    slice.
 
     The first step raises CallerError for an expression that is too long, or that RE2 does not understand.
     """

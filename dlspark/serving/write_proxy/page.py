@@ -1,4 +1,4 @@
-"""What the page of a write proxy shows (`dlspark.serving.page`): what it is, and what each of its streams takes."""
+"""What the page of a write proxy shows (`process.page`): what it is, and what each of its streams takes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ShownWriteProxy(Protocol):
         ...
 
     def streams(self) -> Iterable[str]:
-        """Those that it owns."""
+        """Return those that it owns."""
         ...
 
     def traffic(self) -> Mapping[str, int]:
-        """Bytes a second by stream."""
+        """Return bytes a second by stream."""
         ...
 
 
@@ -52,7 +52,7 @@ class WriteProxyView:
         return self._proxy.serving and self._proxy.status is not ProxyStatus.DOWN
 
     def state(self) -> Mapping[str, object]:
-        """Its name, what it takes, whether others find it, how many streams it owns."""
+        """Return its name, what it takes, whether others find it, how many streams it owns."""
         return {
             "location": self._proxy.location,
             "status": self._proxy.status.name,
@@ -61,6 +61,6 @@ class WriteProxyView:
         }
 
     def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
-        """The bytes a second of each stream."""
+        """Return the bytes a second of each stream."""
         traffic = self._proxy.traffic()
         return {one: {"bytesPerSecond": traffic.get(one, 0)} for one in sorted(self._proxy.streams())}

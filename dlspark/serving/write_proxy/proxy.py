@@ -1,14 +1,8 @@
 """`WriteProxy`: one write proxy as a whole, from the namespace that it opens to the member that it announces.
 
-It begins in this order, and ends in the opposite one:
-
-    page         health and metrics, so that a probe is answered that the proxy is not ready yet
-    namespace    the session with ZooKeeper, the ledger client
-    frames       the port, which is part of the proxy's location; a request that comes now is refused with 503
-    service      what does the work (`service`)
-    gRPC         the second binding
-    placement    the members, and the loads of streams
-    member       last: only now do clients and other proxies find it
+What it has in common with any proxy, and the order in which that begins and ends, is its host's (`process.host`). Its
+own are the service, which does the work; and the placement of streams, with their loads, which begins last. It may be
+no member (`ProxyRole`), and then nobody finds it.
 
 Stopping is graceful: it withdraws its member, takes nothing any more, hands its streams over to the others, and goes on
 saying where they are for `server_graceful_shutdown_period_ms`.
@@ -22,60 +16,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dlspark.core.metrics.registries import Statistics, registry_of
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
-from dlspark.serving.bindings.frames_server import FramesServer, frames_network
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import (
-    READ_PROXIES,
-    WRITE_PROXIES,
-    Announcement,
-    MemberWatch,
-    ProxyEndpoint,
-    ProxyMember,
-    watch_members,
-    write_proxy_member,
-)
-from dlspark.serving.page import ProxyPage
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.bindings.service import ProxyService
+from dlspark.serving.process.host import ServiceHost
+from dlspark.serving.process.membership import ProxyMember
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import ProxyKind, ProxyStatus
-from dlspark.serving.service import ProxyService
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
 from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
 from dlspark.serving.write_proxy.page import WriteProxyView
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.write_proxy.service import WriteProxyService
+from dlspark.serving.write_proxy.streams.files import StreamFiles
+from dlspark.serving.write_proxy.streams.table import STOP_ACCEPT
+from dlspark.serving.write_proxy.tier.forwarding import TierForwarder
+from dlspark.serving.write_proxy.tier.placement import (
     LEADING_SHARD,
     EqualLoads,
     LeastLoadPlacement,
     LoadTable,
     RingPlacement,
 )
-from dlspark.serving.write_proxy.placing import MeasuredLoads, PlacementKeeper
-from dlspark.serving.write_proxy.service import WriteProxyService
-from dlspark.serving.write_proxy.stream_files import StreamFiles
-from dlspark.serving.write_proxy.stream_table import STOP_ACCEPT
-from dlspark.serving.write_proxy.tier import ServiceDoor, TierForwarder
-from metadata.foundation.errors import CallerError, DistributedLogError
+from dlspark.serving.write_proxy.tier.placement_keeper import MeasuredLoads, PlacementKeeper
 from metadata.foundation.tasks import end_tasks
-from metadata.store import join
 from storage_node.edge import Clock, Network, SystemClock
-
-if TYPE_CHECKING:
-    from dlspark.serving.bindings.grpc_server import GrpcServer
 
 _LOG: Final = logging.getLogger(__name__)
 
 SAMPLE_S: Final = 60.0
 """How often the bytes a second of streams are computed, and the series of streams that were given up are ended."""
-NO_GRPC: Final = -1
 _STATUS_GAUGE: Final[Mapping[ProxyStatus, int]] = {
     ProxyStatus.WRITE_AND_ACCEPT: 1,
     ProxyStatus.WRITE_ONLY: 2,
@@ -90,8 +65,6 @@ class ProxyRole:
 
     announce: bool = True
     """Whether it becomes a member: others then find it."""
-    stats_port: int | None = None
-    """The port of its page, 0 for any; None: no page, and no metrics of single requests."""
     measured_loads: bool = False
     """Whether the leader gives streams out by what they take in a second, and not by their number."""
 
@@ -119,19 +92,18 @@ class WriteProxy:
         self._configuration = configuration
         self._settings = configuration.proxy
         self._role = role or ProxyRole()
-        self._network = network or frames_network(_frames_limits(configuration))
+        self.host = ServiceHost(
+            ProxyKind.WRITE,
+            configuration.proxy,
+            _frames_limits(configuration),
+            network=network,
+            statistics=statistics,
+        )
         self._clock = clock or SystemClock()
-        self._statistics = statistics or Statistics()
         self._given = namespace
         self._scopes = ProxyScopes(per_stream=self._settings.per_stream_statistics)
         self._traffic = StreamTraffic()
-        self._door = ServiceDoor()
-        self._ending = AsyncExitStack()
-        self._member: ProxyMember | None = None
         self._service: WriteProxyService | None = None
-        self._announcement: Announcement | None = None
-        self._watch: MemberWatch | None = None
-        self._directory = ProxyDirectory()
         self._keeper: PlacementKeeper | None = None
         self._serving = self._stopping = False
         self._twins: set[str] = set()
@@ -142,14 +114,12 @@ class WriteProxy:
     @property
     def location(self) -> str:
         """How clients, locks and other proxies name it; empty before its port is known."""
-        return self._member.location if self._member is not None else ""
+        return self.host.location
 
     @property
     def member(self) -> ProxyMember:
         """What it announces. Raises CallerError before it serves."""
-        if self._member is None:
-            raise CallerError("the proxy does not serve yet")
-        return self._member
+        return self.host.member
 
     @property
     def serving(self) -> bool:
@@ -159,7 +129,7 @@ class WriteProxy:
     @property
     def announced(self) -> bool:
         """Whether it is a member now, as far as this process knows."""
-        return self._announcement is not None and self._announcement.announced
+        return self.host.announced
 
     @property
     def status(self) -> ProxyStatus:
@@ -167,99 +137,64 @@ class WriteProxy:
         return self._service.status if self._service is not None else ProxyStatus.DOWN
 
     def streams(self) -> list[str]:
-        """The streams that it owns."""
+        """Return the streams that it owns."""
         return self._service.streams_owned if self._service is not None else []
 
     def traffic(self) -> Mapping[str, int]:
-        """Bytes a second by stream, as of the last sample."""
+        """Return bytes a second by stream, as of the last sample."""
         return self._traffic.bytes_per_second
 
     @property
     def members(self) -> tuple[ProxyMember, ...]:
         """The write proxies of the namespace, as of the last look."""
-        return self._watch.members if self._watch is not None else ()
+        return self.host.members(ProxyKind.WRITE)
 
     # ------------------------------------------------------------------ starting
 
     async def start(self) -> None:
         """Begin to serve. Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is
         taken; then nothing is left running."""
-        try:
-            await self._start()
-        except BaseException:
-            await self._ending.aclose()
-            raise
+        await self.host.start(self._start)
 
     async def _start(self) -> None:
-        page = await self._start_page()
-        namespace = await self._open_namespace()
-        settings = self._settings
-        frames = FramesServer(self._network, self._door, limits=_frames_limits(self._configuration))
-        await frames.start(settings.host, settings.port)
-        self._ending.push_async_callback(frames.close)
+        host = self.host
+        if host.has_page:
+            host.ending.callback(shown_in(host.statistics, self._scopes))
+        namespace, frames = await host.begin(WriteProxyView(self), self._open_namespace)
         self._scopes.root.connections.follow(frames, lambda one: one.connection_count)
-        host = self._advertised_host()
-        endpoint = ProxyEndpoint(host, frames.port)
-        folder = join(namespace.uri.path, WRITE_PROXIES)
-        peers = ProxyPeers(self._network)
-        self._ending.push_async_callback(peers.close)
+        peers = ProxyPeers(host.network)
+        host.ending.push_async_callback(peers.close)
         placement = self._make_placement(namespace)
         files = await self._open_files(namespace)
         service = WriteProxyService(
             namespace,
-            settings,
-            location=write_proxy_member(endpoint, settings.shard).location,
+            self._settings,
+            location=host.location,
             forwarder=TierForwarder(peers, lambda: self.members),
             placement=placement,
             on_fatal=self._fail,
-            directory=self._directory,
+            directory=host.directory,
             stream_settings=files.settings_of,
         )
-        self._ending.push_async_callback(service.close)
+        host.ending.push_async_callback(service.close)
         self._service = service
-        self._door.open(self._measured(service, namespace) if page is not None else service)
-        grpc = await self._start_grpc()
-        self._member = write_proxy_member(
-            endpoint,
-            settings.shard,
-            grpc=ProxyEndpoint(host, grpc.port) if grpc is not None else None,
-            stats=ProxyEndpoint(host, page.port) if page is not None else None,
-        )
-        self._directory.use_own(self._member)
-        self._watch = await watch_members(namespace.store, folder, self._members_changed)
-        self._ending.push_async_callback(self._watch.close)
-        readers = await watch_members(namespace.store, join(namespace.uri.path, READ_PROXIES), self._readers_changed)
-        self._ending.push_async_callback(readers.close)
-        await self._join_tier(namespace, folder)
+        measured = self._measured(service, namespace) if host.has_page else service
+        await host.serve(measured, grpc_limits(self._configuration))
+        await host.watch(self._members_changed)
+        await self._join_tier()
         self._serving = True
         _LOG.info("the write proxy %s serves %s", self.location, namespace.uri)
 
-    async def _start_page(self) -> ProxyPage | None:
-        if self._role.stats_port is None:
-            return None
-        self._ending.callback(shown_in(self._statistics, self._scopes))
-        page = ProxyPage(WriteProxyView(self), registry_of(self._statistics))
-        await page.start(self._settings.host, self._role.stats_port)
-        self._ending.push_async_callback(page.close)
-        return page
-
     async def _open_namespace(self) -> AsyncNamespace:
-        namespace = self._given
-        if namespace is None:
-            namespace = await AsyncNamespace.open(
-                self._uri,
-                self._configuration.logs,
-                region_id=self._settings.region_number(),
-                statistics=self._statistics,
-            )
-        self._ending.push_async_callback(namespace.close)
-        return namespace
-
-    def _advertised_host(self) -> str:
-        return self._settings.advertised_host or socket.gethostname()
+        return self._given or await AsyncNamespace.open(
+            self._uri,
+            self._configuration.logs,
+            region_id=self._settings.region_number(),
+            statistics=self.host.statistics,
+        )
 
     def _make_placement(self, namespace: AsyncNamespace) -> LeastLoadPlacement:
-        """How streams without an owner are placed; the leader computes loads, where it is announced itself."""
+        """Return how streams without an owner are placed; the leader computes loads, where it is announced itself."""
         appraiser = MeasuredLoads(lambda: self.members) if self._role.measured_loads else EqualLoads()
         placement = LeastLoadPlacement(RingPlacement(), appraiser.load_of)
 
@@ -282,7 +217,7 @@ class WriteProxy:
         files = StreamFiles(self._settings, self._configuration.logs, namespace.counters, self._files_changed)
         await files.load()
         files.start(self._configuration.logs.dynamic_reload_s)
-        self._ending.push_async_callback(files.close)
+        self.host.ending.push_async_callback(files.close)
         return files
 
     def _files_changed(self) -> None:
@@ -291,7 +226,7 @@ class WriteProxy:
                 self._service.stream_settings_changed(stream)
 
     def _measured(self, service: WriteProxyService, namespace: AsyncNamespace) -> ProxyService:
-        """The service with its metrics before it, and what is sampled for them."""
+        """Return the service with its metrics before it, and what is sampled for them."""
         root, loop = self._scopes.root, asyncio.get_running_loop()
         stopped = namespace.services.features.feature(STOP_ACCEPT)
 
@@ -307,7 +242,7 @@ class WriteProxy:
         root.announced.follow(self, lambda one: float(one.announced))
         root.over_limit.values = service.limit_counts
         sampling = loop.create_task(self._sample(service))
-        self._ending.push_async_callback(end_tasks, [sampling], drop_errors=True)
+        self.host.ending.push_async_callback(end_tasks, [sampling], drop_errors=True)
         return MeasuredService(service, self._scopes, self._traffic, loop.time)
 
     async def _sample(self, service: WriteProxyService) -> None:
@@ -317,42 +252,28 @@ class WriteProxy:
             await asyncio.sleep(SAMPLE_S)
             self._scopes.keep_streams(frozenset(service.streams_owned).__contains__)
 
-    async def _start_grpc(self) -> GrpcServer | None:
-        if self._settings.grpc_port == NO_GRPC:
-            return None
-        try:
-            from dlspark.serving.bindings.grpc_server import GrpcServer
-        except ImportError as error:
-            raise CallerError(
-                f"gRPC is not installed: {error}",
-                advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or frames alone: --grpc-port=-1",
-            ) from error
-        limits = grpc_limits(self._configuration)
-        server = GrpcServer(self._door, limits=limits, names=self._directory)
-        await server.start(self._settings.host, self._settings.grpc_port)
-        self._ending.push_async_callback(server.close)
-        return server
-
-    async def _join_tier(self, namespace: AsyncNamespace, folder: str) -> None:
+    async def _join_tier(self) -> None:
         if self._role.announce:
-            announcement = Announcement(namespace.store, folder, self.member)
-            await announcement.begin()
-            self._announcement = announcement
-            self._ending.push_async_callback(self._withdraw)
+            await self.host.announce()
         keeper = self._keeper
         if keeper is not None:
             keeper.use_members(self.members)
             keeper.start()
-            self._ending.push_async_callback(keeper.close)
+            self.host.ending.push_async_callback(keeper.close)
 
-    def _members_changed(self, members: tuple[ProxyMember, ...]) -> None:
-        gone = self._directory.use(ProxyKind.WRITE, members)
+    def _members_changed(self, kind: ProxyKind, members: tuple[ProxyMember, ...], gone: frozenset[str]) -> None:
+        if kind is not ProxyKind.WRITE:
+            return
         if self._service is not None:
             self._service.owners_gone(gone)
+        self._place_among(members)
+        if self._settings.shard >= 0:
+            self._warn_of_twins(self.host.others(members), self._settings.shard)
+
+    def _place_among(self, members: tuple[ProxyMember, ...]) -> None:
+        """Have streams placed on these; nothing is handed over to a proxy that ends."""
         if self._keeper is not None:
-            self._keeper.use_members(_without(members, self._member) if self._stopping else members)
-        if self._member is not None and self._member.shard >= 0:
-            self._warn_of_twins(_without(members, self._member), self._member.shard)
+            self._keeper.use_members(self.host.others(members) if self._stopping else members)
 
     def _warn_of_twins(self, others: tuple[ProxyMember, ...], shard: int) -> None:
         """Say once of another proxy that it has the same number, as with a copied file: two leaders of placement write
@@ -367,9 +288,6 @@ class WriteProxy:
                     shard,
                 )
 
-    def _readers_changed(self, members: tuple[ProxyMember, ...]) -> None:
-        self._directory.use(ProxyKind.READ, members)
-
     # ------------------------------------------------------------------ ending
 
     def _fail(self, reason: str) -> None:
@@ -378,27 +296,16 @@ class WriteProxy:
             self.failure = reason
             self.failed.set()
 
-    async def _withdraw(self) -> None:
-        if self._announcement is not None:
-            try:
-                await self._announcement.withdraw()
-            except DistributedLogError as error:
-                _LOG.warning("the member could not be withdrawn, it ends with the session: %s", error)
-
     async def stop(self) -> None:
         """End in order: withdraw, hand the streams over, go on saying where they are, close. Idempotent."""
         self._serving, self._stopping = False, True
-        await self._withdraw()
-        self._members_changed(self.members)  # nothing is handed over to the proxy that ends
+        await self.host.withdraw()
+        self._place_among(self.members)
         if self._service is not None:
             await self._service.shut_down()
             _LOG.info("the streams are given up; %d ms more", self._settings.graceful_shutdown_ms)
             await asyncio.sleep(self._settings.graceful_shutdown_ms / 1000)
-        await self._ending.aclose()
-
-
-def _without(members: tuple[ProxyMember, ...], one: ProxyMember | None) -> tuple[ProxyMember, ...]:
-    return tuple(member for member in members if one is None or member.endpoint != one.endpoint)
+        await self.host.close()
 
 
 def _frames_limits(configuration: ProxyConfiguration) -> FramesLimits:
@@ -411,7 +318,7 @@ def _frames_limits(configuration: ProxyConfiguration) -> FramesLimits:
 
 
 def grpc_limits(configuration: ProxyConfiguration) -> GrpcLimits:
-    """What its gRPC binding takes from its clients. How often these may ping is not set: clients rely on it."""
+    """Return what its gRPC binding takes from its clients. How often these may ping is not set: clients rely on it."""
     settings = configuration.proxy
     return GrpcLimits(
         connections=settings.max_connections,

@@ -19,8 +19,8 @@ from dlspark.errors import (
     ServiceUnavailableError,
     StreamUnavailableError,
 )
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.fair_turns import FairTurns
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -37,13 +37,18 @@ from dlspark.serving.protocol.operations import (
     TakeStream,
 )
 from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
-from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, same_proxy
-from dlspark.serving.write_proxy.log_operations import check_permitted, create_stream, permissions_of, read_ahead
 from dlspark.serving.write_proxy.ownership_filter import matching, takes_all
-from dlspark.serving.write_proxy.placement import StreamPlacement
-from dlspark.serving.write_proxy.requests import TakenRequest
-from dlspark.serving.write_proxy.stream_model import StreamState
-from dlspark.serving.write_proxy.stream_table import StreamTable
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, same_proxy
+from dlspark.serving.write_proxy.streams.log_operations import (
+    check_permitted,
+    create_stream,
+    permissions_of,
+    read_ahead,
+)
+from dlspark.serving.write_proxy.streams.model import StreamState
+from dlspark.serving.write_proxy.streams.requests import TakenRequest
+from dlspark.serving.write_proxy.streams.table import StreamTable
+from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
@@ -133,7 +138,7 @@ class RareRequests:
     # ------------------------------------------------------------------ who is here
 
     def _handshake(self, taken: TakenRequest) -> Answer | None:
-        """The answer, or None where a task finds out first what matches the client's expression."""
+        """Return the answer, or None where a task finds out first what matches the client's expression."""
         request = taken.request
         assert isinstance(request, Handshake)
         if not request.ownerships:
@@ -198,7 +203,7 @@ class RareRequests:
         return Done()
 
     async def _release(self, taken: TakenRequest) -> Answer:
-        """Of a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
+        """Return of a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
         request = taken.request
         assert isinstance(request, ReleaseStream)
         check_stream_length(request.stream)

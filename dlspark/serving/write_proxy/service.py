@@ -12,8 +12,8 @@ Requests of one caller on one stream are begun in the order in which they come: 
 log's writer nothing waits, but for a log that is not open yet, whose requests wait in line.
 
 Fault model: nothing from a client is trusted. What it says is checked before anything is done for it; what it holds
-here is bounded by name (docs/proxy-settings.md). A stream that fails takes no other with it. The process must end where
-this proxy's own location holds a log by another session of ZooKeeper: clients would be sent in circles.
+here is bounded by name (docs/settings/write-proxy.md). A stream that fails takes no other with it. The process must
+end where this proxy's own location holds a log by another session of ZooKeeper: clients would be sent in circles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
-from dlspark.serving.directory import ProxyDirectory
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -40,16 +41,15 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, Reply
-from dlspark.serving.write_proxy.hand_over import Forwarder, hand_over, in_turns, same_proxy
-from dlspark.serving.write_proxy.limits import LimitValues, WriteLimiter
-from dlspark.serving.write_proxy.placement import StreamPlacement
 from dlspark.serving.write_proxy.rare_requests import RareRequests
-from dlspark.serving.write_proxy.requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.stream_model import StreamState
-from dlspark.serving.write_proxy.stream_table import RATE_LIMIT_DISABLED, StreamTable
-from dlspark.serving.write_proxy.streams import ProxyStream
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, in_turns, same_proxy
+from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
+from dlspark.serving.write_proxy.streams.model import StreamState
+from dlspark.serving.write_proxy.streams.requests import TakenRequest, payload_bytes
+from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
+from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _ON_STREAMS: Final = (BeginEpoch, SetFencingToken, Heartbeat, TruncateStream, De
 
 
 class WriteProxyService:
-    """The service of one write proxy (`dlspark.serving.service.ProxyService`). All calls come from one event loop."""
+    """The service of one write proxy (a `ProxyService`). All calls come from one event loop."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class WriteProxyService:
         self._table.stream_settings_changed(stream)
 
     def owners_gone(self, addresses: Collection[str]) -> None:
-        """The proxies at these addresses are not announced any more: nobody is sent to them from memory."""
+        """Note that the proxies at these addresses are not announced any more: nobody is sent to them from memory."""
         if addresses:
             for stream in self._table:
                 stream.owner_gone(addresses)
@@ -188,7 +188,7 @@ class WriteProxyService:
             taken.fail(error)
 
     def caller_gone(self, caller: Caller) -> None:
-        """What this caller asked for and what was not begun is not begun any more."""
+        """Note that what this caller asked for and what was not begun is not begun any more."""
         waited = self._table.host.waited
         for stream in list(waited):
             stream.caller_gone(caller)
@@ -232,10 +232,10 @@ class WriteProxyService:
         until its turn to be handed over comes."""
         if stream is not None and (stream.refusal is not None or (self._leaving and stream.state in _SERVED)):
             return
-        raise self._down(name)
+        raise self._down_error(name)
 
     def _stream(self, stream: ProxyStream | None, request: WriteRecords | _OnStream) -> ProxyStream:
-        """The stream of a request: the one that is here, unless it must be begun anew."""
+        """Return the stream of a request: the one that is here, unless it must be begun anew."""
         if stream is not None and stream.refusal is not None:
             stream = self._still_refused(stream, request.context.tried_hosts)
         if stream is None:
@@ -243,15 +243,15 @@ class WriteProxyService:
         return stream
 
     def _is_released(self, request: Request) -> bool:
-        """Whether it asks to release a stream that is not served here: nothing is opened for that."""
+        """Return whether it asks to release a stream that is not served here: nothing is opened for that."""
         if not isinstance(request, ReleaseStream):
             return False
         stream = self._table.get(request.stream)
         return stream is None or stream.refusal is not None
 
     def _still_refused(self, stream: ProxyStream, tried: tuple[str, ...]) -> ProxyStream | None:
-        """A stream that is refused here; None where the client has been at the proxy that is remembered as its owner,
-        and was sent back: that memory is wrong, and the lock is asked."""
+        """Return a stream that is refused here; None where the client has been at the proxy that is remembered as its
+        owner, and was sent back: that memory is wrong, and the lock is asked."""
         owner = stream.refusal.location if stream.refusal is not None else None
         if owner is None or not any(same_proxy(owner, one) for one in tried):
             return stream
@@ -290,7 +290,7 @@ class WriteProxyService:
                 return
             except DistributedLogError as error:
                 _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
-        stream.give_up(refusal_of(self._down(stream.name)), self._table.host.found_kept_s)
+        stream.give_up(refusal_of(self._down_error(stream.name)), self._table.host.found_kept_s)
         await asyncio.wait([stream.ended])
 
     async def close(self) -> None:
@@ -301,7 +301,7 @@ class WriteProxyService:
         self._table.status = ProxyStatus.DOWN
         await self._rare.close()
         for stream in self._table:
-            stream.give_up(refusal_of(self._down(stream.name)))
+            stream.give_up(refusal_of(self._down_error(stream.name)))
         await self._table.close()
 
     def _fatal(self, reason: str) -> None:
@@ -312,5 +312,5 @@ class WriteProxyService:
         if self._on_fatal is not None:
             self._on_fatal(reason)
 
-    def _down(self, stream: str) -> ServiceUnavailableError:
+    def _down_error(self, stream: str) -> ServiceUnavailableError:
         return ServiceUnavailableError("this proxy is going down", log=stream, advice="Ask another proxy")

@@ -19,6 +19,7 @@ from typing import Final
 from dlspark.core.services import LOCAL_REGION_ID, check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
 from dlspark.errors import SettingsError
+from dlspark.serving.bindings.bounds import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
@@ -33,7 +34,7 @@ from metadata.foundation.settings import (
     settings_of,
 )
 
-PAGE: Final = "docs/proxy-settings.md"
+PAGE: Final = "docs/settings/write-proxy.md"
 _LOCAL_REGION: Final = "LOCAL"
 _MIB: Final = 1 << 20
 _OFF: Final = "0 or less: off"
@@ -65,6 +66,16 @@ class AddressKeys:
         0,
         "server_grpc_port",
         "The port for gRPC; 0: any that is free; -1: no gRPC",
+        minimum=-1,
+        maximum=65535,
+        own=True,
+    )
+    stats_port: int = setting(
+        WHOLE,
+        -1,
+        "server_stats_port",
+        "The port of the page with health and metrics; 0: any that is free; -1: no page, and single requests are not "
+        "measured",
         minimum=-1,
         maximum=65535,
         own=True,
@@ -286,7 +297,7 @@ class BoundKeys:
     )
     max_connections: int = setting(
         WHOLE,
-        12_000,
+        CONNECTIONS,
         "server_max_connections",
         "Connections at most, of each binding",
         minimum=1,
@@ -301,7 +312,7 @@ class LifeKeys:
 
     keep_alive_ms: int = setting(
         WHOLE,
-        60_000,
+        KEEPALIVE_MS,
         "server_keep_alive_ms",
         "The proxy pings a gRPC client from which nothing has come for so long, in milliseconds. How often clients may "
         "ping it does not depend on this: docs/serving/bindings.md#grpc",
@@ -311,7 +322,7 @@ class LifeKeys:
     )
     idle_timeout_ms: int = setting(
         WHOLE,
-        900_000,
+        IDLE_MS,
         "server_idle_timeout_ms",
         "A connection for frames on which nothing was asked for so long, in milliseconds, is closed",
         minimum=1000,
@@ -375,11 +386,11 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
 
     def with_values(self, values: Mapping[str, Value]) -> WriteProxySettings:
-        """A copy with some keys changed."""
+        """Return a copy with some keys changed."""
         return self.from_mapping(values, self)
 
     def for_stream(self, values: Mapping[str, Value]) -> WriteProxySettings:
-        """A copy with one stream's own limits. Raises SettingsError for keys that hold for the whole proxy."""
+        """Return a copy with one stream's own limits. Raises SettingsError for keys that hold for the whole proxy."""
         own = {info.key for info in settings_of(StreamLimitKeys).values()}
         for key in values:
             REGISTRY.find(key)
@@ -388,11 +399,11 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return self.with_values(values)
 
     def converter(self) -> StreamConverter:
-        """What gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
+        """Return what gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
         return stream_converter(self.converter_class, "stream_partition_converter_class")
 
     def region_number(self) -> int:
-        """The region as segments carry it. Raises SettingsError."""
+        """Return the region as segments carry it. Raises SettingsError."""
         if self.region.upper() == _LOCAL_REGION:
             return LOCAL_REGION_ID
         try:

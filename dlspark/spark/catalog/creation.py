@@ -67,7 +67,8 @@ def check_use(log: str, properties: Mapping[str, str]) -> None:
 
 
 def own_properties(given: Mapping[str, str], default_provider: str, location: str) -> dict[str, str]:
-    """What the user set: without what Spark adds, which has each of OPTIONS (...) a second time as `option.<name>`.
+    """Return what the user set: without what Spark adds, which has each of OPTIONS (...) a second time as
+    `option.<name>`.
 
     `default_provider` is a format that counts as none (`saveAsTable` and `toTable` name the session's default source
     where their caller named none), or empty. `location` is where the table is in any case, as SHOW CREATE TABLE says.

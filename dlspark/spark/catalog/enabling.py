@@ -27,14 +27,15 @@ _TESTED: Final = "org/dlspark/sql/tested-spark-versions.txt"
 
 
 def catalog_jar() -> Path:
-    """The jar with the catalog, part of the installed package. Raises OptionError if the installation lost it."""
+    """Return the jar with the catalog, part of the installed package. Raises OptionError if the installation lost
+    it."""
     if not _JAR.is_file():
         raise OptionError(f"{_JAR} is missing", advice="Install dlspark again; in a checkout: make shim")
     return _JAR
 
 
 def supported_spark_versions() -> tuple[str, ...]:
-    """The minor versions of Spark that the catalog was tested with; it refuses others."""
+    """Return the minor versions of Spark that the catalog was tested with; it refuses others."""
     with zipfile.ZipFile(catalog_jar()) as jar:
         return tuple(jar.read(_TESTED).decode().split())
 
@@ -90,7 +91,7 @@ def add_jar(spark: SparkSession) -> None:
 
 
 def _is_loaded(spark: SparkSession) -> bool:
-    """Whether the driver finds the jar's classes. That Spark lists the jar does not say so: the `spark.jars` of a
-    session in a JVM that had one before reach the executors alone."""
+    """Return whether the driver finds the jar's classes. That Spark lists the jar does not say so: the `spark.jars` of
+    a session in a JVM that had one before reach the executors alone."""
     loader = spark._jsparkSession.sharedState().jarClassLoader()
     return loader.getResource(f"{CATALOG_CLASS.replace('.', '/')}.class") is not None

@@ -47,10 +47,10 @@ from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
+from metadata.distributedlog.log_admin import Below, LogAdmin
+from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
+from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
-from metadata.log_admin import Below, LogAdmin
-from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
-from metadata.permissions import Action
 
 _COMMENTS: Final = {
     "log": "the log's name",
@@ -73,7 +73,7 @@ class _Named(Exception):
 
 
 def answer_in_schema(request: str, given: Mapping[str, str], session: Mapping[str, str]) -> StructType:
-    """The answer to a question, packed into a schema. `given` are the options that came with it, `session` the
+    """Return the answer to a question, packed into a schema. `given` are the options that came with it, `session` the
     session's defaults of options."""
     runtime = Runtime("dlspark-catalog")
     try:
@@ -93,7 +93,7 @@ async def _connect(uri: str) -> AsyncNamespace:
 async def answer(
     request: Json, uri: Callable[[], str], connect: Connect = _connect, session: Mapping[str, str] | None = None
 ) -> Json:
-    """The answer to a question: its result, or the error that the Java side has to raise.
+    """Return the answer to a question: its result, or the error that the Java side has to raise.
 
     `uri` gives the URI of the catalog's namespace, or raises OptionError. `session`: its defaults of options.
     """
@@ -151,15 +151,15 @@ class Catalog:
     # ------------------------------------------------------------------ namespaces
 
     async def tables(self, request: Json) -> list[str]:
-        """Names of the logs directly in a namespace."""
+        """Return names of the logs directly in a namespace."""
         return [one.name for one in await self._below(self._folder(request)) if one.is_log]
 
     async def namespaces(self, request: Json) -> list[str]:
-        """Names of the namespaces directly below one: what other logs' names begin with."""
+        """Return names of the namespaces directly below one: what other logs' names begin with."""
         return [one.name for one in await self._below(self._folder(request)) if one.is_folder]
 
     async def about_namespace(self, request: Json) -> dict[str, str]:
-        """A namespace's properties: where it is."""
+        """Return a namespace's properties: where it is."""
         folder = self._folder(request)
         await self._below(folder)
         return {"location": f"{self._uri}/{folder}" if folder else self._uri}
@@ -186,7 +186,7 @@ class Catalog:
         raise _Named("namespace_not_empty")
 
     async def _below(self, folder: str) -> list[Below]:
-        """What is directly in a namespace. One without a log does not exist, but for the root."""
+        """Return what is directly in a namespace. One without a log does not exist, but for the root."""
         found = await self._admin.below(folder)
         if folder and not found:
             raise _Named("no_such_namespace")
@@ -205,7 +205,7 @@ class Catalog:
     # ------------------------------------------------------------------ tables
 
     async def load(self, request: Json) -> Json:
-        """A log, or a metadata table where no log has the name."""
+        """Return a log, or a metadata table where no log has the name."""
         log = self._log(request)
         try:
             properties = TableProperties.decode((await self._admin.metadata(log)).value)
@@ -224,7 +224,7 @@ class Catalog:
         return _table(SCHEMA, _COMMENTS, properties, handle, log=log, created=made)
 
     async def refuse_change(self, request: Json) -> Json:
-        """Of a statement that does not only append."""
+        """Return of a statement that does not only append."""
         log = await self._existing(request)
         raise CallerError(
             "Rows of a log are neither updated, deleted, merged nor overwritten: a log only grows, and cannot be "
@@ -235,7 +235,7 @@ class Catalog:
         )
 
     async def _as_of(self, handle: TableHandle, version: str) -> TableHandle:
-        """The table up to and with the record that is named, which must be there."""
+        """Return the table up to and with the record that is named, which must be there."""
         record = parse_dlsn(version, "VERSION AS OF")
         view = await DriverLogView.open(self._namespace, str(handle.log))
         try:
@@ -324,7 +324,7 @@ class Catalog:
         )
 
     async def refuse_replacement(self, request: Json) -> Json:
-        """Spark's way to replace a table is to delete it and to write another."""
+        """Return Spark's way to replace a table is to delete it and to write another."""
         log = await self._existing(request)
         raise CallerError(
             "A table of this catalog cannot be replaced: a log only grows; nothing was changed",
@@ -386,7 +386,7 @@ class Catalog:
         return "/".join(map(str, _list(request, "table")))
 
     async def _existing(self, request: Json) -> str:
-        """The log that a statement changes. A metadata table is refused, a missing log is `no_such_table`."""
+        """Return the log that a statement changes. A metadata table is refused, a missing log is `no_such_table`."""
         log = self._log(request)
         try:
             if await self._namespace.log_exists(log):
@@ -404,7 +404,7 @@ class Catalog:
 
 
 def _columns(request: Json) -> list[str]:
-    """The columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
+    """Return the columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
     full = table_named(str(request["metadata"])).schema if request["metadata"] else SCHEMA
     return list(column_names(StructType.fromJson(json.loads(str(request["schema"]))), full))
 
@@ -419,7 +419,7 @@ def _check_slash(name: str) -> None:
 
 
 async def _about_rows(operation: str, request: Json, session: Mapping[str, str], connect: Connect) -> object:
-    """What is known of the rows of one read, from metadata and a few entries."""
+    """Return what is known of the rows of one read, from metadata and a few entries."""
     raw = _texts(request, "options")
     options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH, session)
     query, down = SourceQuery.of(options.with_uri(resolve_uri(options))), Pushed.of(pushed(raw))
@@ -439,7 +439,8 @@ async def _about_rows(operation: str, request: Json, session: Mapping[str, str],
 
 
 def _ddl(kind: DataType) -> str:
-    """A column's type as Spark reads it back: what it takes `timestamp` for is up to `spark.sql.timestampType`."""
+    """Return a column's type as Spark reads it back: what it takes `timestamp` for is up to
+    `spark.sql.timestampType`."""
     return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
 
 
@@ -452,7 +453,8 @@ def _table(
     log: str | None = None,
     created: int | None = None,
 ) -> Json:
-    """What the Java side has to know of a table. `created` tells a log from another one that had its name before."""
+    """Return what the Java side has to know of a table. `created` tells a log from another one that had its name
+    before."""
     properties = dict(handle.properties)
     if about.comment is not None:
         properties["comment"] = about.comment

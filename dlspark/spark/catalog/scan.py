@@ -89,12 +89,12 @@ def filters_of(said: Sequence[Sequence[object]]) -> list[Filter]:
 
 
 def hints_of(words: Json) -> list[Filter]:
-    """The filters that Spark sees to itself, of what the Java side sent."""
+    """Return the filters that Spark sees to itself, of what the Java side sent."""
     return filters_of(_list(words, "hints"))
 
 
 def exact(said: Sequence[Sequence[object]]) -> list[bool]:
-    """Which of the filters the source keeps exactly, so that Spark need not look at the rows again."""
+    """Return which of the filters the source keeps exactly, so that Spark need not look at the rows again."""
     filters = filters_of(said)
     _, left = push(filters)
     return [not any(one is other for other in left) for one in filters]
@@ -114,8 +114,9 @@ def _value(value: object) -> object:
 
 
 def _time(microseconds: int) -> datetime:
-    """A time; one beyond Python's years is the first or the last that there is, which compares with rows just as it
-    does: none is before 1970, and the last microsecond of the year 9999 is behind the last row's whole millisecond."""
+    """Return a time; one beyond Python's years is the first or the last that there is, which compares with rows just as
+    it does: none is before 1970, and the last microsecond of the year 9999 is behind the last row's whole millisecond.
+    """
     if microseconds < _FIRST:
         return datetime.min.replace(tzinfo=timezone.utc)
     if microseconds > _LAST:
@@ -132,7 +133,7 @@ class RowsOfLog:
     end: DLSN
 
     async def records(self) -> int | None:
-        """How many there are, by metadata and at most two entries; None where the writer did not count."""
+        """Return how many there are, by metadata and at most two entries; None where the writer did not count."""
         if self.begin >= self.end:
             return 0
         try:
@@ -141,7 +142,7 @@ class RowsOfLog:
             return None
 
     async def ends(self, count: int) -> tuple[_EdgeRecord, _EdgeRecord]:
-        """The first and the last of the rows, which are `count`, one at least."""
+        """Return the first and the last of the rows, which are `count`, one at least."""
         # Segments, and transaction ids, never decrease along a log: these two have the extremes.
         first, last = [await self.view.record_at(self.begin, self.end, number) for number in (0, count - 1)]
         return _EdgeRecord(*first), _EdgeRecord(*last)
@@ -155,13 +156,14 @@ class Rows:
 
     @classmethod
     async def of(cls, driver: SourceDriver, bounds: Bounds) -> Rows:
-        """Where the query of an open driver begins and ends in its logs. Raises what planning it raises."""
+        """Return where the query of an open driver begins and ends in its logs. Raises what planning it raises."""
         start, end = await driver.ends()
         views = (await driver.views()).values()
         return cls([RowsOfLog(view, *await driver.range(view, start, end, bounds)) for view in views])
 
     async def statistics(self) -> dict[str, int | None]:
-        """What Spark weighs plans by: stored bytes of one replica, estimated, and records, None where not counted."""
+        """Return what Spark weighs plans by: stored bytes of one replica, estimated, and records, None where not
+        counted."""
         found = [await extent(log.view, log.begin, log.end) for log in self.logs]
         records = [one.records for one in found]
         return {
@@ -170,7 +172,7 @@ class Rows:
         }
 
     async def summary(self, functions: Sequence[Json]) -> list[int | None] | None:
-        """The values of aggregates over all rows, or None where they are not known exactly without reading.
+        """Return the values of aggregates over all rows, or None where they are not known exactly without reading.
 
         A time is given in microseconds since the epoch; the least and greatest of no rows are None.
         """

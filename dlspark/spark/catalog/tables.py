@@ -37,7 +37,7 @@ NOT_OF_A_TABLE: Final = frozenset(
 
 
 def property_options() -> dict[str, Option]:
-    """The options that may be properties of a table, by lower-case name."""
+    """Return the options that may be properties of a table, by lower-case name."""
     return {name: option for name, option in BY_NAME.items() if option.key not in NOT_OF_A_TABLE}
 
 
@@ -62,7 +62,8 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_scope(properties: Mapping[str, str], scope: Scope) -> dict[str, str]:
-    """Those of a table's properties that have a meaning for a kind of query; settings handed on have one for each."""
+    """Return those of a table's properties that have a meaning for a kind of query; settings handed on have one for
+    each."""
     return {
         name: value
         for name, value in properties.items()
@@ -103,7 +104,7 @@ class TableProperties:
         return cls(properties, comment if isinstance(comment, str) else None, other_keys)
 
     def encode(self) -> bytes:
-        """The bytes to keep; empty where there is nothing to say."""
+        """Return the bytes to keep; empty where there is nothing to say."""
         ours: Json = {"v": _VERSION}
         if self.comment is not None:
             ours[_COMMENT] = self.comment
@@ -113,7 +114,8 @@ class TableProperties:
         return json.dumps(stored).encode() if stored else b""
 
     def changed(self, log: str, set_: Mapping[str, str], removed: Iterable[str]) -> TableProperties:
-        """These with some set and some removed. OptionError for what cannot be one, or where the bytes are foreign."""
+        """Return these with some set and some removed. OptionError for what cannot be one, or where the bytes are
+        foreign."""
         if self.foreign:
             raise OptionError(
                 "Another application keeps bytes of its own with this log; nothing was changed",
@@ -148,15 +150,15 @@ class TableHandle:
         return self.end_position is not None or self.end_txid is not None
 
     def until(self, *, position: str | None = None, txid: int | None = None) -> TableHandle:
-        """The table as it was before a position, or before a transaction id."""
+        """Return the table as it was before a position, or before a transaction id."""
         return replace(self, end_position=position, end_txid=txid)
 
     def to_json(self) -> Json:
-        """The form in which the Java side carries it."""
+        """Return the form in which the Java side carries it."""
         return asdict(self)
 
     def options(self, given: Mapping[str, str], scope: Scope) -> dict[str, str]:
-        """The options of one query of this table: the query's own before the table's before the catalog's."""
+        """Return the options of one query of this table: the query's own before the table's before the catalog's."""
         given = self._without_time_travel(given)
         lowered = {name.lower() for name in given}
         for name in _NAMED_BY_THE_TABLE:
@@ -188,7 +190,7 @@ class TableHandle:
         return {name: value for name, value in given.items() if name not in asked}
 
     def _end(self, given: set[str]) -> dict[str, str]:
-        """The option that ends an older version of the log."""
+        """Return the option that ends an older version of the log."""
         if not self.ends:
             return {}
         ending = sorted(name for name in given if _group_of(name) == "ending")
@@ -211,13 +213,14 @@ def _group_of(name: str) -> str:
 
 
 def unpacked(raw: Mapping[str, str], scope: Scope) -> dict[str, str]:
-    """A query's options with the catalog's in them, if it is a query of a catalog's table, and without its own keys."""
+    """Return a query's options with the catalog's in them, if it is a query of a catalog's table, and without its own
+    keys."""
     given = {name: value for name, value in raw.items() if name.lower() not in (HANDLE, SCAN)}
     text = {name.lower(): value for name, value in raw.items()}.get(HANDLE)
     return given if text is None else TableHandle(**json.loads(text)).options(given, scope)
 
 
 def pushed(raw: Mapping[str, str]) -> Json:
-    """What Spark's planner pushed down to a query of a catalog's table; empty for any other query."""
+    """Return what Spark's planner pushed down to a query of a catalog's table; empty for any other query."""
     text = {name.lower(): value for name, value in raw.items()}.get(SCAN)
     return {} if text is None else json.loads(text)

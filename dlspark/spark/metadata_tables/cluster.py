@@ -11,13 +11,13 @@ from dlspark.core.administration.ledger_entries import FoundLedger, ledgers_name
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.metadata_tables.logs import LogTables, Row, distinct_nodes, micros
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.distributedlog.sink_marks import NO_BATCH
+from metadata.distributedlog.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.replication import ReplicationStore
 from metadata.retry import repeat
-from metadata.sink_marks import NO_BATCH
-from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.store import Stat
 
 _AT_ONCE: Final = 32
@@ -27,7 +27,7 @@ _AT_ONCE: Final = 32
 
 
 async def bookie_rows(namespace: AsyncNamespace) -> list[Row]:
-    """A row a storage node, by id. All that are registered are asked for their space at once."""
+    """Return a row a storage node, by id. All that are registered are asked for their space at once."""
     return [_bookie_row(node) for node in await node_statuses(namespace.ledgers)]
 
 
@@ -63,7 +63,7 @@ class LedgerRows:
         self._marked: set[int] | None = None
 
     async def of_log(self, name: str) -> list[Row]:
-        """A row a ledger of the log's segments, in their order. Raises LogNotFoundError, CorruptDataError."""
+        """Return a row a ledger of the log's segments, in their order. Raises LogNotFoundError, CorruptDataError."""
         listed = await self._services.logs.segments(name)
         named: list[Row] = [{"use": Use.SEGMENT.value, "log": name, "segment": one.lssn} for one in listed]
         return list(
@@ -71,7 +71,7 @@ class LedgerRows:
         )
 
     async def all(self) -> list[Row]:
-        """A row a ledger of the cluster, by id, with what names it in this namespace."""
+        """Return a row a ledger of the cluster, by id, with what names it in this namespace."""
         ledgers = self._services.ledger_store
         await repeat(ledgers.store, lambda: ledgers.store.sync(ledgers.root))
         # In this order: a ledger that is made and named in between would otherwise be shown as one that nothing names.
@@ -100,7 +100,7 @@ class LedgerRows:
         return row if ledger is None else row | _described(ledger) | await self._found(ledger_id)
 
     async def _found(self, ledger_id: int) -> Row:
-        """What the store knows besides: when the ledger was made, and what auto-recovery misses of it."""
+        """Return what the store knows besides: when the ledger was made, and what auto-recovery misses of it."""
         ledgers = self._services.ledger_store
         stat = await repeat(ledgers.store, lambda: ledgers.store.exists(ledgers.path(ledger_id)))
         if self._marked is None:
@@ -127,7 +127,7 @@ def _described(ledger: LedgerMetadata) -> Row:
 
 
 def _use(named: list[FoundLedger]) -> Row:
-    """Of several znodes that name a ledger the segment counts: it is completed, or published, at this moment."""
+    """Return of several znodes that name a ledger the segment counts: it is completed, or published, at this moment."""
     one = next((found for found in named if found.reference.segment is not None), named[0])
     segment = one.reference.segment
     return {"use": one.reference.use.value, "log": one.log, "segment": None if segment is None else segment.lssn}
@@ -137,7 +137,7 @@ def _use(named: list[FoundLedger]) -> Row:
 
 
 async def sink_rows(namespace: AsyncNamespace) -> list[Row]:
-    """A row a sink, by id. One that is removed meanwhile has none."""
+    """Return a row a sink, by id. One that is removed meanwhile has none."""
     sinks = SinkStore(namespace.store, namespace.uri.path)
     found: dict[str, Row] = {}
 

@@ -23,13 +23,14 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import DistributedLogError
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NOTHING, Extent, extent
+from dlspark.spark.source.lag import lag_of
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
+from metadata.distributedlog.subscribers import READ_LOCK, SubscriberStore
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
-from metadata.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.store import Stat
-from metadata.subscribers import READ_LOCK, SubscriberStore
 
 Row: TypeAlias = dict[str, object]
 """Columns by name; those that are missing are null. Times are microseconds since the epoch."""
@@ -45,12 +46,13 @@ _T = TypeVar("_T")
 
 
 def micros(milliseconds: int | None) -> int | None:
-    """A point in time as a timestamp column has it; null for what is none: 0, and what lies beyond the year 9999."""
+    """Return a point in time as a timestamp column has it; null for what is none: 0, and what lies beyond the year
+    9999."""
     return milliseconds * 1000 if milliseconds is not None and 0 < milliseconds <= MAX_TIMESTAMP_MS else None
 
 
 def distinct_nodes(ledger: LedgerMetadata) -> list[str]:
-    """Ids of all nodes that a ledger has entries on, in the order in which they came."""
+    """Return ids of all nodes that a ledger has entries on, in the order in which they came."""
     return list(dict.fromkeys(node for ensemble in ledger.ensembles for node in ensemble.bookies))
 
 
@@ -66,7 +68,7 @@ class LogTables:
     # ------------------------------------------------------------------ logs
 
     async def log(self, name: str) -> list[Row]:
-        """The row of one log. Raises LogNotFoundError."""
+        """Return the row of one log. Raises LogNotFoundError."""
         try:
             status = await log_status(self._services, name)
         except (CorruptDataError, NoAuthError) as error:
@@ -112,7 +114,7 @@ class LogTables:
     # ------------------------------------------------------------------ segments
 
     async def segments(self, name: str) -> list[Row]:
-        """A row a segment. Raises LogNotFoundError, CorruptDataError for a list that cannot be read."""
+        """Return a row a segment. Raises LogNotFoundError, CorruptDataError for a list that cannot be read."""
         listed = await self._services.logs.segments(name)
         ledgers = await asyncio.gather(*(self.ledger(one.ledger_id) for one in listed))
         return [await self._segment(name, one, ledger) for one, ledger in zip(listed, ledgers, strict=True)]
@@ -125,7 +127,7 @@ class LogTables:
         return row | ({"error": why} if tail is None else _grown(tail))
 
     async def ledger(self, ledger_id: int) -> LedgerMetadata | None:
-        """A ledger's metadata; None where it is gone."""
+        """Return a ledger's metadata; None where it is gone."""
         try:
             async with self._room:
                 return (await self._services.ledger_store.read(ledger_id)).value
@@ -148,7 +150,7 @@ class LogTables:
     # ------------------------------------------------------------------ cursors
 
     async def cursors(self, name: str) -> list[Row]:
-        """A row a subscriber. Raises LogNotFoundError."""
+        """Return a row a subscriber. Raises LogNotFoundError."""
         positions = await Subscriptions(self._services.logs, name).positions()
         if not positions:
             return []
@@ -179,7 +181,7 @@ class LogTables:
             found: dict[str, Row] = {}
             for cursor, position in positions.items():
                 unset = position == DLSN.NON_INCLUSIVE_LOWER_BOUND
-                lag = (NOTHING if unset else await extent(view, position, latest)).lag
+                lag = lag_of(NOTHING if unset else await extent(view, position, latest))
                 lost = not unset and position < view.earliest() and view.lost_before(position)
                 measured: Row = {
                     "lag_records": lag.records,
@@ -204,7 +206,7 @@ class LogTables:
         return await repeat(self._services.store, lambda: self._services.store.exists(path))
 
     async def _answered(self, question: Awaitable[_T]) -> tuple[_T | None, str | None]:
-        """What storage nodes answer; None and the reason where they do not in time, or their data are damaged.
+        """Return what storage nodes answer; None and the reason where they do not in time, or their data are damaged.
 
         Raises what the metadata store raises: MetadataUnavailableError, LogNotFoundError.
         """
@@ -232,7 +234,7 @@ class OpenSegment:
 
 
 def segment_words(segment: SegmentMetadata) -> str:
-    """A segment's state as the column `state` has it."""
+    """Return a segment's state as the column `state` has it."""
     if segment.in_progress:
         return "in progress"
     if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
@@ -241,7 +243,7 @@ def segment_words(segment: SegmentMetadata) -> str:
 
 
 def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
-    """What is known of a segment in any state."""
+    """Return what is known of a segment in any state."""
     unassigned = segment.start_sequence_id == UNASSIGNED_SEQUENCE_ID or segment.version < 5
     row: Row = {
         "log": name,

@@ -27,9 +27,9 @@ from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
-from metadata.log_names import LogNotFoundError
 
 MAX_BYTES: Final = 256 << 20
 """Compressed size of a table that a partition may carry: some millions of rows."""
@@ -57,7 +57,8 @@ class TablePartition(InputPartition):
 def table_reader(
     table: MetadataTable, options: Options, schema: StructType, hints: Sequence[Filter] = ()
 ) -> DataSourceReader:
-    """The reader of one query, which asks only for logs that `hints` leave: filters that Spark applies itself, too."""
+    """Return the reader of one query, which asks only for logs that `hints` leave: filters that Spark applies itself,
+    too."""
     names = column_names(schema, table.schema)
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
@@ -99,14 +100,14 @@ class TableReader(DataSourceReader):
         return [TablePartition(encoded(rows, self._table, self._names))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows that the partition brought along."""
+        """Yield the rows that the partition brought along."""
         assert isinstance(partition, TablePartition)
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
 
 
 def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:
-    """The table's columns of these names, in their order, as Spark wants them."""
+    """Return the table's columns of these names, in their order, as Spark wants them."""
     kinds = {column.name: column.kind for column in table.columns}
     return pa.schema([pa.field(name, _ARROW[kinds[name]]) for name in names])
 
@@ -179,7 +180,7 @@ async def _of_each(
     rows_of_log: Callable[[str], Awaitable[list[Row]]],
     selection: Selection | None,
 ) -> list[Row]:
-    """The rows of each log in turn. One that is gone has none, unless the query names it."""
+    """Return the rows of each log in turn. One that is gone has none, unless the query names it."""
     found: dict[str, list[Row]] = {}
 
     async def ask(name: str) -> None:

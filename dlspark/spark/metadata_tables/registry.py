@@ -221,7 +221,7 @@ TABLES: Final[dict[str, MetadataTable]] = {
 
 
 def table_named(name: str) -> MetadataTable:
-    """The table of this name, in any case; OptionError, with the nearest name, if there is none."""
+    """Return the table of this name, in any case; OptionError, with the nearest name, if there is none."""
     found = TABLES.get(name.strip().lower())
     if found is not None:
         return found
@@ -239,12 +239,12 @@ def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[
     if log is None:
         return table.schema, {METADATA_OPTION: table.name}
     if not table.of_logs:
-        raise _without_logs(table)
+        raise _without_logs_error(table)
     return table.schema, {METADATA_OPTION: table.name, "log": log}
 
 
 def requested(options: Options) -> MetadataTable | None:
-    """The metadata table that a read asks for; None where it reads logs.
+    """Return the metadata table that a read asks for; None where it reads logs.
 
     Raises OptionError for options that have no meaning for the table.
     """
@@ -262,7 +262,7 @@ def requested(options: Options) -> MetadataTable | None:
             ),
         )
     if not table.of_logs and (options.one_log() is not None or any(map(options.given, _SELECTING))):
-        raise _without_logs(table)
+        raise _without_logs_error(table)
     return table
 
 
@@ -276,7 +276,7 @@ def refuse_stream(options: Options) -> None:
         )
 
 
-def _without_logs(table: MetadataTable) -> OptionError:
+def _without_logs_error(table: MetadataTable) -> OptionError:
     return OptionError(
         f"The metadata table {table.name} is of the whole namespace; a log has none of its own",
         advice=f"Name no log. Tables of logs: {', '.join(one.name for one in TABLES.values() if one.of_logs)}",
@@ -284,7 +284,7 @@ def _without_logs(table: MetadataTable) -> OptionError:
 
 
 def tables_page() -> str:
-    """The tables for people: the generated part of docs/spark-metadata.md."""
+    """Return the tables for people: the generated part of docs/spark-metadata.md."""
     parts = []
     for table in TABLES.values():
         parts.append(f"### `{table.name}`\n\n{table.about}\n\n| column | type | meaning |\n|---|---|---|\n")

@@ -70,7 +70,7 @@ def _check(address: str, text: str) -> None:
             advice=f"Write {DISCOVER} for the proxies that are announced in the namespace, or host:port without more",
         )
     if ":" not in address:
-        advice = nearest(address, (DISCOVER,), "docs/spark-options.md")
+        advice = nearest(address, (DISCOVER,), "docs/settings/spark.md")
         meant = advice.startswith("Did you mean")
         said = "the address of a proxy: it has no port" if not meant else f"{DISCOVER} or the address of a proxy"
         raise OptionError(f"{PROXY}: {shown(address)} is not {said}", advice=advice if meant else _EXAMPLE)

@@ -64,7 +64,9 @@ _CURSOR = (
 )
 _HEADERS = "Records have no key and no headers, only a transaction id and a value: put them into the value"
 _KEY = "Records have no key: put it into the value, or route by a column log"
-_CLIENT = "Settings of the ledger client go by bkc.<key> (docs/client-settings.md), others by distributedlog.<key>"
+_CLIENT = (
+    "Settings of the ledger client go by bkc.<key> (docs/settings/ledger-client.md), others by distributedlog.<key>"
+)
 _TIMEOUT = "How long a storage node may take to answer a read is set by bkc.readEntryTimeoutSec"
 _RETRIES = "Positions come from metadata and are asked for again by themselves; there is nothing to set"
 _BY_TIME = "Times are given by startingTimestamp and endingTimestamp, or log by log by startingOffsetsByTimestamp"
@@ -189,7 +191,7 @@ class Options:
         return dict(self._given) if self._path is None else {**self._given, _PATH: self._path}
 
     def with_uri(self, uri: str) -> Options:
-        """The same options with the namespace's URI settled, wherever it came from."""
+        """Return the same options with the namespace's URI settled, wherever it came from."""
         return Options({**self._raw(), "uri": uri}, self.scope, self._session)
 
     @property
@@ -205,26 +207,26 @@ class Options:
         return self._path
 
     def given(self, name: str) -> bool:
-        """Whether the query or the session's conf sets the option (a default does not count)."""
+        """Return whether the query or the session's conf sets the option (a default does not count)."""
         found = _registered(name).key
         return found in self._given or found in self._session
 
     def asked(self, name: str) -> bool:
-        """Whether the query itself sets the option."""
+        """Return whether the query itself sets the option."""
         return _registered(name).key in self._given
 
     def given_names(self) -> frozenset[str]:
-        """The names of all options that the user set."""
+        """Return the names of all options that the user set."""
         return frozenset(self._given)
 
     def text(self, name: str) -> str | None:
-        """The option's text, or the session's default, or the registry's, or None."""
+        """Return the option's text, or the session's default, or the registry's, or None."""
         option = _registered(name)
         return self._given.get(option.key, self._session.get(option.key, option.default))
 
     def passed_on(self) -> dict[str, str]:
-        """The settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves them:
-        `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
+        """Return the settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves
+        them: `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
         merged = {**self._session, **self._given}
         return {
             name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
@@ -242,26 +244,26 @@ class Options:
         return None if value is None else ProxyChoice.parse(value)
 
     def flag(self, name: str) -> bool:
-        """The value of a true/false option (all of them have a default)."""
+        """Return the value of a true/false option (all of them have a default)."""
         return FLAG.read(self.text(name) or "")
 
     def integer(self, name: str) -> int | None:
-        """The value of an integer option, or None if it is not given and has no default."""
+        """Return the value of an integer option, or None if it is not given and has no default."""
         value = self.text(name)
         return None if value is None else WHOLE.read(value)
 
     def duration_ms(self, name: str) -> int | None:
-        """The value of a duration in milliseconds, or None."""
+        """Return the value of a duration in milliseconds, or None."""
         value = self.text(name)
         return None if value is None else DURATION.read(value)
 
     def instant_ms(self, name: str) -> int | None:
-        """The value of a point in time as milliseconds since the epoch, or None."""
+        """Return the value of a point in time as milliseconds since the epoch, or None."""
         value = self.text(name)
         return None if value is None else INSTANT.read(value)
 
     def one_log(self) -> str | None:
-        """The log named by the option `log` or by load/save; OptionError if they name different ones."""
+        """Return the log named by the option `log` or by load/save; OptionError if they name different ones."""
         named = self.text("log")
         if named is not None and self._path is not None and named != self._path:
             raise OptionError(
@@ -272,7 +274,7 @@ class Options:
 
 
 def read_as(name: str, where: str, text: str) -> int:
-    """A number that stands in for the value of the option `name`, elsewhere; an OptionError names `where`."""
+    """Return a number that stands in for the value of the option `name`, elsewhere; an OptionError names `where`."""
     value = _read(_registered(name), text, where)
     check(isinstance(value, int), "the option is not a number")
     return cast(int, value)
@@ -296,7 +298,7 @@ def _registered(name: str) -> Option:
 
 
 def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str]:
-    """The checked session defaults that concern a query of kind `scope`."""
+    """Return the checked session defaults that concern a query of kind `scope`."""
     found: dict[str, str] = {}
     for name, value in session.items():
         try:
@@ -321,12 +323,12 @@ def _known(name: str) -> Option:
     instead = elsewhere(name)
     if instead is not None:
         raise OptionError(f"Option {name!r} is another connector's", advice=instead)
-    advice = nearest(name, (option.key for option in OPTIONS), "docs/spark-options.md")
+    advice = nearest(name, (option.key for option in OPTIONS), "docs/settings/spark.md")
     raise OptionError(f"Unknown option {shown(name)}", advice=advice)
 
 
 def elsewhere(name: str) -> str | None:
-    """What to use instead of another connector's option (its name in lower case); None for an unknown name."""
+    """Return what to use instead of another connector's option (its name in lower case); None for an unknown name."""
     found = ELSEWHERE.get(name)
     if found is not None:
         return found

@@ -1,7 +1,7 @@
 """The one registry of the connector's options, for source and sink, batch and streaming.
 
-Each option is a setting of the one mechanism that has a scope besides; error messages and the documentation's table
-(`options_table`) all come from here. The kinds of their values are those of the foundation, and two that only options
+Each option is a setting of the one mechanism that has a scope besides; error messages and the table of
+docs/settings/spark.md come from here. The kinds of their values are those of the foundation, and two that only options
 have: durations and points in time. What one query was given is read in `query_options`.
 """
 
@@ -14,7 +14,7 @@ from enum import Flag
 from typing import Final, TypeVar
 
 from dlspark.spark.options.proxies import PROXIES, PROXY
-from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting, markdown_table
+from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting
 from metadata.foundation.times import read_first_ms
 
 CLIENT_PREFIX = "bkc."
@@ -84,7 +84,7 @@ _SCOPE_WORDS = {
 
 
 def scope_words(scope: Scope) -> str:
-    """What errors and the documentation call a kind of query."""
+    """Return what errors and the documentation call a kind of query."""
     return _SCOPE_WORDS.get(scope, str(scope))
 
 
@@ -123,7 +123,7 @@ def _option(
     default: str | None = None,
     default_words: str | None = None,
 ) -> Option:
-    """An option; where it is a number, it is one of Java's longs that are not negative."""
+    """Return an option; where it is a number, it is one of Java's longs that are not negative."""
     return Option(
         kind,  # type: ignore[arg-type]
         name,
@@ -431,18 +431,3 @@ OPTIONS: tuple[Option, ...] = (
 
 BY_NAME: Final[Mapping[str, Option]] = {option.key.lower(): option for option in OPTIONS}
 """By the name in lower case, as Spark may leave it."""
-
-
-def options_table() -> str:
-    """The registry as a Markdown table, for the documentation."""
-    rows = (
-        (
-            f"`{option.key}`",
-            option.type_words,
-            option.default_words or (f"`{option.default}`" if option.default is not None else "none"),
-            scope_words(option.scope),
-            f"{option.meaning}.",
-        )
-        for option in OPTIONS
-    )
-    return "\n".join((*markdown_table(("option", "type", "default", "scope", "meaning"), rows), ""))

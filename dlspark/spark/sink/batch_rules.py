@@ -34,9 +34,9 @@ from typing import Protocol, TypeVar
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.messages import JobId, Publication
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.sink_marks import Floor, LogMark, SinkState
 from metadata.foundation.plurals import counted
-from metadata.ledgers import Versioned
-from metadata.sink_marks import Floor, LogMark, SinkState
 
 _OPEN, _COVERED = "open", "covered"
 
@@ -114,7 +114,8 @@ class BatchProgress:
 
 
 def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> list[str]:
-    """The logs whose segments are to be examined (`LogHistory`): an older dlspark may have published the batch."""
+    """Return the logs whose segments are to be examined (`LogHistory`): an older dlspark may have published the
+    batch."""
     batch = publication.job.batch
     if state.floor is None or batch > state.floor.mark.batch:
         return []
@@ -122,7 +123,7 @@ def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Ver
 
 
 def judge_job(publication: Publication, state: Versioned[SinkState]) -> BatchProgress:
-    """A batch write's sink is its own, and has one publication: whole, into all logs."""
+    """Return a batch write's sink is its own, and has one publication: whole, into all logs."""
     over = publication.job.batch <= state.value.batch
     logs = tuple(publication.logs)
     ours = over and state.value.attempt == publication.job.attempt
@@ -135,7 +136,7 @@ def judge(
     marks: Mapping[str, Versioned[LogMark]],
     histories: Mapping[str, LogHistory | None],
 ) -> BatchProgress:
-    """How far the batch is published. `histories` has what `old_logs` named; None: the log does not exist."""
+    """Return how far the batch is published. `histories` has what `old_logs` named; None: the log does not exist."""
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
     old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
@@ -180,7 +181,7 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
 
 
 def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, LogHistory | None]) -> dict[str, str]:
-    """For each log of `histories`, as `_verdict`."""
+    """Return for each log of `histories`, as `_verdict`."""
     batch, rows = publication.job.batch, publication.rows_by_log
     verdicts: dict[str, str] = {}
     asked: list[set[int]] = []
@@ -213,7 +214,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
 
 
 def _never_reached(history: LogHistory, zxid: int) -> bool:
-    """Whether no transaction up to this one can have brought anything into the log.
+    """Return whether no transaction up to this one can have brought anything into the log.
 
     What was renamed, or copied, was made again with all that it holds: its age is not that of its records.
     """
@@ -221,7 +222,7 @@ def _never_reached(history: LogHistory, zxid: int) -> bool:
 
 
 def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> dict[str, str]:
-    """For a batch without rows: the logs it could write to that have it with some."""
+    """Return for a batch without rows: the logs it could write to that have it with some."""
     found = {log: mark.value.rows_of(batch) for log, mark in marks.items()}
     differing = {
         log: f"was published with {counted(rows, 'row')} into this log, and now has none"
@@ -232,8 +233,8 @@ def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark
     return {"": f"was published with {counted(old, 'row')} by an older dlspark, and now has none"} if old else differing
 
 
-def refusal(publication: Publication, progress: BatchProgress) -> ReplayDiffersError:
-    """The error for a batch with logs that differ.
+def replay_differs_error(publication: Publication, progress: BatchProgress) -> ReplayDiffersError:
+    """Return the error for a batch with logs that differ.
 
     Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
     copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
@@ -250,7 +251,7 @@ def refusal(publication: Publication, progress: BatchProgress) -> ReplayDiffersE
 
 
 def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
-    """`segments` of one log (or rows that travelled inline) in the order in which they continue it.
+    """Return `segments` of one log (or rows that travelled inline) in the order in which they continue it.
 
     Raises TransactionOrderError if two overlap.
     """
@@ -271,7 +272,7 @@ def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
 def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:
     """Raise unless the batch's first id may follow the log's highest (equal is fine)."""
     if highest_txid == MAX_TXID:
-        raise sealed(log)
+        raise log_sealed_error(log)
     if first.first_txid < highest_txid:
         raise TransactionOrderError(
             f"The batch begins at transaction id {first.first_txid}, below the log's highest, {highest_txid}; "
@@ -282,8 +283,8 @@ def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:
         )
 
 
-def sealed(log: str) -> BatchRefusedError:
-    """The error for a log that takes no more records."""
+def log_sealed_error(log: str) -> BatchRefusedError:
+    """Return the error for a log that takes no more records."""
     return BatchRefusedError(
         "The log has been sealed by an end-of-stream record and takes no more records; nothing of the batch is visible",
         log=log,
@@ -291,8 +292,8 @@ def sealed(log: str) -> BatchRefusedError:
     )
 
 
-def swept(job: JobId) -> BatchSweptError:
-    """The error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
+def batch_swept_error(job: JobId) -> BatchSweptError:
+    """Return the error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
     return BatchSweptError(
         f"What attempt {job.attempt} had staged for {job} was swept as abandoned; nothing of the batch is visible",
         advice="Run the write again",

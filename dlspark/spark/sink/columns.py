@@ -40,10 +40,10 @@ from pyspark.sql.types import (
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
+from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import check
 from metadata.foundation.settings import did_you_mean
-from metadata.log_names import InvalidLogNameError
-from metadata.logs import LogStore
 
 PLACEHOLDER = "{}"
 MAX_NUM_LOGS = 1000
@@ -113,7 +113,7 @@ def columns_of(schema: StructType, one_log: str | None, routing: Routing | None 
 
 
 def _column_indices(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
-    """The columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
+    """Return the columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
     indices: dict[str, int] = {}
     for index, field in enumerate(schema.fields):
         name = field.name.lower()
@@ -205,12 +205,12 @@ def check_order(txids: npt.NDArray[np.int64] | None, log: str, task: str, last: 
         return
     steps = np.flatnonzero(txids[1:] < txids[:-1])
     if len(steps):
-        raise _decreasing(log, task, int(txids[steps[0]]), int(txids[steps[0] + 1]))
+        raise _decreasing_error(log, task, int(txids[steps[0]]), int(txids[steps[0] + 1]))
     if txids[0] < last:
-        raise _decreasing(log, task, last, int(txids[0]))
+        raise _decreasing_error(log, task, last, int(txids[0]))
 
 
-def _decreasing(log: str, task: str, before: int, after: int) -> TransactionOrderError:
+def _decreasing_error(log: str, task: str, before: int, after: int) -> TransactionOrderError:
     return TransactionOrderError(
         f"Transaction ids decrease in {task}: {after} follows {before}; nothing of the batch is visible",
         log=log,
@@ -292,12 +292,13 @@ class HashRoute:
     indices: tuple[int, ...]
 
     def numbers(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The number of the log of each row."""
+        """Return the number of the log of each row."""
         return crc32s([batch.column(index) for index in self.indices]) % len(self.logs)
 
 
 def routing_of(options: Options) -> Routing | None:
-    """The routing that the options ask for, None if rows go by option, path or column `log`. Raises OptionError."""
+    """Return the routing that the options ask for, None if rows go by option, path or column `log`. Raises
+    OptionError."""
     count, keys, template = options.integer("numLogs"), options.text("partitionBy"), options.one_log()
     if count is None:
         _refuse_half(keys, template)
@@ -338,7 +339,7 @@ def _key_names(keys: str) -> tuple[str, ...]:
 
 
 def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRoute:
-    """Where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
+    """Return where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
     indices: dict[str, int] = {field.name.lower(): index for index, field in enumerate(fields)}
     for name in routing.keys:
         if name not in indices:

@@ -59,7 +59,7 @@ class CommitWay:
     proxied: bool = False
 
     def share(self, partition: int) -> int:
-        """Bytes of rows that this task may hand to the driver instead of writing a ledger; 0: none.
+        """Return bytes of rows that this task may hand to the driver instead of writing a ledger; 0: none.
 
         Of a batch that can be appended and is spread evenly, each of n tasks has less than an n-th. Shares that fall
         with the task's number let all of these pass, and bound what the driver gets of a batch that is too large.
@@ -71,13 +71,15 @@ class CommitWay:
         return max(LEAST_SHARE, self.max_bytes // (1 + partition))
 
     def appends(self, publication: Publication) -> bool:
-        """Whether the batch is appended. Raises BatchRefusedError where `append` was asked for and cannot be."""
+        """Return whether the batch is appended. Raises BatchRefusedError where `append` was asked for and cannot be."""
         if self.mode is CommitMode.SEGMENTS:
             return False
         if not publication.rows:
             return len(publication.known) == 1  # the log's owner knows whether the batch had rows before
         if self.proxied and len(publication.logs) != 1:
-            raise self.refusal(f"{publication.job} has rows for {len(publication.logs)} logs", publication.logs[0])
+            raise self.commit_mode_error(
+                f"{publication.job} has rows for {len(publication.logs)} logs", publication.logs[0]
+            )
         if len(publication.logs) != 1:
             return False  # several logs show a batch in one instant only by a multi (D16)
         size = sum(part.size for part in publication.inline) + sum(one.user_bytes for one in publication.segments)
@@ -85,7 +87,7 @@ class CommitWay:
         if whole and size <= self.max_bytes:
             return True
         if self.proxied:
-            raise self.refusal(f"{publication.job} has {size} bytes", publication.logs[0])
+            raise self.commit_mode_error(f"{publication.job} has {size} bytes", publication.logs[0])
         if self.mode is CommitMode.AUTO or publication.covered:
             return False
         raise BatchRefusedError(
@@ -96,8 +98,8 @@ class CommitWay:
             "example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source",
         )
 
-    def refusal(self, what: str, log: str | None = None) -> BatchRefusedError:
-        """The error for a batch that is not one request to a proxy."""
+    def commit_mode_error(self, what: str, log: str | None = None) -> BatchRefusedError:
+        """Return the error for a batch that is not one request to a proxy."""
         return BatchRefusedError(
             f"{what}, and through proxies a batch is one request for one log, of at most {self.max_bytes} bytes; "
             "nothing of the batch is visible",
@@ -108,7 +110,8 @@ class CommitWay:
 
 
 def commit_way(options: Options, *, numbered: bool) -> CommitWay:
-    """The way of a sink's batches; `numbered`: they have numbers by which a replay is known. Raises OptionError."""
+    """Return the way of a sink's batches; `numbered`: they have numbers by which a replay is known. Raises
+    OptionError."""
     mode = _mode(options)
     if mode is CommitMode.APPEND and not numbered and options.asked("commitMode"):
         raise OptionError(
@@ -126,7 +129,7 @@ def commit_way(options: Options, *, numbered: bool) -> CommitWay:
 
 
 def _is_proxied(options: Options, *, numbered: bool) -> bool:
-    """Whether batches go through proxies alone. A session's default does not hold for writes that cannot."""
+    """Return whether batches go through proxies alone. A session's default does not hold for writes that cannot."""
     if options.proxies is None:
         return False
     if options.given("commitMode") and _mode(options) is CommitMode.SEGMENTS:

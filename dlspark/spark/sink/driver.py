@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import AppenderStartError, ReplayDiffersError
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.appender import BatchToAppend
-from dlspark.spark.sink.appender_client import append_in_process
+from dlspark.spark.sink.append.appender import BatchToAppend
+from dlspark.spark.sink.append.clients import append_in_process
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
 from dlspark.spark.sink.inline_rows import joined, no_rows
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
-from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.sink.publishing import PublishingSession, open_publishing
 from dlspark.spark.workers import begin_use
+from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
-from metadata.sinks import JOB_PREFIX
 
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def on_planner() -> bool:
-    """Whether this process plans writes, so that an error ends the query before any task runs."""
+    """Return whether this process plans writes, so that an error ends the query before any task runs."""
     return _PLANNER_MODULE in sys.modules
 
 
@@ -43,8 +43,8 @@ def check_ready(options: Options, logs: tuple[str, ...]) -> None:
 
 
 async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
-    session = await open_session(options, patient=False)
-    await session.check_ready(logs, options.proxies)
+    publishing = await open_publishing(options, patient=False)
+    await publishing.check_ready(logs, options.proxies)
 
 
 AppendBatch = Callable[[Options, BatchToAppend], "CommitOutcome | None"]
@@ -95,39 +95,40 @@ def _append(options: Options, way: CommitWay, publication: Publication, append: 
 
 
 async def _commit(options: Options, publication: Publication) -> CommitOutcome:
-    session = await open_session(options)
+    publishing = await open_publishing(options)
+    session = publishing.session
     if not publication.segments and not publication.job.sink_id.startswith(JOB_PREFIX):
         await session.state(publication.job)  # no task has made the sink
     if not publication.rows:
-        await _create_named(session, options, publication.job)
-    publication = await session.inline_staged(publication)
-    commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
+        await _create_named(publishing, options, publication.job)
+    publication = await publishing.inline_staged(publication)
+    commit = await publishing.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
     fault_points.reach("sink.published")
     # The batch is visible from here on. A failure below leaves only garbage, which a later commit sweeps.
     sink_id = publication.job.sink_id
     # Before the sweep, which removes the sink of a finished job: that sink's znode shows the server's time.
-    if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
-        await session.sweeper.abandoned_jobs(sink_id)
-    await session.sweeper.after_commit(publication.job, publication.logs, commit.left)
+    if publishing.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
+        await publishing.sweeper.abandoned_jobs(sink_id)
+    await publishing.sweeper.after_commit(publication.job, publication.logs, commit.left)
     return commit.outcome
 
 
 async def _make_log(options: Options, job: JobId) -> None:
-    """All that there is to do for a batch without rows that is not published."""
-    session = await open_session(options)
-    await session.state(job)
-    await _create_named(session, options, job)
+    """Note that all that there is to do for a batch without rows that is not published."""
+    publishing = await open_publishing(options)
+    await publishing.session.state(job)
+    await _create_named(publishing, options, job)
 
 
-async def _create_named(session: SinkSession, options: Options, job: JobId) -> None:
+async def _create_named(publishing: PublishingSession, options: Options, job: JobId) -> None:
     """Create the log that a batch without rows names, so that a query that reads it finds an empty log.
 
     Logs that rows name are not known without rows. A batch that was published before has created the log: if it is
     gone since, it was deleted, and is not made again.
     """
     log = None if options.given("numLogs") else options.one_log()
-    if log is not None and not session.logs.known(log) and job.batch > (await session.state(job)).batch:
-        await session.logs.prepare(log)
+    if log is not None and not publishing.logs.known(log) and job.batch > (await publishing.session.state(job)).batch:
+        await publishing.logs.prepare(log)
 
 
 def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
@@ -142,9 +143,9 @@ def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
 
 
 async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
-    session = await open_session(options)
+    publishing = await open_publishing(options)
     for job in jobs:
-        await session.sweeper.own(job)
+        await publishing.sweeper.own(job)
 
 
 def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...]) -> Publication | None:

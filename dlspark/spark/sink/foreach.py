@@ -31,9 +31,9 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.sinks import job_sink
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.logs import LogStore
-from metadata.sinks import job_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 class ForeachLogWriter:
     """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
 
-    `log` and `options` are those of the sink (docs/spark-options.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
+    `log` and `options` are those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
     and so on, with the columns `value`, `transaction_id` and `log` as there. A group of rows is published when it has
     `group_rows` rows or `group_bytes` bytes, `group_ms` milliseconds after its first one, and when the task ends. Each
     group makes one segment a log, so small ones are dear.
@@ -179,7 +179,7 @@ class _Task:
 
     def _publish(self) -> None:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
-        from dlspark.spark.sink.staging import run_task
+        from dlspark.spark.sink.segments.staging import run_task
 
         # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex
@@ -199,7 +199,7 @@ class _Task:
 
 
 def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.RecordBatch]:
-    """The rows as Arrow, and where the sink's columns are in them. Raises SchemaError."""
+    """Return the rows as Arrow, and where the sink's columns are in them. Raises SchemaError."""
     names = list(getattr(rows[0], "__fields__", ()))
     if not names or any(list(row.__fields__) != names for row in rows):
         raise SchemaError(
@@ -241,7 +241,7 @@ def _spark_type(kind: pa.DataType) -> DataType:
 
 
 def _session_confs() -> dict[str, str]:
-    """The confs of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
+    """Return the confs of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

@@ -26,7 +26,7 @@ from metadata.foundation.errors import CorruptDataError, check
 def gather_inline(
     columns: SinkColumns, partition: int, stamp_ms: int, share: int, batches: Iterable[pa.RecordBatch]
 ) -> tuple[tuple[InlineRows, ...] | None, list[pa.RecordBatch]]:
-    """A task's rows as one part (or none, of a task without rows), and the batches that were looked at.
+    """Return a task's rows as one part (or none, of a task without rows), and the batches that were looked at.
 
     None in the place of the parts: they are too many, or for several logs; `batches` has what was not looked at.
     Raises BatchRefusedError and TransactionOrderError, as staging them would.
@@ -51,7 +51,7 @@ def gather_inline(
 
 
 def _entry_bytes(values: pa.Array) -> int:
-    """What records of these values take of an entry."""
+    """Return what records of these values take of an entry."""
     return (pc.sum(pc.binary_length(values)).as_py() or 0) + HEADER_BYTES * len(values)
 
 
@@ -75,7 +75,7 @@ def _encoded(txids: npt.NDArray[np.int64] | None, values: pa.Array) -> bytes:
 
 
 def decoded(part: InlineRows) -> tuple[npt.NDArray[np.int64] | None, pa.Array]:
-    """A part's transaction ids (None: it carries the batch's timestamp) and values."""
+    """Return a part's transaction ids (None: it carries the batch's timestamp) and values."""
     try:
         with pa.ipc.open_stream(part.rows) as reader:
             table = reader.read_all()
@@ -88,7 +88,7 @@ def decoded(part: InlineRows) -> tuple[npt.NDArray[np.int64] | None, pa.Array]:
 
 
 def no_rows(log: str) -> InlineRows:
-    """What a batch without rows has for its log."""
+    """Return what a batch without rows has for its log."""
     return InlineRows(log, 0, -1, -1, 0, 0, None, b"")
 
 
@@ -126,7 +126,8 @@ def runs_between(parts: Sequence[InlineRows], staged: Sequence[StagedSegment]) -
 
 
 def records(part: InlineRows, lowest_txid: int) -> list[tuple[int, bytes]]:
-    """The part as (transaction id, payload). A timestamp is not below `lowest_txid`, the log's highest so far."""
+    """Return the part as (transaction id, payload). A timestamp is not below `lowest_txid`, the log's highest so
+    far."""
     txids, values = decoded(part)
     payloads: list[bytes] = values.to_pylist()
     if part.stamp_ms is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from metadata.sinks import StagedLedger, log_tag
+from metadata.distributedlog.sinks import StagedLedger, log_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class JobId:
         return f"batch {self.batch} of sink {self.sink_id}"
 
     def staged(self, ledger_id: int, log: str) -> StagedLedger:
-        """The listing of one ledger of this job, which is for `log`."""
+        """Return the listing of one ledger of this job, which is for `log`."""
         return StagedLedger(self.batch, self.attempt, ledger_id, log_tag(log))
 
 
@@ -120,20 +120,20 @@ class Publication:
         return sum(self.rows_by_log.values())
 
     def by_log(self) -> dict[str, list[StagedSegment]]:
-        """Its segments, log by log, as they came; logs are sorted."""
+        """Return its segments, log by log, as they came; logs are sorted."""
         found: dict[str, list[StagedSegment]] = {log: [] for log in sorted({one.log for one in self.segments})}
         for segment in self.segments:
             found[segment.log].append(segment)
         return found
 
     def only(self, logs: Iterable[str]) -> Publication:
-        """What of it goes into these logs."""
+        """Return what of it goes into these logs."""
         chosen = set(logs)
         return replace(self, segments=tuple(one for one in self.segments if one.log in chosen), covered=())
 
 
 def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
-    """The publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
+    """Return the publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
     found: dict[JobId, list[SinkMessage]] = {}
     for message in messages:
         found.setdefault(message.job, []).append(message)

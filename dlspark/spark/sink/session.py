@@ -1,4 +1,7 @@
-"""The open namespace that the sink of this process writes to, and what is done with its ledgers.
+"""The open namespace that the sink of this process writes to, and what its tasks and its driver ask there.
+
+It knows neither way of writing: `segments` and `append` are handed a session. What only the driver does is in
+`publishing`.
 
 One session a process and target: Spark reuses its Python workers, and opening costs more than a small batch. A worker
 that was forked, or whose session was closed, opens another.
@@ -11,49 +14,32 @@ import functools
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
-from dlspark.core.writing.recovery import recover_segments
-from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.connection import namespace_settings
-from dlspark.spark.missing_logs import near_log
-from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.batch_rules import sealed, swept
-from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
-from dlspark.spark.sink.inline_rows import runs_between
-from dlspark.spark.sink.kept_mark import AppendTools
-from dlspark.spark.sink.leftovers import LedgerSweeper
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, busy, missing
-from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
-from dlspark.spark.sink.segment_merging import rewrite, write_rows
+from dlspark.spark.sink.batch_rules import batch_swept_error, log_sealed_error
+from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.write_proxies import WriteProxies, proxies_at
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.owner_names import sink_owner
+from metadata.distributedlog.sink_marks import SinkState
+from metadata.distributedlog.sinks import JOB_PREFIX, SinkStore
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.settings import Value
-from metadata.locks import OwnershipAcquireFailedError
-from metadata.log_names import LogNotFoundError
-from metadata.owner_names import sink_owner
-from metadata.permissions import Action
-from metadata.sink_marks import SinkState
-from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
-from storage_node.client.health import Members, Outage, outlast
+from storage_node.client.health import Outage
 from storage_node.client.writer import LedgerWriter
-from storage_node.errors import NotEnoughBookiesError
 
-ABANDONED_JOBS_EVERY_S = 3600.0
 MARKS_AT_ONCE = 64
 HAND_OVER_S = 5
 """How long a log's lock is waited for at least, also where `outageTimeout` is shorter."""
-READY_FOR_S = 60.0
-"""A running query asks once whether it can write, and again only after a pause of this long."""
 
 _SETTINGS_OF_OPTIONS = {
     "compressionType": "compressionType",
@@ -66,12 +52,12 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
 def owner_name(*, appending: bool = False) -> str:
-    """The name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
+    """Return the name that other writers see of this process; `appending`: it keeps its logs for the next batch."""
     return sink_owner(socket.gethostname(), os.getpid(), appending=appending)
 
 
 class SinkSession:
-    """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
+    """An open namespace with what the sink asks and makes there. All coroutines run on the process's `Runtime`."""
 
     def __init__(
         self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
@@ -80,104 +66,39 @@ class SinkSession:
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies
+        self.owner = owner_name(appending=appending)
         self.compression = _COMPRESSIONS[settings.compression]
         self.sinks = SinkStore(namespace.store, namespace.uri.path)
         self._services = namespace.services
         self._one_zookeeper = self._services.ledger_store.store is namespace.store
-        self._create_missing = settings.create_log_if_missing and self._services.create_missing
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
-        services = self._services
-        rules = LogRules(
-            owner=owner_name(appending=appending),
-            lock_timeout_ms=settings.lock_timeout_s * 1000,
-            create_missing=self._create_missing,
-            first_lssn=services.binding.first_lssn or settings.first_lssn,
-        )
-        self.logs = NamespaceLogs(
-            namespace.store,
-            services.logs,
-            rules,
-            recover=self._recover,
-            rewrite=self._rewrite,
-            permit=None if services.permissions is None else self._permit,
-            asked_to_yield=functools.partial(proxies.asked_to_yield, services),
-        )
-        self.sweeper = LedgerSweeper(self.sinks, self._services.ledgers.delete)
-        self.append_tools = AppendTools(namespace, self.logs, self.sinks, self.sweeper, rules.owner)
-        self.publisher = Publisher(
-            namespace.store, self.sinks, self.logs, clock=self._services.clock, settle=self._settle
-        )
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
         self._newest_sink = ""
-        self._abandoned_due_at = 0.0
-        self._ready_until: dict[tuple[str, ...], float] = {}
 
-    async def check_ready(self, logs: tuple[str, ...], proxies: ProxyChoice | None = None) -> None:
-        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed; or, of
-        `proxies` that are to be found in the namespace, that there is none.
-
-        A query that has just been found ready is not asked again: a storage node that fails while it runs is the
-        ledger client's affair.
-        """
-        now = asyncio.get_running_loop().time()
-        fresh = self._ready_until.get(logs, 0.0) > now
-        if not fresh:
-            await (self._check_storage() if proxies is None else self._check_proxies(proxies))
-            await for_each(logs, ENDS_AT_ONCE, self._check_log)
-        self._ready_until[logs] = now + READY_FOR_S
-
-    async def _check_storage(self) -> None:
-        ledgers = self._services.ledgers
-        members = Members(ledgers.bookies, self.settings.quorums[0])
-        await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, members)
-
-    async def _check_proxies(self, chosen: ProxyChoice) -> None:
-        from dlspark.serving.membership import WRITE_PROXIES
-        from dlspark.spark.announced_proxies import announced_proxies
-
-        if chosen.discover:
-            await announced_proxies(self.namespace, WRITE_PROXIES)
-
-    async def _check_nodes(self) -> None:
-        ensemble_size, _, _ = self.settings.quorums
-        writable = len(await self._services.ledgers.bookies.writable())
-        if writable < ensemble_size:
-            raise NotEnoughBookiesError(
-                f"{writable} storage nodes are writable, and a segment needs {ensemble_size}; no task was started",
-                advice="Start storage nodes, or lower ensembleSize (with writeQuorumSize and ackQuorumSize)",
-            )
-
-    async def _check_log(self, log: str) -> None:
-        highest = await self._highest_txid(log)
-        if highest is None and not self._create_missing:
-            raise missing(log, await near_log(self.namespace, log))
-        if highest == MAX_TXID:
-            raise sealed(log)
-
-    async def _highest_txid(self, log: str) -> int | None:
-        """The log's highest transaction id, without segments in progress; None if the log does not exist."""
-        try:
-            state = await self._services.logs.open(log)
-        except LogNotFoundError:
-            return None
-        return state.max_txid.value
+    @property
+    def create_missing(self) -> bool:
+        """Whether a log that is missing may be created."""
+        return self.settings.create_log_if_missing and self._services.create_missing
 
     async def state(self, job: JobId) -> SinkState:
-        """What is known of the job's sink as a whole. The sink is created if this is its first task."""
+        """Return what is known of the job's sink as a whole. The sink is created if this is its first task."""
         state = await self.sinks.ensure(job.sink_id)
         self._newest_sink = job.sink_id
         return state.value
 
     async def covered(self, job: JobId, logs: Sequence[str]) -> set[str]:
-        """The logs, of these, into which the job's batch has been published, as their own marks say."""
+        """Return the logs, of these, into which the job's batch has been published, as their own marks say."""
         if job.sink_id.startswith(JOB_PREFIX):
             state = await self.sinks.read(job.sink_id)
             return set(logs) if state is not None and job.batch <= state.value.batch else set()
         found: set[str] = set()
 
         async def look(log: str) -> None:
-            paths = await self.logs.paths(log)
-            mark = None if paths is None else await self.sinks.mark_in(paths, job.sink_id)
+            try:
+                paths = await self._services.logs.located(log)
+            except LogNotFoundError:
+                return
+            mark = await self.sinks.mark_in(paths, job.sink_id)
             if mark is not None and mark.value.covers(job.batch):
                 found.add(log)
 
@@ -185,7 +106,7 @@ class SinkSession:
         return found
 
     def has_seen(self, job: JobId) -> bool:
-        """Whether the sink of the job was there for the task before this one."""
+        """Return whether the sink of the job was there for the task before this one."""
         return self._newest_sink == job.sink_id
 
     def get_ready(self) -> None:
@@ -196,17 +117,18 @@ class SinkSession:
         )
 
     async def stamp(self, log: str, stamp_ms: int) -> int:
-        """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
+        """Return the timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's
+        highest.
 
         Should the log move on before the batch is published, the commit mends it (`Publisher`).
         """
         highest = await self._services.logs.highest_txid(log)
         if highest == MAX_TXID:
-            raise sealed(log)
+            raise log_sealed_error(log)
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
     async def create_ledger(self, job: JobId, log: str) -> LedgerWriter:
-        """A new ledger of `job` for `log`, listed under its sink in the transaction that makes it.
+        """Return a new ledger of `job` for `log`, listed under its sink in the transaction that makes it.
 
         Where ledgers have a ZooKeeper of their own it is listed first, and BatchSweptError is raised if the listing was
         swept meanwhile: the sweep found no ledger, and this one must not outlive it.
@@ -231,92 +153,19 @@ class SinkSession:
         if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id, log)):
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)  # unlisted, no sweep would find it
-            raise swept(job)
+            raise batch_swept_error(job)
         ledger.replace_with(functools.partial(self._replace, job, log))
         return ledger
 
     async def _replace(self, job: JobId, log: str) -> LedgerWriter:
-        """A new ledger in place of one whose id another client wrote to first: that one stays listed, for the sweep."""
+        """Return a new ledger in place of one whose id another client wrote to first: that one stays listed, for the
+        sweep."""
         self._services.counters["ledger-taken"] += 1
         return await self.create_ledger(job, log)
 
-    def abandoned_jobs_due(self, *, always: bool) -> bool:
-        """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
-        now = asyncio.get_running_loop().time()
-        if not always and now < self._abandoned_due_at:
-            return False
-        self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
-        return True
-
-    async def inline_staged(self, publication: Publication) -> Publication:
-        """The batch with its inline rows in ledgers, as tasks stage theirs; those that its log has are only counted.
-
-        Raises BatchRefusedError, and what writing raises; what was written is listed, for a sweep.
-        """
-        if not publication.inline:
-            return publication
-        job = publication.job
-        state = await self.state(job)
-        logs = sorted({part.log for part in publication.inline})
-        covered = await self.covered(job, logs) if job.batch <= state.batch else set()
-        counted = [(part.log, part.record_count) for part in publication.inline if part.log in covered]
-        runs: list[InlineRows] = []
-        for log in logs:
-            if log not in covered:
-                runs += await self._runs(publication, log)
-        staged: list[StagedSegment] = []
-
-        async def stage(run: InlineRows) -> None:
-            staged.append(await write_rows(await self.create_ledger(job, run.log), run, self.compression))
-
-        await for_each(runs, ENDS_AT_ONCE, stage)
-        segments = (*publication.segments, *staged)
-        return replace(publication, segments=segments, covered=(*publication.covered, *counted), inline=())
-
-    async def _runs(self, publication: Publication, log: str) -> list[InlineRows]:
-        """The rows for one log in as few parts as there are ledgers to be written."""
-        parts = [part for part in publication.inline if part.log == log]
-        staged = [one for one in publication.segments if one.log == log]
-        if parts[0].stamp_ms is not None:
-            # That of the tasks which have staged theirs, or the publication would have to write some again.
-            stamp = max([await self.stamp(log, parts[0].stamp_ms), *(one.first_txid for one in staged)])
-            parts = [replace(part, stamp_ms=stamp, first_txid=stamp, last_txid=stamp) for part in parts]
-        return runs_between(parts, staged)
-
-    async def _settle(self, log: str, sink_id: str) -> None:
-        """Make the sink's mark in the log say everything (I20); a live owner of the log is waited for."""
-        from dlspark.spark.sink.log_opening import settle  # tasks, which settle nothing, load no writer
-
-        try:
-            await settle(self.append_tools, self.proxies, log, sink_id)
-        except OwnershipAcquireFailedError as error:
-            raise busy(log, error.owner) from error
-
-    async def _permit(self, log: str) -> None:
-        await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
-
-    async def _recover(self, log: str) -> None:
-        # Under the log's lock, which the caller holds: recovery fences and closes ledgers of the log (I7, I10).
-        state = await self._services.logs.open(log)
-        transitions = SegmentTransitions(self._services, log, self.settings, state)
-        await transitions.load()
-        await recover_segments(self._services, transitions, self.settings)
-
-    async def _rewrite(
-        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
-    ) -> StagedSegment:
-        return await rewrite(
-            self._services.ledgers,
-            await self.create_ledger(publication.job, segments[0].log),
-            segments,
-            txid,
-            password=self.settings.password,
-            compression=self.compression,
-        )
-
 
 def settings_of(options: Options, *, appending: bool = False) -> Settings:
-    """The settings of a sink's namespace: from the environment, and over them from the options.
+    """Return the settings of a sink's namespace: from the environment, and over them from the options.
 
     `appending`: of a process that appends to open segments, which are read while they are written.
     """
@@ -356,7 +205,7 @@ _sessions: dict[tuple[object, ...], SinkSession] = {}
 
 
 async def open_session(options: Options, *, patient: bool = True, appending: bool = False) -> SinkSession:
-    """This process's session for the target of `options`. Raises what opening the namespace raises.
+    """Return this process's session for the target of `options`. Raises what opening the namespace raises.
 
     With `patient` it waits for ZooKeeper: use it for a job that has begun, since ZooKeeper was there then. `appending`:
     as in `settings_of`.

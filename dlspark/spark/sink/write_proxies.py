@@ -23,7 +23,7 @@ from metadata.store import join
 
 if TYPE_CHECKING:
     from dlspark.serving.client.answer_rules import StreamRequest
-    from dlspark.serving.membership import ProxyEndpoint, ProxyMember
+    from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember
     from dlspark.serving.protocol.operations import Answer
 
 ASK_AGAIN_S: Final = 0.5
@@ -63,7 +63,7 @@ class WriteProxies:
         self._client: ProxyClient | None = None
 
     async def ask(self, request: StreamRequest) -> Answer:
-        """As `ProxyClient.ask`; raises also what connecting raises."""
+        """Return as `ProxyClient.ask`; raises also what connecting raises."""
         async with self._connecting:
             if self._client is None:
                 self._client = await self._connect()
@@ -71,22 +71,22 @@ class WriteProxies:
         return await client.ask(request)
 
     async def own(self, services: Services, log: str) -> bool:
-        """Whether one of them owns the log now."""
+        """Return whether one of them owns the log now."""
         owner = await lock_owner(services, services.logs.paths(log).lock)
         return owner is not None and await self.are(services, owner)
 
     async def are(self, services: Services, owner: str) -> bool:
-        """Whether this owner of a log is one of them."""
+        """Return whether this owner of a log is one of them."""
         return owner.startswith(_LOCATION) and owner in {member.location for member in await self._members(services)}
 
     async def within_reach(self, services: Services) -> bool:
-        """Whether one runs that can be dialled from here."""
+        """Return whether one runs that can be dialled from here."""
         endpoints = [member.frames for member in await self._members(services) if member.frames is not None]
         return any(await asyncio.gather(*map(self._reach, endpoints[:DIALLED_AT_ONCE])))
 
     async def _members(self, services: Services) -> list[ProxyMember]:
-        """Those that run."""
-        from dlspark.serving.membership import WRITE_PROXIES, read_members
+        """Return those that run."""
+        from dlspark.serving.process.membership import WRITE_PROXIES, read_members
 
         members = await read_members(services.store, join(self._namespace_path, WRITE_PROXIES))
         return [member for member in members if member.frames is not None]
@@ -123,7 +123,7 @@ class WriteProxies:
 
 
 async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
-    """Whether something listens there."""
+    """Return whether something listens there."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(endpoint.host, endpoint.port), DIAL_S)
     except (OSError, asyncio.TimeoutError):
@@ -133,8 +133,8 @@ async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
 
 
 def proxies_at(where: str, namespace_path: str, timeout_ms: int) -> WriteProxies:
-    """Those of a list `host:port,host:port`, or those that a namespace with this URI announces. `timeout_ms`: how long
-    a request is tried."""
+    """Return those of a list `host:port,host:port`, or those that a namespace with this URI announces. `timeout_ms`:
+    how long a request is tried."""
 
     async def connect() -> ProxyClient:
         from dlspark.serving.client.client import AsyncClient

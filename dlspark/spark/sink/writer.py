@@ -3,9 +3,9 @@
 | where | what happens |
 |---|---|
 | planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
-| each task | rows are staged in ledgers that no log refers to (`sink.task`), a small message goes back |
-| driver's commit | one conditional metadata write publishes all or nothing (`sink.commit`), then left-overs are swept |
-| the same, small batches | rows travel in the messages, and are appended to an open segment (`sink.appender`) |
+| each task | rows are staged in ledgers that no log refers to (`segments.task`), a small message goes back |
+| driver's commit | one conditional metadata write publishes all or nothing (`segments.commit`), left-overs are swept |
+| the same, small batches | rows travel in the messages, and are appended to an open segment (`append.appender`) |
 | driver's abort | what the job has listed is swept; what a publication took in time stays published |
 
 Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
@@ -32,9 +32,9 @@ from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.workers import without_traceback
+from metadata.distributedlog.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from metadata.foundation.errors import CallerError, InvariantViolation, check
 from metadata.foundation.settings import shown
-from metadata.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """The writer of `df.write`. Raises OptionError, SchemaError, or what keeps the namespace from being written."""
+    """Return the writer of `df.write`. Raises OptionError, SchemaError, or what keeps the namespace from being
+    written."""
     if overwrite:
         raise OptionError(
             'mode("overwrite") cannot be done: a log only grows',
@@ -77,7 +78,7 @@ def _sink_of(application: str) -> str:
 
 
 def stream_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """The writer of one micro-batch of `df.writeStream`. Raises as `batch_writer`."""
+    """Return the writer of one micro-batch of `df.writeStream`. Raises as `batch_writer`."""
     if overwrite:
         raise OptionError(
             'outputMode("complete") cannot be done: a log only grows',
@@ -100,20 +101,20 @@ class BatchWriter(DataSourceArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.staging import run_task
+        """Return in a task: stage its rows; nothing of them is visible yet."""
+        from dlspark.spark.sink.segments.staging import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: publish what the tasks have staged, all or nothing."""
+        """Publish what the tasks have staged, all or nothing (on the driver)."""
         from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), self._job.batch, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: sweep what the tasks have staged."""
+        """Sweep what the tasks have staged (on the driver)."""
         from dlspark.spark.sink.driver import abort_jobs
 
         abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
@@ -132,8 +133,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.staging import run_task
+        """Return in a task: stage its rows; nothing of them is visible yet."""
+        from dlspark.spark.sink.segments.staging import run_task
 
         context = _task_context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -146,13 +147,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return run_task(self._options, self._columns, job, context.partitionId(), self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: publish the batch once, however often Spark asks."""
+        """Publish the batch once, however often Spark asks (on the driver)."""
         from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: sweep what was staged by the tasks whose messages arrived."""
+        """Sweep what was staged by the tasks whose messages arrived (on the driver)."""
         # The query's id comes only with a message. Without one the left-overs wait for the next commit.
         from dlspark.spark.sink.driver import abort_jobs
 
@@ -160,7 +161,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _check_ready(options: Options, columns: SinkColumns) -> None:
-    """On the planner: raise what would keep every task from writing. The commit has no use for it."""
+    """Raise what would keep every task from writing. The commit has no use for it (on the planner)."""
     from dlspark.spark.sink.driver import check_ready, on_planner
 
     if on_planner():
@@ -177,7 +178,7 @@ def _task_context() -> TaskContext:
 
 
 def _sink_messages(messages: Sequence[WriterCommitMessage | None]) -> list[SinkMessage]:
-    """The messages of tasks that succeeded."""
+    """Return the messages of tasks that succeeded."""
     found: list[SinkMessage] = []
     for message in messages:
         check(message is None or isinstance(message, SinkMessage), f"a foreign commit message: {message!r}")

@@ -8,8 +8,8 @@ The way of a batch, file by file:
    logs (`query_snapshot`); where Spark keeps a plan for the life of a frame, its tasks add what was appended since
    (`kept_plan`). A stream asks for the end of each micro-batch first. What filters leave is in `filters`.
 3. On the driver `driver` holds the ZooKeeper session and a `driver_log_view` of each log: where it begins and ends, and
-   what lies between. That counts records by `segment_records`, and bytes and time by `extents`. New logs of a pattern
-   wake the query.
+   what lies between. That counts records by `segment_records`, and bytes and time by `extents`; `lag` is how far the
+   query is behind. New logs of a pattern wake the query.
 4. `batch_ends` decides how far a micro-batch goes. `data_loss` decides what becomes of a position that is not there any
    more (I8), and `query_cursor` publishes how far the query has come.
 5. `planning` cuts the ranges of segments into partitions; `live_replicas` refuses a plan that storage nodes cannot

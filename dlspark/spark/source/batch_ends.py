@@ -39,7 +39,8 @@ class BatchEnds:
     async def end(
         self, views: Views, start: Offsets, ends: Mapping[str, DLSN], limits: BatchLimits, wait: bool
     ) -> Offsets:
-        """The end of the next batch, `start` if there is none: from `start` to `ends`, which `views` have, or less.
+        """Return the end of the next batch, `start` if there is none: from `start` to `ends`, which `views` have, or
+        less.
 
         A log that is gone, or not selected any more, keeps its position, so that nothing is lost if it comes back. With
         `wait` a batch of fewer records than `limits` want is put off.
@@ -80,7 +81,7 @@ class BatchEnds:
         return found
 
     def _too_few(self, count: int, limits: BatchLimits) -> bool:
-        """Whether the batch waits for more records. The first batch of a query that starts never does."""
+        """Return whether the batch waits for more records. The first batch of a query that starts never does."""
         if limits.min_records is None or count >= limits.min_records or self._last_batch_s is None:
             return False
         left_s = self._last_batch_s + limits.max_delay_ms / 1000 - self._now_s()
@@ -106,7 +107,8 @@ class BatchEnds:
         return {**passed, **{log: end for log, end in found.items() if end > begins[log]}}
 
     async def frozen(self, views: Views, target: Offsets) -> dict[str, DLSN]:
-        """The ends that an AvailableNow query fixed when it began, verified: each must still be there to be reached."""
+        """Return the ends that an AvailableNow query fixed when it began, verified: each must still be there to be
+        reached."""
         ends: dict[str, DLSN] = {}
         for log, position in target.items():
             view, identity = views.get(log), target.identities.get(log)
@@ -124,7 +126,7 @@ class BatchEnds:
 
 
 async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
-    """Whether no user record lies between two positions; false where the writer did not count."""
+    """Return whether no user record lies between two positions; false where the writer did not count."""
     try:
         return await view.count(start, end) == 0
     except OptionError:
@@ -132,7 +134,7 @@ async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
 
 
 async def gathered(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
-    """The answers to questions that were asked of several logs at the same time."""
+    """Return the answers to questions that were asked of several logs at the same time."""
     found = await asyncio.gather(*questions.values())
     return dict(zip(questions, found, strict=True))
 

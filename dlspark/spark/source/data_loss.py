@@ -35,11 +35,11 @@ class DataLossPolicy:
             _log.warning("%s", text)
 
     def deleted(self, log: str, position: DLSN, mend: str) -> None:
-        """The log with this position does not exist any more."""
+        """Note that the log with this position does not exist any more."""
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
     def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
-        """The log of this name is another one than `identity` says, created later."""
+        """Note that the log of this name is another one than `identity` says, created later."""
         self.lost(
             RecreatedDataLossError,
             log,
@@ -49,7 +49,8 @@ class DataLossPolicy:
         )
 
     async def begin(self, view: DriverLogView, position: DLSN | None, identity: LogIdentity | None) -> DLSN:
-        """Where reading a log really begins: at the position, or, where that is lost, at the first record still there.
+        """Return where reading a log really begins: at the position, or, where that is lost, at the first record still
+        there.
 
         A log without a position is new to the query and begins at its first record.
         """

@@ -19,9 +19,8 @@ from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
-from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.membership import READ_PROXIES
+from dlspark.serving.process.membership import READ_PROXIES
 from dlspark.spark.announced_proxies import announced_proxies
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
@@ -29,25 +28,22 @@ from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
-from dlspark.spark.source.extents import NO_LAG, Lag, extent
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.lag import Lag, find_lags
 from dlspark.spark.source.live_replicas import check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
 from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
-from metadata.execution_notes import ExecutionStore, Note
+from metadata.distributedlog.execution_notes import ExecutionStore, Note
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
-from metadata.log_admin import LogAdmin
-from metadata.log_names import LogNotFoundError
 from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
-
-LAG_S = 2.0
-"""How long it may take to find how far a query is behind in one log; the batch waits for it."""
 
 MAX_NAMED = 10
 """How many names an error lists."""
@@ -156,7 +152,7 @@ class SourceDriver:
         return self._opened().ledgers.settings
 
     async def read_proxies(self) -> tuple[str, ...]:
-        """Where tasks find read proxies, as they are announced now; none: they read storage nodes.
+        """Return where tasks find read proxies, as they are announced now; none: they read storage nodes.
 
         Where they are looked up and there is none, waits `outageTimeout` for one. Raises as `announced_proxies`.
         """
@@ -168,7 +164,7 @@ class SourceDriver:
     # ------------------------------------------------------------------ logs
 
     async def views(self) -> dict[str, DriverLogView]:
-        """The selected logs that exist now."""
+        """Return the selected logs that exist now."""
         namespace = self._opened()
         selection = self.query.selection
         if selection.pattern is None:
@@ -186,7 +182,7 @@ class SourceDriver:
         return dict(sorted(self._views.items()))
 
     async def _matching(self, pattern: str) -> list[str]:
-        """The logs that match: those that there are now, or that there were for the query's snapshot."""
+        """Return the logs that match: those that there are now, or that there were for the query's snapshot."""
         matched = None if self._snapshot is None else self._snapshot.matched.get(pattern)
         if matched is not None:
             return list(matched)
@@ -197,7 +193,7 @@ class SourceDriver:
         return names
 
     async def required_views(self) -> dict[str, DriverLogView]:
-        """The selected logs; an error if one that is named is missing."""
+        """Return the selected logs; an error if one that is named is missing."""
         found = await self.views()
         missing = [name for name in self.query.selection.names if name not in found]
         if missing:
@@ -208,8 +204,8 @@ class SourceDriver:
                     self._data_loss.deleted(name, self._snapshot.logs[name].begin, "it is left out")
         return found
 
-    async def nothing_matches(self) -> OptionError:
-        """The error for a pattern that no log matches: it says where was looked, and what else is there."""
+    async def nothing_matches_error(self) -> OptionError:
+        """Return the error for a pattern that no log matches: it says where was looked, and what else is there."""
         selection = self.query.selection
         below = await LogAdmin(self._opened().logs_store).below(selection.folder)
         folders = [one.name for one in below if one.is_folder]
@@ -230,9 +226,9 @@ class SourceDriver:
     # ------------------------------------------------------------------ options to offsets
 
     async def ends(self) -> tuple[Offsets, Offsets]:
-        """From where to where a batch query reads. Raises where a log is missing, or a pattern has none."""
+        """Return from where to where a batch query reads. Raises where a log is missing, or a pattern has none."""
         if not await self.required_views():
-            raise await self.nothing_matches()
+            raise await self.nothing_matches_error()
         return await self.resolve(self.query.start), await self.resolve(self.query.end, ending=True)
 
     async def agree(self, driver: str, execution: int) -> None:
@@ -249,12 +245,12 @@ class SourceDriver:
         await ExecutionStore(namespace.store, namespace.uri.path).agree(driver, execution, extend)
 
     async def other_logs(self, offsets: Offsets) -> list[str]:
-        """The logs that are certainly not those which `offsets` are of, but have their names."""
+        """Return the logs that are certainly not those which `offsets` are of, but have their names."""
         views = await self.views()
         return [log for log, identity in offsets.identities.items() if log in views and views[log].differs(identity)]
 
     async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
-        """The position in each log that options ask for."""
+        """Return the position in each log that options ask for."""
         found = await self.required_views()
         if isinstance(where, PerLog):
             foreign = [name for name in where.offsets if name not in found]
@@ -316,13 +312,13 @@ class SourceDriver:
         return view.earliest() if self._snapshot is None else (await self._seen(view, self._snapshot)).begin
 
     async def _end_of(self, view: DriverLogView) -> DLSN:
-        """The end of a log, not before what is acknowledged now."""
+        """Return the end of a log, not before what is acknowledged now."""
         if self._snapshot is None:
             return await view.latest(acknowledged=True)
         return (await self._seen(view, self._snapshot)).end
 
     async def _seen(self, view: DriverLogView, snapshot: QuerySnapshot) -> SeenLog:
-        """What the query sees of a log: looked up once, and then checked to be of this log."""
+        """Return what the query sees of a log: looked up once, and then checked to be of this log."""
         seen = snapshot.logs.get(view.name)
         if seen is None:
             end = await view.latest(acknowledged=True)
@@ -333,7 +329,7 @@ class SourceDriver:
         return seen
 
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
-        """The end of each selected log that has any record, now; `acknowledged` as in `DriverLogView.latest`."""
+        """Return the end of each selected log that has any record, now; `acknowledged` as in `DriverLogView.latest`."""
         views = await self.views()
         found = await self._ask_views({n: partial(view.latest, acknowledged=acknowledged) for n, view in views.items()})
         identities = {name: self._views[name].identity(position) for name, position in found.items()}
@@ -341,30 +337,14 @@ class SourceDriver:
         return self.newest
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
-        """How far `reached` is behind what `latest` last found. Logs that are not behind are left out; None is a log
-        whose lag could not be found within `LAG_S`. Raises no DistributedLogError: a lag must not fail a query."""
-        newest = self.newest or Offsets({})
-        begins = {
-            log: max(reached.get(log, DLSN.INITIAL), self._views[log].earliest())
-            for log in newest
-            if log in self._views
-        }
-        asked = {log: begin for log, begin in begins.items() if begin < newest[log]}
-        found = await asyncio.gather(*(self._lag(log, begin, newest[log]) for log, begin in asked.items()))
-        return {log: lag for log, lag in zip(asked, found, strict=True) if lag != NO_LAG}
-
-    async def _lag(self, log: str, begin: DLSN, end: DLSN) -> Lag | None:
-        try:
-            return (await asyncio.wait_for(extent(self._views[log], begin, end), LAG_S)).lag
-        except (DistributedLogError, asyncio.TimeoutError) as error:
-            _log.warning("log %s: how far the query is behind is not known: %s", log, error, extra=about(log=log))
-            return None
+        """Return how far `reached` is behind what `latest` last found, as of `find_lags`."""
+        return await find_lags(self._views, reached, self.newest or Offsets({}))
 
     # ------------------------------------------------------------------ how far a batch goes
 
     async def end_of_batch(self, start: Offsets, limits: BatchLimits, target: Offsets | None) -> Offsets:
-        """How far a batch from `start` goes, within `limits` and up to `target` if there is one; `start` itself if
-        there is nothing to read yet.
+        """Return how far a batch from `start` goes, within `limits` and up to `target` if there is one; `start` itself
+        if there is nothing to read yet.
 
         A log that is gone or not selected any more keeps its position, so that nothing is lost if it comes back.
         """
@@ -377,7 +357,8 @@ class SourceDriver:
         return await self._ends.end(self._views, start, ends, limits, wait=target is None)
 
     async def wait_for_batch(self, start: Offsets, limits: BatchLimits, timeout_s: float) -> Offsets:
-        """The end of the next batch as soon as there is one; `start` if there is none within about `timeout_s`."""
+        """Return the end of the next batch as soon as there is one; `start` if there is none within about
+        `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (left := deadline - loop.time()) > 0:
@@ -410,7 +391,8 @@ class SourceDriver:
     async def plan(
         self, start: Offsets, end: Offsets, bounds: Bounds | None = None, take: Take | None = None
     ) -> list[Partition]:
-        """The partitions from `start` to before `end`, from these alone: nothing that was asked before matters."""
+        """Return the partitions from `start` to before `end`, from these alone: nothing that was asked before
+        matters."""
         wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
@@ -460,7 +442,7 @@ class SourceDriver:
     async def range(
         self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None
     ) -> tuple[DLSN, DLSN]:
-        """From where to where reading one log really goes; empty where the first is not below the second.
+        """Return from where to where reading one log really goes; empty where the first is not below the second.
 
         Of `bounds` that are `scattered`, what they leave of each segment is not examined.
         """
@@ -510,7 +492,7 @@ async def _logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
 
 
 async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
-    """The part of a range that pushed-down filters leave."""
+    """Return the part of a range that pushed-down filters leave."""
     if bounds.empty or not bounds.admits(view.name):
         return begin, begin
     begin = max(begin, DLSN(bounds.min_segment, 0, 0))
@@ -531,7 +513,7 @@ async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds)
 
 
 async def _taken(view: DriverLogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
-    """The part of a range that will do, or all of it where that is not known: the caller limits again."""
+    """Return the part of a range that will do, or all of it where that is not known: the caller limits again."""
     if take.timed:
         # Ids beyond the year 9999 have no timestamp, so the last records by position are not the last ones by time.
         timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
@@ -547,7 +529,7 @@ async def _taken(view: DriverLogView, begin: DLSN, end: DLSN, take: Take) -> tup
 
 
 async def _pieces(view: DriverLogView, span: SegmentSpan, most: int) -> list[SegmentSpan]:
-    """A span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
+    """Return a span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
     total = await view.count(span.start, span.stop)
     count = max(1, -(-total // most))
     ends = [total * i // count for i in range(1, count)]
@@ -560,7 +542,7 @@ def _known(identities: Mapping[str, LogIdentity | None]) -> dict[str, LogIdentit
 
 
 async def _existing(question: Awaitable[_T]) -> _T | None:
-    """The answer, or None if the log does not exist."""
+    """Return the answer, or None if the log does not exist."""
     try:
         return await question
     except LogNotFoundError:

@@ -20,10 +20,10 @@ from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.source.offsets import LogIdentity
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerState
-from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
 from storage_node.client.reader import LedgerLocation, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
@@ -80,7 +80,7 @@ class DriverLogView:
     # ------------------------------------------------------------------ where the log begins and ends
 
     def earliest(self) -> DLSN:
-        """The first position that is still there (I8)."""
+        """Return the first position that is still there (I8)."""
         for segment in self._segments:
             if segment.truncation is TruncationStatus.TRUNCATED:
                 continue
@@ -88,7 +88,7 @@ class DriverLogView:
         return _end_position(self._segments[-1]) if self._segments else DLSN(self._next_lssn, 0, 0)
 
     def lost_before(self, position: DLSN) -> bool:
-        """Whether records at or above `position`, which lies before `earliest`, are gone.
+        """Return whether records at or above `position`, which lies before `earliest`, are gone.
 
         Segments that were truncated but are still listed show what they held. Of deleted ones nothing is known, so
         they count as lost.
@@ -103,7 +103,7 @@ class DriverLogView:
         return False
 
     async def latest(self, *, acknowledged: bool = False) -> DLSN:
-        """The position after the last user record that is committed now: control records do not make news.
+        """Return the position after the last user record that is committed now: control records do not make news.
 
         With `acknowledged` it is not before what is acknowledged now: readers learn of that a moment later, and this
         waits for it.
@@ -113,7 +113,7 @@ class DriverLogView:
         return self._known_end
 
     async def _end(self, *, acknowledged: bool = False) -> DLSN:
-        """The end within the segments as last listed."""
+        """Return the end within the segments as last listed."""
         return max(await self._last_end(acknowledged), self.earliest())
 
     async def _last_end(self, acknowledged: bool) -> DLSN:
@@ -127,13 +127,14 @@ class DriverLogView:
         return self.earliest()
 
     async def at_txid(self, txid: int) -> DLSN | None:
-        """The first record whose transaction id is `txid` or higher; None if there is none yet."""
+        """Return the first record whose transaction id is `txid` or higher; None if there is none yet."""
         await self._refresh()
         found = await self._log.find_txid(txid)
         return found if found < await self.latest() else None
 
     async def beyond_end(self, position: DLSN) -> bool:
-        """Whether the log cannot have such a position (yet): the identity of a log that was deleted and created again.
+        """Return whether the log cannot have such a position (yet): the identity of a log that was deleted and created
+        again.
 
         The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
         in the open segment the entry itself decides.
@@ -160,7 +161,7 @@ class DriverLogView:
     # ------------------------------------------------------------------ which log it is
 
     def identity(self, position: DLSN) -> LogIdentity | None:
-        """What distinguishes this log from a later one of its name, for a reader that has come to `position`.
+        """Return what distinguishes this log from a later one of its name, for a reader that has come to `position`.
 
         The segment at the position, unless nothing of it was read and it may yet prove empty: then it is removed and
         its number given to another ledger. Then the one before. None: nothing has been read that is still listed.
@@ -172,7 +173,7 @@ class DriverLogView:
         return None
 
     def differs(self, identity: LogIdentity | None) -> bool:
-        """Whether this is certainly not the log that the identity was made of."""
+        """Return whether this is certainly not the log that the identity was made of."""
         return identity is not None and any(
             segment.lssn == identity.lssn and segment.ledger_id != identity.ledger_id for segment in self._segments
         )
@@ -184,7 +185,7 @@ class DriverLogView:
         return sum([here async for _, _, here in self._counts(start, end)])
 
     async def advance(self, start: DLSN, end: DLSN, records: int) -> DLSN:
-        """The position `records` user records after `start`, at most `end`; one binary search in one segment."""
+        """Return the position `records` user records after `start`, at most `end`; one binary search in one segment."""
         left = records
         async for segment, first, here in self._counts(start, end):
             if left < here:
@@ -209,7 +210,7 @@ class DriverLogView:
         raise InvariantViolation(f"record {number} lies behind the end", log=self.name, dlsn=end)
 
     async def _counts(self, start: DLSN, end: DLSN) -> AsyncIterator[tuple[SegmentMetadata, int, int]]:
-        """Each segment of a range, how many user records of it lie before the range, and how many in it."""
+        """Yield each segment of a range, how many user records of it lie before the range, and how many in it."""
         for segment in self._between(start, end):
             first = await self._records.count_before(segment, start) if segment.lssn == start.lssn else 0
             last = (
@@ -222,7 +223,7 @@ class DriverLogView:
     # ------------------------------------------------ what a lag is measured by (`source.extents`)
 
     def between(self, start: DLSN, end: DLSN) -> list[SegmentMetadata]:
-        """The segments that hold what lies from `start` to `end`, as last listed."""
+        """Return the segments that hold what lies from `start` to `end`, as last listed."""
         return list(self._between(start, end))
 
     async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
@@ -230,7 +231,7 @@ class DriverLogView:
         return await self._records.entry(segment, entry_id)
 
     async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:
-        """Bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
+        """Return bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
         if segment.in_progress:
             reader = await self._records.reader(segment)
             last = reader.lac
@@ -246,7 +247,7 @@ class DriverLogView:
         return found
 
     async def stored_to(self, segment: SegmentMetadata, entry_id: int) -> int:
-        """Bytes of a segment's ledger up to a committed entry, itself included; 0 for entry -1."""
+        """Return bytes of a segment's ledger up to a committed entry, itself included; 0 for entry -1."""
         if entry_id < 0:
             return 0
         key = (segment.ledger_id, entry_id)
@@ -261,7 +262,7 @@ class DriverLogView:
     # ------------------------------------------------------------------ what to read
 
     async def spans(self, start: DLSN, end: DLSN) -> list[SegmentSpan]:
-        """What tasks have to read from `start` to before `end`: complete, so that they need no ZooKeeper."""
+        """Return what tasks have to read from `start` to before `end`: complete, so that they need no ZooKeeper."""
         limit = asyncio.Semaphore(MAX_PARALLEL_LOOKUPS)
         ranges = [
             (segment, first, stop)
@@ -272,7 +273,7 @@ class DriverLogView:
         return list(await asyncio.gather(*(self._span(*item, limit) for item in ranges)))
 
     def _range(self, segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[DLSN, DLSN]:
-        """The part of a segment between two positions: first record to read, and the position after the last."""
+        """Return the part of a segment between two positions: first record to read, and the position after the last."""
         first = max(start, _first_position(segment))
         if segment.lssn < end.lssn:
             check(not segment.in_progress, "an offset lies behind a segment in progress", log=self.name, dlsn=end)
@@ -299,7 +300,8 @@ class DriverLogView:
         )
 
     async def _location(self, segment: SegmentMetadata) -> LedgerLocation:
-        """Where the entries are. For an open ledger it is read each time: its last fragment may have moved (D12).
+        """Return where the entries are. For an open ledger it is read each time: its last fragment may have moved
+        (D12).
 
         It is also read again if a node was away when the ledger was located: that node may be the only one left by now.
         """
@@ -312,7 +314,8 @@ class DriverLogView:
         return found
 
     def _start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """Of a segment in progress it is not in its metadata: it follows from the completed segment before it."""
+        """Return of a segment in progress it is not in its metadata: it follows from the completed segment before
+        it."""
         if not segment.in_progress or segment.version < 5:
             return segment.effective_start_sequence_id
         before = [other for other in self._segments if other.lssn < segment.lssn and not other.in_progress]
@@ -340,14 +343,14 @@ class DriverLogView:
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
 
     def look_again(self) -> None:
-        """What is known proved to be out of date: read the segment list again when next asked."""
+        """Note that what is known proved to be out of date: read the segment list again when next asked."""
         self._changed.set()
 
     def _on_change(self, event: WatchEvent) -> None:
         self._changed.set()
 
     def _visible(self) -> list[SegmentMetadata]:
-        """The segments up to the first one in progress."""
+        """Return the segments up to the first one in progress."""
         # The one in progress may still grow: to read what lies behind it first would pass over records (I4).
         for position, segment in enumerate(self._segments):
             if segment.in_progress:
@@ -361,7 +364,7 @@ class DriverLogView:
         return (await self._records.reader(segment)).lac
 
     async def _is_stored(self, segment: SegmentMetadata, entry_id: int) -> bool:
-        """Whether some replica has the entry, whatever LAC is known."""
+        """Return whether some replica has the entry, whatever LAC is known."""
         # Only for deciding whether a position may exist. What is read from here does not count as committed (I6).
         location = await self._namespace.ledgers.locate(segment.ledger_id)
         reader = ReplicaReader(settings=self._namespace.ledgers.settings)
@@ -403,10 +406,10 @@ class DriverLogView:
 
 
 def _first_position(segment: SegmentMetadata) -> DLSN:
-    """The first position of a segment that is not truncated."""
+    """Return the first position of a segment that is not truncated."""
     return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
 
 
 def _end_position(segment: SegmentMetadata) -> DLSN:
-    """The position after the last record of a completed segment."""
+    """Return the position after the last record of a completed segment."""
     return DLSN(segment.lssn, segment.last_entry + 1, 0)

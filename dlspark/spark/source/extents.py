@@ -3,7 +3,7 @@
 Records are counted exactly, from segment metadata and at most two entries, and so are stored bytes; only where more
 than `MAX_LEDGERS` segments lie between the first and the last, as many of them, spread evenly, stand for those between.
 Time is the distance from the transaction id of the first record to that of the last one: milliseconds where ids are
-times, as the source takes them to be. It needs no clock, so a log of past years has no lag of years.
+times, as the source takes them to be (`lag`).
 
 An entry says how many bytes its ledger holds up to itself, so a count of bytes costs at most two entries, and a
 position is found by binary search over the entries of one segment. Only whole entries are counted, since only whole
@@ -13,7 +13,6 @@ ones are fetched: an entry of which a part is wanted counts in full.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +20,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import OptionError
 from dlspark.spark.source.driver_log_view import MAX_PARALLEL_LOOKUPS, DriverLogView
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_LEDGERS: Final = 64
 """Ledgers that are examined for one log's bytes, besides the first and the last."""
@@ -30,51 +29,21 @@ MAX_STEPS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """What a reader of one log has not read yet. `records` is None for a log whose writer did not count them,
-    `milliseconds` where the records have no transaction id that could be found at a bounded cost."""
-
-    records: int | None
-    bytes: int
-    milliseconds: int | None
-
-    def reported(self) -> dict[str, int | None]:
-        """The form in a query's progress."""
-        return {"records": self.records, "bytes": self.bytes, "ms": self.milliseconds}
-
-    @classmethod
-    def of_report(cls, report: object) -> Lag | None:
-        """Read back what `reported` gave; None for anything else."""
-        if not isinstance(report, Mapping):
-            return None
-        records, stored, milliseconds = (_number(report.get(name)) for name in ("records", "bytes", "ms"))
-        return None if stored is None else cls(records, stored, milliseconds)
-
-
-@dataclass(frozen=True, slots=True)
 class Extent:
-    """The records from one position to before another. None as in `Lag`; the ids also where no record is."""
+    """The records from one position to before another. `records` is None for a log whose writer did not count them; an
+    id is None where it could not be found at a bounded cost, and where no record is."""
 
     records: int | None
     bytes: int
     first_txid: int | None
     last_txid: int | None
 
-    @property
-    def lag(self) -> Lag:
-        """Of a reader that has read none of them."""
-        if self.records == 0:
-            return NO_LAG
-        first, last = self.first_txid, self.last_txid
-        return Lag(self.records, self.bytes, None if first is None or last is None else max(last - first, 0))
 
-
-NO_LAG: Final = Lag(0, 0, 0)
 NOTHING: Final = Extent(0, 0, None, None)
 
 
 async def extent(view: DriverLogView, start: DLSN, end: DLSN) -> Extent:
-    """What lies from `start` to before `end`, which is an end that `view` gave. Raises what reading raises."""
+    """Return what lies from `start` to before `end`, which is an end that `view` gave. Raises what reading raises."""
     start = max(start, view.earliest())
     if start >= end:
         return NOTHING
@@ -134,10 +103,6 @@ async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: 
     return None
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int]:
     """First entry of a segment from `start` on, and the one after its last before `end`."""
     first = start.entry_id if segment.lssn == start.lssn else segment.min_entry
@@ -147,7 +112,7 @@ def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int
 
 
 async def _size(view: DriverLogView, segment: SegmentMetadata, first: int, after: int) -> int:
-    """Bytes of entries `first` to before `after`."""
+    """Return bytes of entries `first` to before `after`."""
     if first >= after:
         return 0
     whole = not segment.in_progress and after > segment.last_entry
@@ -180,7 +145,8 @@ async def next_entry_bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int) -> DLSN:
-    """The furthest position, at most `end`, up to which the entries from `start` on have no more than `budget` bytes.
+    """Return the furthest position, at most `end`, up to which the entries from `start` on have no more than `budget`
+    bytes.
 
     It is `start` where not even one entry fits.
     """
@@ -199,7 +165,7 @@ async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int
 
 
 async def _cut(view: DriverLogView, segment: SegmentMetadata, first: int, after: int, budget: int) -> int:
-    """The largest entry up to which, from `first` on, no more than `budget` bytes lie."""
+    """Return the largest entry up to which, from `first` on, no more than `budget` bytes lie."""
     low, high = first, after
     while low < high:
         middle = (low + high + 1) // 2

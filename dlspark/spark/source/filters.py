@@ -62,7 +62,7 @@ class Bounds:
         return some and self.end_segment != self.min_segment + 1
 
     def admits(self, log: str) -> bool:
-        """Whether rows of this log may satisfy the filters."""
+        """Return whether rows of this log may satisfy the filters."""
         return self.logs is None or log in self.logs
 
     def _logs(self, names: frozenset[str]) -> Bounds:
@@ -84,7 +84,7 @@ class Bounds:
 
 
 def push(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """The bounds that `filters` (all must hold) put on rows, and the filters that Spark still has to evaluate.
+    """Return the bounds that `filters` (all must hold) put on rows, and the filters that Spark still has to evaluate.
 
     A list of numbers (`IN`) does both: its lowest and highest are bounds, and Spark looks for the ones between.
     """
@@ -137,7 +137,7 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
 
 
 def _range(candidate: Filter, floor: int, ceiling: int) -> tuple[int | None, int | None]:
-    """From (included) and to (excluded) in whole numbers, for a value between `floor` and `ceiling`."""
+    """Return from (included) and to (excluded) in whole numbers, for a value between `floor` and `ceiling`."""
     if isinstance(candidate, GreaterThan):
         return floor + 1, None
     if isinstance(candidate, GreaterThanOrEqual):

@@ -10,7 +10,7 @@ the plan's first and last partition look at the logs themselves, with a ZooKeepe
   records.
 
 All tasks of one execution of Spark's, those of other scans in it and repeated ones as well, see the logs as the first
-of them did: they agree on that in the metadata store (`metadata.execution_notes`).
+of them did: they agree on that in the metadata store (`metadata.distributedlog.execution_notes`).
 
 Nobody looks where the end of each log was named and had been reached when the plan was made: by positions in
 `endingOffsets`, or by a time or transaction id that the log had passed. Such a frame is the same records for ever.
@@ -68,7 +68,7 @@ def kept_partitions(
     client_settings: ClientSettings,
     proxies: Sequence[str],
 ) -> list[LogPartition]:
-    """The partitions of a plan, which saw `snapshot` and goes from the one of `ends` to the other."""
+    """Return the partitions of a plan, which saw `snapshot` and goes from the one of `ends` to the other."""
     start, end = ends
     if _settled(query, snapshot, end):
         return [LogPartition(spans, client_settings, proxies) for spans in planned]
@@ -81,7 +81,7 @@ def kept_partitions(
 
 
 def _settled(query: SourceQuery, snapshot: QuerySnapshot, end: Offsets) -> bool:
-    """Whether the records that the query names cannot become more."""
+    """Return whether the records that the query names cannot become more."""
     named = query.end.offsets if isinstance(query.end, PerLog) else {}
     return query.selection.pattern is None and all(
         isinstance(named.get(log), DLSN) or (log in snapshot.logs and position < snapshot.logs[log].end)
@@ -90,7 +90,7 @@ def _settled(query: SourceQuery, snapshot: QuerySnapshot, end: Offsets) -> bool:
 
 
 def later_records(partition: KeptPartition) -> LogPartition | None:
-    """In a task: what its execution reads beyond the plan; nothing outside of Spark.
+    """Return in a task: what its execution reads beyond the plan; nothing outside of Spark.
 
     Raises OutdatedPlanError, MetadataUnavailableError, or what looking at the logs raises.
     """
@@ -105,7 +105,7 @@ def later_records(partition: KeptPartition) -> LogPartition | None:
 
 
 def _execution() -> tuple[str, int] | None:
-    """What distinguishes the running execution from others of the driver: its number, by kind."""
+    """Return what distinguishes the running execution from others of the driver: its number, by kind."""
     context = TaskContext.get()
     if context is None:
         return None
@@ -147,7 +147,8 @@ async def look(
 
 
 def _unread(plan: KeptPlan, log: str, start: Offsets, end: Offsets, others: Collection[str]) -> DLSN:
-    """Where a log goes on behind what was planned of it, which must be there still. `others` are new ones of a name."""
+    """Return where a log goes on behind what was planned of it, which must be there still. `others` are new ones of a
+    name."""
     planned_from, planned_to = plan.start.get(log), plan.end.get(log)
     if planned_from is None or planned_to is None or planned_from >= planned_to:
         return start.get(log, DLSN.INITIAL)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.source.planning import SegmentSpan
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CorruptDataError, NotAppliedError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.reader import ReplicaReader
 from storage_node.errors import NotEnoughBookiesError
 
@@ -36,7 +36,7 @@ async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[Segment
 
 
 def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
-    """For each write set within entries `first` to `last` of which no node lives, its first entry."""
+    """Return for each write set within entries `first` to `last` of which no node lives, its first entry."""
     found = []
     ensembles = metadata.ensembles
     for index, ensemble in enumerate(ensembles):

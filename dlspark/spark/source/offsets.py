@@ -95,7 +95,8 @@ class Offsets(Mapping[str, DLSN]):
         return len(self.positions)
 
     def moved(self, end: Offsets) -> list[str]:
-        """The logs of which something lies between here and `end`: another position, or another log of that name."""
+        """Return the logs of which something lies between here and `end`: another position, or another log of that
+        name."""
         return [
             log
             for log, position in end.items()
@@ -104,7 +105,7 @@ class Offsets(Mapping[str, DLSN]):
         ]
 
     def stored(self) -> StoredOffset:
-        """The form that Spark writes into its offset log."""
+        """Return the form that Spark writes into its offset log."""
         stored: StoredOffset = {"v": VERSION, "logs": _texts(self.positions)}
         if self.identities:
             stored["ledgers"] = _texts(self.identities)
@@ -151,7 +152,7 @@ def _identity(text: object, where: str) -> LogIdentity:
 
 
 def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, GivenOffset], dict[str, LogIdentity]]:
-    """The value of `startingOffsets` / `endingOffsets`: one offset for all logs, or one for each log by name.
+    """Return the value of `startingOffsets` / `endingOffsets`: one offset for all logs, or one for each log by name.
 
     JSON is an object of offsets by log name; the forms of the checkpoint and of a query's progress are taken too, so
     that a position can be copied out of one, with what it knows of the logs. OffsetError says what is malformed.
@@ -175,14 +176,15 @@ def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, Given
 
 
 def _meant(word: str) -> str:
-    """What to write instead of something that is neither one of the words, nor JSON."""
+    """Return what to write instead of something that is neither one of the words, nor JSON."""
     if _numbers(word, 3) is not None:
         return f'A position is one log\'s: write for example {{"flights": "{word}"}}'
     return f"{did_you_mean(word, _NAMES)}Write earliest, latest, or for example {_EXAMPLE}"
 
 
 def _is_copied(value: Mapping[str, object]) -> bool:
-    """Whether an option's JSON is the offset of a checkpoint, and not one offset a log, of which one may be called v.
+    """Return whether an option's JSON is the offset of a checkpoint, and not one offset a log, of which one may be
+    called v.
 
     It is one where `logs` is an object, as no log's offset is, however it is spelled; the parts are read later.
     """
@@ -191,7 +193,7 @@ def _is_copied(value: Mapping[str, object]) -> bool:
 
 
 def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[str, object]:
-    """An option's JSON object with something for each log; OffsetError if it is none, or names a log twice."""
+    """Return an option's JSON object with something for each log; OffsetError if it is none, or names a log twice."""
     advice = f"Write for example {example}"
     try:
         value = parse_json(text, _without_duplicates)
@@ -228,7 +230,7 @@ def _given_offset(option: str, log: str, offset: object) -> GivenOffset:
 
 
 def parse_dlsn(text: object, where: str) -> DLSN:
-    """A position `segment:entry:slot`; OffsetError, naming `where` it stands, if it is none."""
+    """Return a position `segment:entry:slot`; OffsetError, naming `where` it stands, if it is none."""
     numbers = _numbers(text, 3)
     if numbers is not None:
         return DLSN(*numbers)
@@ -239,7 +241,7 @@ def parse_dlsn(text: object, where: str) -> DLSN:
 
 
 def _numbers(text: object, count: int) -> list[int] | None:
-    """The numbers of `a:b` or `a:b:c`, of which the first is a segment's; None for anything else."""
+    """Return the numbers of `a:b` or `a:b:c`, of which the first is a segment's; None for anything else."""
     parts = text.split(":") if isinstance(text, str) else []
     if len(parts) != count or not all(_DIGITS.fullmatch(part) for part in parts):
         return None
@@ -255,7 +257,7 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def parse_json(text: str, pairs: Callable[[list[tuple[str, object]]], object] | None = None) -> object:
-    """What JSON says; ValueError for whatever it cannot be, nesting and numbers without end among it."""
+    """Return what JSON says; ValueError for whatever it cannot be, nesting and numbers without end among it."""
     try:
         return json.loads(text, object_pairs_hook=pairs, parse_int=_json_integer)
     except RecursionError:

@@ -71,7 +71,7 @@ class LogPartition(InputPartition):
 
 
 def hosts_of(spans: Partition) -> list[str]:
-    """The hosts that have most of what `spans` read, as their storage nodes registered; `MAX_HOSTS` at most."""
+    """Return the hosts that have most of what `spans` read, as their storage nodes registered; `MAX_HOSTS` at most."""
     stored: Counter[str] = Counter()
     for span in spans:
         ensembles = span.ledger.metadata.ensembles
@@ -91,7 +91,8 @@ class _Chunk:
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The columns `names` of a partition's records as record batches. A partition without spans is an empty read."""
+    """Yield the columns `names` of a partition's records as record batches. A partition without spans is an empty
+    read."""
     if not isinstance(partition, LogPartition) or not partition.spans:
         return
     runtime = Runtime.shared()
@@ -106,7 +107,7 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
 
 
 def _entries_for(partition: LogPartition, runtime: Runtime) -> SpanEntries:
-    """Where a partition is read from. Called on the runtime's loop."""
+    """Return where a partition is read from. Called on the runtime's loop."""
     if not partition.proxies:
         return ReplicaEntries(SHARED_READERS.get(runtime, partition.client_settings))
     # Imported late: most tasks read storage nodes.
@@ -129,7 +130,7 @@ class _Fetcher:
         return cls(_entries_for(partition, runtime), partition.spans)
 
     async def take(self) -> _Chunk | None:
-        """The next chunk, or None at the end. Raises what fetching raised."""
+        """Return the next chunk, or None at the end. Raises what fetching raised."""
         chunk = await self._next
         if chunk is not None:
             self._next = asyncio.ensure_future(anext(self._chunks, None))
@@ -156,7 +157,7 @@ async def _fetch(source: SpanEntries, spans: Sequence[SegmentSpan]) -> AsyncGene
 
 
 def _decode(chunk: _Chunk) -> Iterator[DecodedBatch]:
-    """The user records of a chunk, in one piece unless they expand to more than EXPANDED_BYTES."""
+    """Yield the user records of a chunk, in one piece unless they expand to more than EXPANDED_BYTES."""
     span, entries = chunk.span, chunk.entries
     while entries:
         rows, taken = decode_up_to(
@@ -172,7 +173,7 @@ def _decode(chunk: _Chunk) -> Iterator[DecodedBatch]:
 
 
 def _within(rows: DecodedBatch, chunk: _Chunk) -> DecodedBatch:
-    """The records of a chunk that belong to the span: cut to its first and end slot."""
+    """Return the records of a chunk that belong to the span: cut to its first and end slot."""
     span = chunk.span
     # Only whole entries are fetched. What lies in them outside of the span belongs to another batch or partition.
     first, end = 0, len(rows)
@@ -186,7 +187,7 @@ def _within(rows: DecodedBatch, chunk: _Chunk) -> DecodedBatch:
 
 
 def _check_no_gap(rows: DecodedBatch, span: SegmentSpan) -> None:
-    """Positions count user records one by one, so a jump means that a record is missing (I4).
+    """Note that positions count user records one by one, so a jump means that a record is missing (I4).
 
     Position 0 stands in logs whose writer does not count records; there is nothing to check then.
     """
@@ -207,7 +208,7 @@ def _check_no_gap(rows: DecodedBatch, span: SegmentSpan) -> None:
 
 
 def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES.
+    """Yield the columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES.
 
     Without names the batches have no column, and as many rows: `isEmpty()`, `EXISTS` and `limit(5).count()` of the SQL
     catalog ask for that. Arrow counts the rows of what it is given by its columns, so there is one at first.

@@ -89,7 +89,8 @@ def cut(span: SegmentSpan, positions: Sequence[DLSN], records: int) -> list[Segm
 
 
 def clip(span: SegmentSpan, min_entry: int, end_entry: int | None) -> SegmentSpan | None:
-    """What a span has of the entries from `min_entry` to before `end_entry` (None: to its end); None if nothing."""
+    """Return what a span has of the entries from `min_entry` to before `end_entry` (None: to its end); None if
+    nothing."""
     if min_entry > span.first_entry:
         span = replace(span, first_entry=min_entry, first_slot=0)
     if end_entry is not None and end_entry <= span.last_entry:
@@ -135,7 +136,7 @@ def _pack(spans: Sequence[SegmentSpan], max_bytes: int, max_records: int | None)
 
 
 def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan | None]:
-    """The first `entries` entries of a span, and what is left of it: None if that is nothing."""
+    """Return the first `entries` entries of a span, and what is left of it: None if that is nothing."""
     if entries >= span.entries:
         return span, None
     at = span.first_entry + entries

@@ -117,7 +117,7 @@ class TaskProxies:
         self._routes.update([ProxyHost(address) for address in self.addresses], self._dispatcher.now())
 
     def reader(self, log: str, start: DLSN, until: DLSN, expected_bytes: int) -> AsyncProxyReader:
-        """A reader of the entries of `log` from `start` on, which does not read ahead behind `until`."""
+        """Return a reader of the entries of `log` from `start` on, which does not read ahead behind `until`."""
         size = min(max(expected_bytes, LEAST_READ_BYTES), READ_BYTES)
         reader = self._routes.reader(log, start, form=ReadForm.ENTRIES, max_bytes=size, poll_ms=POLL_MS)
         reader.ahead_until = until
@@ -169,7 +169,7 @@ class ProxyEntries:
                     self._came.extend(await self._delivered(reader, span, entry_id))
                 except EndOfStreamError as error:
                     if entry_id == span.first_entry:
-                        raise _gone(span, entry_id, error) from error
+                        raise _entry_gone_error(span, entry_id, error) from error
                     return  # The log was sealed in this segment: what lies behind the mark is nobody's record.
             stored = self._came.popleft()
             _check(span, entry_id, stored)
@@ -209,7 +209,7 @@ class ProxyEntries:
         return reader
 
     async def _delivered(self, reader: AsyncProxyReader, span: SegmentSpan, entry_id: int) -> list[StoredEntry]:
-        """The next entries, from whichever proxy gives them in time."""
+        """Return the next entries, from whichever proxy gives them in time."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         outage_s = self._proxies.outage_s
@@ -217,26 +217,26 @@ class ProxyEntries:
             try:
                 entries = await reader.poll_entries()
             except (*_GONE, LogNotFoundError, *_FINAL) as error:
-                failure = _final(span, entry_id, error)
+                failure = _final_error(span, entry_id, error)
                 if failure is error:
                     raise
                 raise failure from error
             except DistributedLogError as error:
                 waited_s = loop.time() - since
                 if waited_s >= outage_s:
-                    raise self._late(span, entry_id, waited_s, error) from error
+                    raise self._late_error(span, entry_id, waited_s, error) from error
                 await asyncio.sleep(RETRY_S)
                 continue
             if entries:
                 return entries
             position = reader.position
             if isinstance(position, DLSN) and position[:2] > (span.lssn, entry_id):
-                raise _missing(span, entry_id, f"a read proxy went on to {position} without it")
+                raise _entry_missing_error(span, entry_id, f"a read proxy went on to {position} without it")
             waited_s = loop.time() - since
             if waited_s >= max(outage_s, STALL_S):
-                raise self._late(span, entry_id, waited_s, None)
+                raise self._late_error(span, entry_id, waited_s, None)
 
-    def _late(
+    def _late_error(
         self, span: SegmentSpan, entry_id: int, waited_s: float, error: DistributedLogError | None
     ) -> DistributedLogError:
         unreachable = isinstance(error, ServiceUnavailableError | OutcomeUnknownError)
@@ -263,11 +263,11 @@ def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
         )
     if (stored.lssn, stored.entry_id) == (span.lssn, entry_id):
         return
-    raise _missing(span, entry_id, f"a read proxy gave {stored.lssn}:{stored.entry_id} for it")
+    raise _entry_missing_error(span, entry_id, f"a read proxy gave {stored.lssn}:{stored.entry_id} for it")
 
 
-def _missing(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
-    """The error for an entry that is passed over."""
+def _entry_missing_error(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
+    """Return the error for an entry that is passed over."""
     place = DLSN(span.lssn, entry_id, 0)
     said = f"Entry {span.lssn}:{entry_id} is missing: {how}"
     if place == span.start == DLSN.INITIAL:
@@ -284,7 +284,7 @@ def _missing(span: SegmentSpan, entry_id: int, how: str) -> ReadError | Truncate
     )
 
 
-def _gone(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> TruncatedDataLossError:
+def _entry_gone_error(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"Segment {span.lssn} was truncated or deleted since the batch was planned: {error.message}",
         advice=PLAN_AGAIN,
@@ -293,8 +293,8 @@ def _gone(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> Trunc
     )
 
 
-def _final(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
-    """What the task raises for an error after which it asks no further."""
+def _final_error(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> DistributedLogError:
+    """Return what the task raises for an error after which it asks no further."""
     dlsn = DLSN(span.lssn, entry_id, 0)
     if isinstance(error, LogNotFoundError):
         return DeletedDataLossError(
@@ -304,7 +304,7 @@ def _final(span: SegmentSpan, entry_id: int, error: DistributedLogError) -> Dist
             dlsn=dlsn,
         )
     if isinstance(error, _GONE):
-        return _gone(span, entry_id, error)
+        return _entry_gone_error(span, entry_id, error)
     if isinstance(error, OperationNotServedError):
         error.advice = f"Option {PROXY} of a source names read proxies (`dlspark proxy list`), or says discover"
     error.log, error.dlsn = error.log or span.log, error.dlsn or dlsn

@@ -1,8 +1,8 @@
 """The cursor of a streaming query: how far it has come in each log, for operators to see and for truncation to respect.
 
-It stands among the log's subscribers (`metadata.subscribers`), where any reader's position stands, and only moves
-forwards. The query itself never reads it: its position is the one in its checkpoint. So a cursor that could not be
-moved does not stop the query: truncation keeps more than it has to until the cursor is moved the next time.
+It stands among the log's subscribers (`metadata.distributedlog.subscribers`), where any reader's position stands, and
+only moves forwards. The query itself never reads it: its position is the one in its checkpoint. So a cursor that could
+not be moved does not stop the query: truncation keeps more than it has to until the cursor is moved the next time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.spark.source.offsets import Offsets
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
-from metadata.log_names import LogNotFoundError
-from metadata.logs import LogStore
 
 _log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ class QuerySnapshot:
 
     @classmethod
     def of(cls, all_: Mapping[str, object], uri: str) -> QuerySnapshot:
-        """The part of what was handed on that is about the namespace of this URI."""
+        """Return the part of what was handed on that is about the namespace of this URI."""
         found = all_.get(uri, {})
         assert isinstance(found, dict)
         return cls(
@@ -62,7 +62,7 @@ class QuerySnapshot:
         )
 
     def within(self, all_: Mapping[str, object], uri: str) -> dict[str, object]:
-        """What was handed on, with this in it."""
+        """Return what was handed on, with this in it."""
         return {
             **all_,
             uri: {
@@ -73,5 +73,5 @@ class QuerySnapshot:
 
 
 def packed(all_: Mapping[str, object]) -> str:
-    """The text of what is handed on, without a closing bracket in it."""
+    """Return the text of what is handed on, without a closing bracket in it."""
     return json.dumps(all_).replace("]", "\\u005d")  # there are none but in texts

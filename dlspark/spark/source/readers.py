@@ -73,7 +73,7 @@ def batch_reader(
     take: Take | None = None,
     seen: Mapping[str, object] | None = None,
 ) -> DataSourceReader:
-    """The reader of one batch query.
+    """Return the reader of one batch query.
 
     The connector's Java side has a reader made for each scan of each query: `seen` is what the query has seen of logs
     before it, `bounds` and `take` are what Spark's planner has pushed down. Without `seen` it is Spark's own side that
@@ -84,7 +84,7 @@ def batch_reader(
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
-    """The reader of one streaming query."""
+    """Return the reader of one streaming query."""
     return StreamReader(SourceQuery.of(options), column_names(schema))
 
 
@@ -107,7 +107,7 @@ class BatchReader(DataSourceReader):
         self._seen = seen or {}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """On the driver: the whole plan, made with a session of its own."""
+        """Return on the driver: the whole plan, made with a session of its own."""
         runtime = Runtime("dlspark-plan")
         try:
             return runtime.run(self._plan())
@@ -115,7 +115,7 @@ class BatchReader(DataSourceReader):
             runtime.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the partition's records."""
+        """Return in a task: the partition's records."""
         begin_use()
         return read_partition(partition, self._names)
 
@@ -155,7 +155,7 @@ class KeptReader(BatchReader):
         return list(kept_partitions(self._query, snapshot, ends, planned, settings, proxies))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the partition's records, and with the last partition what was appended since the plan."""
+        """Yield in a task: the partition's records, and with the last partition what was appended since the plan."""
         begin_use()
         # Before any row: what was planned may be gone, and another log have its name.
         later = later_records(partition) if isinstance(partition, KeptPartition) else None
@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> StoredOffset:
-        """Where the query begins; asked without a checkpoint, and again after a crash in its first batch."""
+        """Return where the query begins; asked without a checkpoint, and again after a crash in its first batch."""
         self._unsaved_start = self._run(self._opened().resolve(self._query.start))
         # The cursor may be there and behind: this is also asked before the first batch is run again.
         self._run(self._opened().begin_cursor(self._unsaved_start))
@@ -228,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_records is None else ReadMinRows(limits.min_records)
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """The end of the next batch, within the limits; `start` itself where nothing is new, after a while."""
+        """Return the end of the next batch, within the limits; `start` itself where nothing is new, after a while."""
         begin = Offsets.from_stored(start)
         limits = NO_BATCH_LIMITS if isinstance(limit, ReadAllAvailable) else self._query.limits
         driver = self._opened()
@@ -245,7 +245,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (replace(end, begin=begin.positions) if first else end).stored()
 
     def reportLatestOffset(self) -> StoredOffset | None:
-        """The logs' ends, and what lies between them and the end of this batch: a listener needs no connection."""
+        """Return the logs' ends, and what lies between them and the end of this batch: a listener needs no
+        connection."""
         newest = None if self._driver is None else self._driver.newest
         if newest is None or self._driver is None or self._reached is None:
             return None if newest is None else newest.stored()
@@ -258,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._run(self._opened().latest(acknowledged=True))
 
     def _idles(self, begin: Offsets) -> bool:
-        """Whether Spark asks again right after the answer that nothing is new; AvailableNow ends then."""
+        """Return whether Spark asks again right after the answer that nothing is new; AvailableNow ends then."""
         last = self._nothing_new
         return (
             self._target is None
@@ -270,7 +271,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ batches
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
-        """The plan of a batch, from its two offsets alone."""
+        """Return the plan of a batch, from its two offsets alone."""
         begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
         if until.begin is not None:
             # The query's first batch. `start` may be a later answer of `initialOffset` than the one it was planned by.
@@ -282,12 +283,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(spans, driver.client_settings, proxies) for spans in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the partition's records."""
+        """Return in a task: the partition's records."""
         begin_use()
         return read_partition(partition, self._names)
 
     def commit(self, end: StoredOffset) -> None:
-        """The position lives in Spark's checkpoint; it is only published if the query has a cursor."""
+        """Note that the position lives in Spark's checkpoint; it is only published if the query has a cursor."""
         if self._query.cursor is not None:
             self._run(self._opened().move_cursor(Offsets.from_stored(end)))
 

@@ -33,7 +33,7 @@ class ColumnNames(tuple[str, ...]):
 
 
 def column_names(schema: StructType, full: StructType = SCHEMA) -> ColumnNames:
-    """The columns that Spark asks for: those of `full`, or some of them, with our types.
+    """Return the columns that Spark asks for: those of `full`, or some of them, with our types.
 
     Raises SchemaError for another one, and for one that is declared NOT NULL and may be null.
     """

@@ -15,8 +15,8 @@ from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.reading.segments import EntrySearch, SegmentReader, proportional
 from dlspark.spark.errors import OptionError
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
-from metadata.segments import SegmentMetadata
 
 _MAX_REMEMBERED = 256
 _MAX_SUMMARIES = 4096
@@ -57,11 +57,11 @@ class SegmentRecords:
             await self._readers.pop(key).close()
 
     def tail_reader(self) -> SegmentReader | None:
-        """The reader of the segment in progress, if one was opened."""
+        """Return the reader of the segment in progress, if one was opened."""
         return None if self.tail is None else self._readers.get((self.tail.ledger_id, True))
 
     async def reader(self, segment: SegmentMetadata) -> SegmentReader:
-        """The one reader of a segment; another one once it was completed."""
+        """Return the one reader of a segment; another one once it was completed."""
         key = (segment.ledger_id, segment.in_progress)
         if key not in self._readers:
             self._readers[key] = await self._log.open_segment(segment)
@@ -137,7 +137,7 @@ class SegmentRecords:
         return entry_id, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
 
     def _counted_last(self, segment: SegmentMetadata) -> int:
-        """The number of a segment's last user record, by what is known without a request."""
+        """Return the number of a segment's last user record, by what is known without a request."""
         if not segment.in_progress:
             return segment.record_count
         return self.tail.records if self.tail is not None else 0
@@ -166,7 +166,7 @@ class SegmentRecords:
     def _counted(self, tail: SegmentTail) -> int:
         """User records of the segment in progress; OptionError where its writer does not count them."""
         if tail.end is not None and not tail.records:
-            raise _uncounted(self._log.name)
+            raise _uncounted_error(self._log.name)
         return tail.records
 
     async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
@@ -211,12 +211,13 @@ class SegmentRecords:
 
 
 def _check_counted(summary: EntrySummary, log: str) -> None:
-    """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
+    """Note that a writer may be set not to count records; then positions are all 0 and records cannot be counted by
+    search."""
     if summary.user_count and summary.first_position == 0:
-        raise _uncounted(log)
+        raise _uncounted_error(log)
 
 
-def _uncounted(log: str) -> OptionError:
+def _uncounted_error(log: str) -> OptionError:
     return OptionError(
         "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
         "this log was written without them",

@@ -21,9 +21,9 @@ from dlspark.spark.source.offsets import (
     parse_json,
     parse_offsets,
 )
+from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.logs import LogStore
 from metadata.foundation.settings import did_you_mean, near_word, shown
-from metadata.log_names import InvalidLogNameError
-from metadata.logs import LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")
@@ -106,11 +106,11 @@ class Selection:
         return _literal_folder(self.pattern or "")
 
     def selects(self, name: str) -> bool:
-        """Whether a log of this name is read."""
+        """Return whether a log of this name is read."""
         return name in self.names if self.pattern is None else re.fullmatch(self.pattern, name) is not None
 
     def of(self, existing: Iterable[str]) -> list[str]:
-        """The selected ones among the names of existing logs; sorted."""
+        """Return the selected ones among the names of existing logs; sorted."""
         return sorted(name for name in existing if self.selects(name))
 
 
@@ -213,7 +213,7 @@ def _cursor(options: Options) -> str | None:
 
 
 def selection_of(options: Options) -> Selection:
-    """Which logs the options name. Raises OptionError unless they do, in exactly one way."""
+    """Return which logs the options name. Raises OptionError unless they do, in exactly one way."""
     one = options.one_log()
     listed, assigned = options.text("subscribe"), options.text("assign")
     pattern = options.text("subscribePattern")
@@ -277,7 +277,8 @@ def _literal_folder(pattern: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether a `|` stands outside of all groups and classes; also true where this simple search cannot decide it."""
+    """Return whether a `|` stands outside of all groups and classes; also true where this simple search cannot decide
+    it."""
     plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
     depth = 0
     for character in plain:
@@ -327,7 +328,7 @@ def _where(options: Options, side: _Side) -> Where:
 
 
 def _txids(option: str, text: str, like: str, example: str) -> PerLog:
-    """One transaction id a log, each written as the value of the option `like` is."""
+    """Return one transaction id a log, each written as the value of the option `like` is."""
     offsets: dict[str, GivenOffset | AtTxid] = {}
     for log, item in parse_by_log(option, text, f"not JSON: {text!r}", example).items():
         check_one(option, log, item, example)
@@ -341,7 +342,7 @@ def _txids(option: str, text: str, like: str, example: str) -> PerLog:
 
 
 def _check_spelling(option: str, logs: Iterable[str]) -> None:
-    """The keys of an option's JSON must be names that logs can have."""
+    """Note that the keys of an option's JSON must be names that logs can have."""
     for log in logs:
         try:
             LogStore.validate_name(log)
@@ -350,7 +351,7 @@ def _check_spelling(option: str, logs: Iterable[str]) -> None:
 
 
 def _check_names(selection: Selection, where: Where) -> None:
-    """Positions by log must fit the logs by name: none left out, none too many (a pattern matches later)."""
+    """Note that positions by log must fit the logs by name: none left out, none too many (a pattern matches later)."""
     if not isinstance(where, PerLog) or selection.pattern is not None:
         return
     missing = [name for name in selection.names if name not in where.offsets]
@@ -372,7 +373,8 @@ def _check_names(selection: Selection, where: Where) -> None:
 
 
 def _check_range(start: Where, end: Where) -> None:
-    """A batch that begins at the end, or stops at the beginning, reads nothing: that is a mistake, as with Kafka."""
+    """Note that a batch that begins at the end, or stops at the beginning, reads nothing: that is a mistake, as with
+    Kafka."""
     for where, offset, option in (
         (start, NamedOffset.LATEST, _START.offsets),
         (end, NamedOffset.EARLIEST, _END.offsets),
@@ -400,7 +402,7 @@ def _check_order(start: Where, end: Where) -> None:
             isinstance(first, DLSN) and isinstance(stop, DLSN) and first > stop
         ):
             raise OffsetError(
-                f"{_said(start, first)} lies after {_said(end, stop)}",
+                f"{_offset_text(start, first)} lies after {_offset_text(end, stop)}",
                 advice="Exchange them; the end is exclusive",
                 log=log or None,
             )
@@ -412,7 +414,7 @@ def _offset_of(where: Where, log: str) -> GivenOffset | AtTxid | None:
     return where.offset if isinstance(where, Everywhere) else where
 
 
-def _said(where: Where, offset: GivenOffset | AtTxid) -> str:
+def _offset_text(where: Where, offset: GivenOffset | AtTxid) -> str:
     if isinstance(offset, AtTxid):
         return f"{offset.option} ({offset.txid})"
     return f"{where.option} ({offset})" if isinstance(where, PerLog) else str(offset)

@@ -34,7 +34,7 @@ class SpanEntries(Protocol):
         ...
 
     async def close(self) -> None:
-        """The task has ended; what tasks share stays."""
+        """Note that the task has ended; what tasks share stays."""
         ...
 
 
@@ -50,13 +50,13 @@ class ReplicaEntries:
             async for entry in self._reader.entries(span.ledger, span.first_entry, span.last_entry):
                 yield entry.entry_id, entry.payload
         except MISSING as error:  # each replica said so: if one were down, the error would name that node instead
-            raise _gone(span, error) from error
+            raise _entry_gone_error(span, error) from error
 
     async def close(self) -> None:
-        """The reader is other tasks' too."""
+        """Note that the reader is other tasks' too."""
 
 
-def _gone(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+def _entry_gone_error(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
         advice=PLAN_AGAIN,
@@ -98,7 +98,7 @@ class SharedByTasks(Generic[_Key, _Shared]):
         self._made: dict[_Key, _Shared] = {}
 
     def get(self, runtime: Runtime, key: _Key) -> _Shared:
-        """The one of this key; it is closed with `runtime`."""
+        """Return the one of this key; it is closed with `runtime`."""
         if self._runtime is not runtime or self._pid != os.getpid():
             # After a fork, or once the runtime was closed, those of the old one are void.
             self._runtime, self._pid, self._made = runtime, os.getpid(), {}

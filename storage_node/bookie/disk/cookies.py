@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from metadata.bookies import BookieRegistry, Cookie
-from metadata.ledgers import Versioned
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.ledgers import Versioned
 from storage_node.bookie.disk.resources import needing_space
 from storage_node.edge import Disk
 from storage_node.errors import CookieMismatchError
@@ -103,7 +103,7 @@ def _write_everywhere(disk: Disk, directories: Iterable[str], cookie: Cookie) ->
 
 
 def _place(directory: str) -> str:
-    """The directory as the settings and cookies name it: without its folder `current`."""
+    """Return the directory as the settings and cookies name it: without its folder `current`."""
     return directory.rpartition("/")[0]
 
 

@@ -77,13 +77,13 @@ def aligned(size: int) -> int:
 
 
 def header(kind: int, ledger_id: int, entry_id: int, body: Buffer) -> bytes:
-    """The header of a record with `body`."""
+    """Return the header of a record with `body`."""
     start = SUMMED.pack(kind, len(body), ledger_id, entry_id, crc32(body, 0))
     return start + SUM.pack(crc32(start, 0))
 
 
 def pad_header(size: int) -> bytes:
-    """The header of a PAD that covers `size` bytes, itself included."""
+    """Return the header of a PAD that covers `size` bytes, itself included."""
     start = SUMMED.pack(PAD, size - HEADER_BYTES, 0, 0, 0)
     return start + SUM.pack(crc32(start, 0))
 
@@ -98,7 +98,8 @@ def parse_header(data: memoryview, offset: int) -> tuple[int, int, int, int, int
 
 
 def read_record(data: memoryview, ledger_id: int, entry_id: int) -> memoryview | None:
-    """The body of the ENTRY that `data` begins with, if it is that entry and has its checksums (I12), else None."""
+    """Return the body of the ENTRY that `data` begins with, if it is that entry and has its checksums (I12), else
+    None."""
     found = parse_header(data, 0)
     if found is None or found[0] != ENTRY or found[2] != ledger_id or found[3] != entry_id:
         return None
@@ -107,7 +108,7 @@ def read_record(data: memoryview, ledger_id: int, entry_id: int) -> memoryview |
 
 
 def scan(data: memoryview) -> Iterator[Record | int]:
-    """The records of `data`, which begins with one, without PADs; last, where no record begins, that offset."""
+    """Yield the records of `data`, which begins with one, without PADs; last, where no record begins, that offset."""
     offset = 0
     while offset < len(data):
         found = parse_header(data, offset)
@@ -122,7 +123,7 @@ def scan(data: memoryview) -> Iterator[Record | int]:
 
 
 def ledger_body(master_key: bytes, fenced: bool) -> bytes:
-    """The body of a LEDGER record."""
+    """Return the body of a LEDGER record."""
     return _LEDGER_BODY.pack(FENCED if fenced else 0, len(master_key)) + master_key
 
 
@@ -202,7 +203,7 @@ class SlabPool:
         self._slabs: list[Slab] = []
 
     def take(self, log_id: int, base: int, *, beyond_limit: bool = False) -> Slab | None:
-        """A slab for the region of the log at `base`; None while all are needed (write back first)."""
+        """Return a slab for the region of the log at `base`; None while all are needed (write back first)."""
         memory = self._free_memory()
         if memory is None:
             if len(self._slabs) >= self._limit and not beyond_limit:
@@ -218,7 +219,7 @@ class SlabPool:
         return len(self._slabs) > self._limit
 
     def _free_memory(self) -> mmap.mmap | None:
-        """The memory of the oldest slab that is only a cache, once the pool is at its limit.
+        """Return the memory of the oldest slab that is only a cache, once the pool is at its limit.
 
         Where answers on their way hold views of all of those, the oldest is left to them, and ends with them.
         """

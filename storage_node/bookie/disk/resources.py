@@ -11,9 +11,9 @@ directory makes the node read-only; of the ledger directories either any one doe
 or only all together, and then new logs go to those that have room. A disk whose usage cannot be read counts as full.
 
 *Descriptors.* Without a bound, a thousand idle connections would take what the journal needs to go on in its next file.
-So the soft limit is raised to the hard one at start, connections get what files do not need (`Admission` keeps to it),
-and the disk keeps a few descriptors in reserve (`SpareDescriptors`) for the moment at which the last one was taken by
-others.
+So the soft limit is raised to the hard one at start (`metadata.foundation.descriptors`), connections get what files do
+not need (`Admission` keeps to it), and the disk keeps a few descriptors in reserve (`SpareDescriptors`) for the moment
+at which the last one was taken by others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,13 +31,12 @@ from metadata.foundation.errors import check
 from storage_node.edge import Disk
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport.http_server import HTTP_CONNECTIONS
 
 T = TypeVar("T")
 
 OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT}) | OUT_OF_DESCRIPTORS
-HIGHEST_LIMIT: Final = 1 << 20
-"""More than this is not asked for, whatever the hard limit is."""
 BASE: Final = 128
 """Standard streams, the loop's own, listeners, ZooKeeper's sessions, name look-ups, auto-recovery's connections."""
 A_JOURNAL: Final = 8
@@ -48,29 +46,11 @@ A_DIRECTORY: Final = 8
 READ_FILES: Final = 256
 """Logs kept open for reading, where there are descriptors enough; a part of that where there are few."""
 SPARE: Final = 8
-HTTP_CONNECTIONS: Final = 64
-"""Connections to the HTTP endpoints, at most."""
 FEWEST_CONNECTIONS: Final = 16
 
 
-def raise_limit() -> tuple[int, int]:
-    """Raise this process's soft limit to the hard one: (before, now)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = HIGHEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, HIGHEST_LIMIT)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return soft, soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft, wanted
-
-
-def current_limit() -> int:
-    """Descriptors that this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return HIGHEST_LIMIT if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_LIMIT)
-
-
 def read_files(limit: int) -> int:
-    """How many logs may be open for reading under such a limit."""
+    """Return how many logs may be open for reading under such a limit."""
     return max(min(READ_FILES, limit // 8), 1)
 
 
@@ -189,18 +169,18 @@ def needing_descriptors(path: str) -> Iterator[None]:
 
 
 def lacks_descriptors(error: BaseException | None) -> bool:
-    """Whether there were no file descriptors left."""
+    """Return whether there were no file descriptors left."""
     return isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS
 
 
 def is_no_space(error: OSError) -> bool:
-    """Whether a full disk, a quota, or a lack of file descriptors is the reason; it may have been met anywhere, a sync
-    included."""
+    """Return whether a full disk, a quota, or a lack of file descriptors is the reason; it may have been met anywhere,
+    a sync included."""
     return error.errno in _NO_SPACE
 
 
-def cannot_start(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
-    """What a full disk means for a start that needed the space: `directories` are the node's."""
+def cannot_start_error(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
+    """Return what a full disk means for a start that needed the space: `directories` are the node's."""
     if lacks_descriptors(error):
         return NoSpaceToStartError(
             f"the node did not start: there are no file descriptors left ({error})",
@@ -341,7 +321,8 @@ class Disks:
         return Spaces(journals, ledgers)
 
     def choose(self) -> str:
-        """The directory for the next entry log, among those with room: each gets its share by free space, in turns."""
+        """Return the directory for the next entry log, among those with room: each gets its share by free space, in
+        turns."""
         spaces = _with_room(self._ledgers)
         free = sum(max(space.free, 1) for space in spaces)
         for space in spaces:
@@ -352,5 +333,5 @@ class Disks:
 
 
 def _with_room(spaces: Sequence[_Space]) -> Sequence[_Space]:
-    """Those that are not full; all of them where none is left (recovery still writes)."""
+    """Return those that are not full; all of them where none is left (recovery still writes)."""
     return [space for space in spaces if not space.full] or spaces

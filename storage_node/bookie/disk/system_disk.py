@@ -62,7 +62,7 @@ class SystemFile:
                 pieces[0] = pieces[0][written:]
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
+        """Return up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
         try:
             data = os.pread(self._descriptor, length, offset)
             while 0 < len(data) < length:
@@ -76,7 +76,8 @@ class SystemFile:
         return data
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
-        """All `length` bytes if they are in the page cache, else None; None also where the kernel lacks RWF_NOWAIT."""
+        """Return all `length` bytes if they are in the page cache, else None; None also where the kernel lacks
+        RWF_NOWAIT."""
         if not READ_NOW:
             return None
         data = bytearray(length)
@@ -87,7 +88,7 @@ class SystemFile:
         return data if got == length else None
 
     def size(self) -> int:
-        """The file's length in bytes, as the file system has it. Raises OSError."""
+        """Return the file's length in bytes, as the file system has it. Raises OSError."""
         return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
@@ -208,7 +209,7 @@ class SystemDisk:
         close_to_others(path)
 
     def list_directory(self, path: str) -> list[str]:
-        """Names, sorted; empty for a directory that does not exist. Raises OSError for any other failure."""
+        """Return names, sorted; empty for a directory that does not exist. Raises OSError for any other failure."""
         try:
             return sorted(self._spare.have(partial(os.listdir, path)))
         except FileNotFoundError:
@@ -228,7 +229,7 @@ class SystemDisk:
         return SystemFile(path, self._open(path, flags), False)
 
     def read_file(self, path: str) -> bytes | None:
-        """The whole file, None if there is none. Raises any other OSError."""
+        """Return the whole file, None if there is none. Raises any other OSError."""
         try:
             with open(path, "rb", opener=self._open) as stream:
                 return stream.read()
@@ -281,7 +282,7 @@ class SystemDisk:
         return SystemFile(path, descriptor, False)
 
     def _open(self, path: str, flags: int) -> int:
-        """A descriptor, which may be a spare one's place."""
+        """Return a descriptor, which may be a spare one's place."""
         return self._spare.have(partial(os.open, path, flags, FILE_MODE))
 
     def usage(self, path: str) -> tuple[int, int, int]:

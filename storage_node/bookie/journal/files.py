@@ -63,7 +63,7 @@ class JournalOwner:
 
 
 def node_tag(bookie_id: str, instance_id: str | None) -> bytes:
-    """The tag of a node: its id and its cluster's."""
+    """Return the tag of a node: its id and its cluster's."""
     return hashlib.sha256(f"{instance_id}\n{bookie_id}".encode()).digest()[:8]
 
 
@@ -81,7 +81,7 @@ class BatchHeader:
     records_sum: int
 
     def encode(self) -> bytes:
-        """The header's bytes, without padding."""
+        """Return the header's bytes, without padding."""
         start = _BATCH.pack(
             BATCH_MAGIC,
             self.generation,
@@ -96,13 +96,13 @@ class BatchHeader:
 
 
 def file_header(file_id: int, owner: JournalOwner) -> bytes:
-    """A file's first block."""
+    """Return a file's first block."""
     start = _FILE.pack(FILE_MAGIC, file_id, owner.tag, owner.number, owner.count)
     return (start + _SUM.pack(crc32(start, 0))).ljust(BLOCK, b"\0")
 
 
 def parse_file_header(data: bytes) -> tuple[int, JournalOwner] | None:
-    """The file id and owner of an intact header block, else None."""
+    """Return the file id and owner of an intact header block, else None."""
     start = data[: _FILE.size]
     if len(data) < _FILE.size + 4 or _SUM.unpack_from(data, _FILE.size)[0] != crc32(start, 0):
         return None
@@ -111,7 +111,8 @@ def parse_file_header(data: bytes) -> tuple[int, JournalOwner] | None:
 
 
 def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generation: int) -> BatchHeader | None:
-    """The header at `at` of data, if there is an intact one of this generation; `offset` is its place in the file."""
+    """Return the header at `at` of data, if there is an intact one of this generation; `offset` is its place in the
+    file."""
     if data[at : at + 8] != BATCH_MAGIC:
         return None
     start = bytes(data[at : at + _BATCH.size])
@@ -127,12 +128,12 @@ def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generatio
 
 
 def file_name(file_id: int) -> str:
-    """The name of a journal file in use; a spare one is named differently, so that no replay reads it."""
+    """Return the name of a journal file in use; a spare one is named differently, so that no replay reads it."""
     return f"journal-{file_id:016x}.log"
 
 
 def parse_file_name(name: str) -> int | None:
-    """The id in a journal file's name, None for other files."""
+    """Return the id in a journal file's name, None for other files."""
     head, tail, digits = name[:8], name[-4:], name[8:-4]
     if head != "journal-" or tail != ".log" or len(digits) != 16:
         return None
@@ -169,7 +170,8 @@ class JournalFiles:
         self._header = memoryview(aligned_memory(BLOCK))
 
     def open_next(self, file_id: int) -> JournalFile:
-        """A file with its header on disk, and its name durable. Raises OSError (NoSpaceError: nothing was left)."""
+        """Return a file with its header on disk, and its name durable. Raises OSError (NoSpaceError: nothing was
+        left)."""
         path = self._path(file_name(file_id))
         with needing_descriptors(path):
             names = self._disk.list_directory(self._directory)
@@ -187,8 +189,8 @@ class JournalFiles:
         return ready
 
     def _was_prepared(self, spare: str) -> bool:
-        """False for what a crash left in the middle of `_create`: it is removed. A file that a mark names has more than
-        its header, or a start takes it for one that was cut off (I11)."""
+        """Return False for what a crash left in the middle of `_create`: it is removed. A file that a mark names has
+        more than its header, or a start takes it for one that was cut off (I11)."""
         path = self._path(spare)
         file = self._disk.open(path)
         try:
@@ -200,7 +202,7 @@ class JournalFiles:
         return prepared
 
     def _reuse(self, spare: str, path: str, file_id: int) -> JournalFile:
-        """A file that was written before, under its new name."""
+        """Return a file that was written before, under its new name."""
         ready = JournalFile(self._disk.open(self._path(spare), direct=True), file_id, 0)
         self._begin(ready)
         # The header is durable before the file has its name. So a file in use without an intact header has lost it, and
@@ -210,7 +212,7 @@ class JournalFiles:
         return ready
 
     def _create(self, path: str, file_id: int) -> JournalFile:
-        """A new file. NoSpaceError: there is no space for its beginning, and it was removed again."""
+        """Return a new file. NoSpaceError: there is no space for its beginning, and it was removed again."""
         file: DiskFile | None = None
         try:
             with needing_space(path, BLOCK + self._step_bytes):

@@ -21,12 +21,12 @@ from storage_node.settings.bookie import MIB, BookieSettings
 
 
 def owners(tag: bytes, count: int) -> list[JournalOwner]:
-    """What identifies each of a node's journals, in order."""
+    """Return what identifies each of a node's journals, in order."""
     return [JournalOwner(tag, number, count) for number in range(count)]
 
 
 def open_readers(disk: Disk, directories: Sequence[str], tag: bytes) -> list[JournalReader]:
-    """A reader for each journal. Raises JournalCorruptError where a file is another's."""
+    """Return a reader for each journal. Raises JournalCorruptError where a file is another's."""
     readers = [
         JournalReader(disk, directory, owner)
         for directory, owner in zip(directories, owners(tag, len(directories)), strict=True)
@@ -47,7 +47,8 @@ def check_marks(marks: Sequence[JournalMark], directories: Sequence[str]) -> Non
 
 
 def _first_file(files: JournalFiles, reader: JournalReader, mark: JournalMark) -> JournalFile:
-    """A file behind all that exist; without space, one of them that holds nothing, used again. Raises OSError."""
+    """Return a file behind all that exist; without space, one of them that holds nothing, used again. Raises
+    OSError."""
     file_id = max([0, *reader.file_ids, mark.file_id]) + 1
     try:
         return files.open_next(file_id)
@@ -109,7 +110,7 @@ class Journals:
         return cls(begun)
 
     def of(self, ledger_id: int) -> Journal:
-        """The journal of a ledger."""
+        """Return the journal of a ledger."""
         return self.journals[ledger_id % self._count]
 
     def barrier(self, acknowledge: Acknowledge) -> None:
@@ -140,7 +141,8 @@ class Journals:
             await journal.landed()
 
     async def retire(self, marks: Sequence[JournalMark]) -> None:
-        """A checkpoint with these marks is in every ledger directory: older files may go (D7). Raises OSError."""
+        """Note that a checkpoint with these marks is in every ledger directory: older files may go (D7). Raises
+        OSError."""
         for journal, mark in zip(self.journals, marks, strict=True):
             await journal.retire(mark)
 

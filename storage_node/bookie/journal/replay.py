@@ -77,10 +77,10 @@ class JournalReader:
             found = self._header_of(file_id)
             damaged = found is None or found[0] != file_id
             if damaged and (file_id == mark.file_id or self._has_batches(file_id)):
-                raise self._corrupt(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
+                raise self._corrupt_error(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
         size = self._size_of(mark.file_id)
         if size < mark.offset or size <= FIRST_BATCH_AT:
-            raise self._corrupt(f"the journal file {file_name(mark.file_id)} is cut off", mark.file_id, size)
+            raise self._corrupt_error(f"the journal file {file_name(mark.file_id)} is cut off", mark.file_id, size)
 
     def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
         file = self._disk.open(self._path(file_id))
@@ -105,7 +105,7 @@ class JournalReader:
         return any(True for _ in self._headers(file_id, FIRST_BATCH_AT))
 
     def again(self) -> JournalReader:
-        """Another reader of the same files."""
+        """Return another reader of the same files."""
         return JournalReader(self._disk, self.directory, self._owner)
 
     def goes_beyond(self, mark: JournalMark) -> bool:
@@ -131,15 +131,16 @@ class JournalReader:
         return True
 
     def empty(self) -> bool:
-        """True if no file holds any batch."""
+        """Return True if no file holds any batch."""
         return not any(map(self._has_batches, self.file_ids))
 
     def replay(self, mark: JournalMark) -> Iterator[Record]:
-        """All records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong one."""
+        """Yield all records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong
+        one."""
         self.last_sequence = self.replayed = mark.sequence
         files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
         if not files or files[0] != mark.file_id:
-            raise self._corrupt(
+            raise self._corrupt_error(
                 f"journal file {file_name(mark.file_id)}, where the last checkpoint points, is missing", mark.file_id, 0
             )
         self._check_headers(mark, files)
@@ -168,15 +169,15 @@ class JournalReader:
                 return
 
     def _next(self, file: DiskFile, file_id: int, offset: int, expected: int, searching: bool) -> BatchHeader | None:
-        """The batch at `offset`. While `searching` for the first one behind the mark, what cannot be read is passed
-        over: it may be a batch that the checkpoint covers, whose damage must not hide those that follow."""
+        """Return the batch at `offset`. While `searching` for the first one behind the mark, what cannot be read is
+        passed over: it may be a batch that the checkpoint covers, whose damage must not hide those that follow."""
         batch = self._read_header(file, file_id, offset)
         if batch is None and searching:
             return next((found for found in self._headers(file_id, offset) if found.sequence >= expected), None)
         return batch
 
     def _goes_on(self, later: list[int], expected: int, searching: bool) -> bool:
-        """True if the next file begins with batch `expected`: the one before has ended in good order.
+        """Return True if the next file begins with batch `expected`: the one before has ended in good order.
 
         Files without any batch do not count: a start that could take no checkpoint leaves the one prepared before it.
         """
@@ -199,7 +200,7 @@ class JournalReader:
                 if batch.sequence > expected:  # what is left of batch `expected` itself does not keep its number
                     self.last_sequence = max(self.last_sequence, batch.sequence)
                 if batch.durable_through >= expected:  # it was acknowledged, so this is damage and not a torn tail
-                    raise self._corrupt(
+                    raise self._corrupt_error(
                         f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "
                         f"{file_name(file_id)} at offset {batch.offset} proves that it had been durable",
                         files[0],
@@ -208,7 +209,7 @@ class JournalReader:
         logger.info("the journal ends with batch %d in %s at offset %d", expected - 1, file_name(files[0]), offset)
 
     def _headers(self, file_id: int, start: int) -> Iterator[BatchHeader]:
-        """All intact batch headers of this generation from `start` on, whatever lies between."""
+        """Yield all intact batch headers of this generation from `start` on, whatever lies between."""
         file = self._disk.open(self._path(file_id))
         try:
             size = file.size()
@@ -238,14 +239,14 @@ class JournalReader:
     def _records(self, data: memoryview, file_id: int, batch: BatchHeader) -> Iterator[Record]:
         for record in scan(data):
             if isinstance(record, int) or not record.intact:
-                raise self._corrupt(
+                raise self._corrupt_error(
                     f"batch {batch.sequence} of the journal has its checksum but holds a malformed record",
                     file_id,
                     batch.offset,
                 )
             yield record
 
-    def _corrupt(self, message: str, file_id: int, offset: int) -> JournalCorruptError:
+    def _corrupt_error(self, message: str, file_id: int, offset: int) -> JournalCorruptError:
         return JournalCorruptError(
             f"{message} (at offset {offset})",
             advice="The node did not start, because acknowledged entries are lost here. Restore the file, or give the "

@@ -59,7 +59,7 @@ class AnswerSink(Protocol):
     """Sends the answers to adds: a connection."""
 
     def durable(self, answers: Answers) -> None:
-        """The records of these answers are on disk (or written, where the client asked for no more)."""
+        """Note that the records of these answers are on disk (or written, where the client asked for no more)."""
         ...
 
 
@@ -118,7 +118,7 @@ class Batch:
         self.synced = False
 
     def cover(self, at: int, body_sum: int, body_length: int) -> None:
-        """A large body lies at `at`: its sum, known already, saves going through it once more."""
+        """Note that a large body lies at `at`: its sum, known already, saves going through it once more."""
         if crc32_combine is not None:
             before = crc32(self.slab.view[self.summed : at], self.total_sum)
             self.total_sum = crc32_combine(before, body_sum, body_length)
@@ -172,19 +172,19 @@ class JournalSupervisor(Protocol):
         ...
 
     def room_made(self) -> None:
-        """A slab may be free now."""
+        """Note that a slab may be free now."""
         ...
 
     def journal_rolled(self) -> None:
-        """The journal goes on in another file: a checkpoint is due."""
+        """Note that the journal goes on in another file: a checkpoint is due."""
         ...
 
     def journal_without_space(self) -> None:
-        """The disk has no space beyond what is prepared."""
+        """Note that the disk has no space beyond what is prepared."""
         ...
 
     def journal_failed(self, error: BaseException) -> None:
-        """Nothing further is written or acknowledged. Called once."""
+        """Note that nothing further is written or acknowledged. Called once."""
         ...
 
 
@@ -235,7 +235,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ appending
 
     def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
-        """A record lies at [start, end) of the slab, right behind the previous one.
+        """Return a record lies at [start, end) of the slab, right behind the previous one.
 
         The caller adds to the batch returned, in the same turn of the loop, what to answer or call when it is durable.
         """
@@ -253,7 +253,7 @@ class Journal:
         return batch
 
     def _batch_for(self, slab: Slab, start: int, end: int) -> Batch:
-        """The open batch if it can go on at `start`, else a new one."""
+        """Return the open batch if it can go on at `start`, else a new one."""
         batch = self._open
         if batch is not None:
             if self._gathers and batch.slab is slab and batch.gather(start, end):
@@ -313,7 +313,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ committing
 
     def _close_batch(self) -> None:
-        """The open batch takes no more records."""
+        """Note that the open batch takes no more records."""
         batch = self._open
         if batch is None:
             return
@@ -351,7 +351,7 @@ class Journal:
         future.add_done_callback(partial(landed, batch, slot))
 
     def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """A batch with early answers is written: give them, and sync it."""
+        """Note that a batch with early answers is written: give them, and sync it."""
         if future.exception() is not None or self.error is not None:
             self._landed(batch, slot, future)
             return
@@ -373,7 +373,7 @@ class Journal:
                 answers.sink.durable(answers)
 
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """A batch is synced: acknowledge it and its followers, if all before it are durable too."""
+        """Note that a batch is synced: acknowledge it and its followers, if all before it are durable too."""
         self._calls.discard(future)
         self._slots.append(slot)
         error = future.exception()
@@ -413,7 +413,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ files
 
     def _make_room(self, size: int) -> bool:
-        """True if a batch of `size` may be written now; otherwise what is missing is under way."""
+        """Return True if a batch of `size` may be written now; otherwise what is missing is under way."""
         file, files = self._file, self._files
         if self._offset + size > files.max_bytes:
             if self._next_file is None:
@@ -446,7 +446,8 @@ class Journal:
             self._cannot_go_on(error)
 
     def _cannot_go_on(self, error: BaseException) -> None:
-        """Nothing could be prepared. A lack of space is not a failure here: nothing was written where it counts."""
+        """Note that nothing could be prepared. A lack of space is not a failure here: nothing was written where it
+        counts."""
         if not isinstance(error, NoSpaceError):
             self._fail(error)
         elif not self.full:
@@ -487,7 +488,7 @@ class Journal:
         self._kick()
 
     async def retire(self, mark: JournalMark) -> None:
-        """A checkpoint with this mark is durable: older files may go. Raises OSError."""
+        """Note that a checkpoint with this mark is durable: older files may go. Raises OSError."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing])  # it may be writing to a file that is about to be closed
         for file in [file for file in self._retired if file.file_id < mark.file_id]:
@@ -512,7 +513,7 @@ class Journal:
 
 
 def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
-    """On a journal thread: one write, one sync."""
+    """One write, one sync (on a journal thread)."""
     slab = batch.slab.view
     copied = batch.copied
     header = BatchHeader(

@@ -16,19 +16,19 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from metadata.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.foundation.descriptors import current_limit
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.bookie.disk.cookies import check_cookies
 from storage_node.bookie.disk.resources import (
     Disks,
     NoSpaceError,
-    cannot_start,
+    cannot_start_error,
     connection_limit,
-    current_limit,
     is_no_space,
     needing_space,
 )
@@ -36,12 +36,13 @@ from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
 from storage_node.bookie.requests.connections import ServedConnection
-from storage_node.bookie.requests.limits import Admission, NodeLimits
+from storage_node.bookie.requests.limits import NodeLimits
 from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
 from storage_node.errors import BookieConfigurationError, BookieFailedError, TooManyConnectionsError
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport.admission import Admission
 from storage_node.transport.tcp import TcpNetwork
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class Bookie:
         self._admission.heard(connection)
 
     def closed(self, connection: ServedConnection) -> None:
-        """A connection is closed, and makes room for another."""
+        """Note that a connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -205,7 +206,7 @@ class Bookie:
             if not is_no_space(error):
                 raise
             directories = [*self.settings.journal_directories, *self.settings.ledger_directories]
-            raise cannot_start(error, self._disk, directories) from error
+            raise cannot_start_error(error, self._disk, directories) from error
         except BaseException:
             await undisturbed(self._tear_down(clean=False))
             raise
@@ -246,7 +247,7 @@ class Bookie:
         await self._storage.start()
         self._judge_disks()
         if self.read_only and not (settings.read_only_mode_enabled or settings.force_read_only_bookie):
-            raise self._no_read_only_mode()
+            raise self._no_read_only_mode_error()
         self._announced_read_only = self.read_only
         self._note_mode()
         # Serving before it is registered, so that no client is sent to a node that refuses it; the session's token
@@ -314,7 +315,7 @@ class Bookie:
         await self.storage.try_again()
         self._judge_disks()
         if self.read_only and not (self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie):
-            self._give_up(self._no_read_only_mode())
+            self._give_up(self._no_read_only_mode_error())
             return
         await self._announce()
 
@@ -327,7 +328,7 @@ class Bookie:
             full = self.disks.full  # a lack of descriptors passes: no reason to stop
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
-    def _no_read_only_mode(self) -> BookieFailedError:
+    def _no_read_only_mode_error(self) -> BookieFailedError:
         return BookieFailedError(
             "a disk is too full or fails, and readOnlyModeEnabled is off",
             advice="Make room or mend the disk, then start the node again; what it had acknowledged is there",
@@ -342,8 +343,8 @@ class Bookie:
             self._run(self._leave_off())
 
     def no_space(self) -> None:
-        """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once. Where
-        descriptors are wanting, adds only wait as well: there may be some in a moment."""
+        """Note that a disk is full, and what came in waits in memory or on what is prepared: take nothing more, at
+        once. Where descriptors are wanting, adds only wait as well: there may be some in a moment."""
         if self._serving and self.storage.wants_descriptors:
             asyncio.get_running_loop().call_later(DESCRIPTORS_RETRY_S, self._look_again)
             return
@@ -359,7 +360,7 @@ class Bookie:
         if self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie:
             await self._announce()
         else:
-            self._give_up(self._no_read_only_mode())
+            self._give_up(self._no_read_only_mode_error())
 
     async def _announce(self) -> None:
         """Bring the registration in line with the mode; a failure is retried with the next look at the disks."""
@@ -481,7 +482,7 @@ class Bookie:
         await asyncio.sleep(0)
 
     async def _unregister(self) -> bool:
-        """True if nothing of this node is registered any more."""
+        """Return True if nothing of this node is registered any more."""
         if self._address is None:
             return True
         try:

@@ -25,9 +25,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.node.http_server import JSON, HttpServer, Reply
 from storage_node.bookie.store.contents import GcStats
+from storage_node.errors import BookieConfigurationError
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport.http_server import JSON, HttpServer, Reply
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,13 +42,21 @@ _NOT_READY: Final = Reply(b"the node does not serve\n", status=HTTPStatus.SERVIC
 
 @asynccontextmanager
 async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpServer | None]:
-    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they answer
-    that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
+    """Yield the endpoints for the length of a block, where they are wanted; begun before the node starts, so that they
+    answer that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
     if not settings.http_server_enabled:
         yield None
         return
     server = HttpServer(partial(answer, bookie))
-    await server.start(settings.http_server_host, settings.http_server_port)
+    host, port = settings.http_server_host, settings.http_server_port
+    try:
+        await server.start(host, port)
+    except OSError as error:
+        where = f"port {port} of {host or 'all interfaces'}"
+        raise BookieConfigurationError(
+            f"the HTTP server cannot listen on {where}: {error.strerror or error}",
+            advice="Stop what listens there, or set another httpServerPort, or httpServerEnabled=false",
+        ) from error
     logger.info("HTTP is served on port %d", server.port)
     try:
         yield server
@@ -56,7 +65,7 @@ async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpS
 
 
 def answer(bookie: Bookie, path: str) -> Reply | None:
-    """What is at a path."""
+    """Return what is at a path."""
     found = _ENDPOINTS.get(path.rstrip("/") or "/")
     return found(bookie) if found is not None else None
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata as installed
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import DistributedLogError
 from metadata.store import MetadataStore, SessionState
@@ -39,7 +39,7 @@ _ANY = ("", "0.0.0.0", "::")
 
 
 def software_version() -> str | None:
-    """The installed version of this software, for operators; None where it runs without being installed."""
+    """Return the installed version of this software, for operators; None where it runs without being installed."""
     try:
         return installed.version("dlspark")
     except installed.PackageNotFoundError:
@@ -93,7 +93,7 @@ def write_status(disk: Disk, directories: Sequence[str], *, read_only: bool, now
 
 
 def was_read_only(disk: Disk, directories: Sequence[str]) -> bool:
-    """What the newest readable file says; False where there is none."""
+    """Return what the newest readable file says; False where there is none."""
     found: list[tuple[int, bool]] = []
     for directory in directories:
         data = disk.read_file(f"{directory}/{STATUS_FILE}")

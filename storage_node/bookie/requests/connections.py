@@ -55,7 +55,7 @@ class ConnectionOwner(NodeServices, Protocol):
         ...
 
     def closed(self, connection: ServedConnection) -> None:
-        """The connection's link is closed; nothing comes from it any more."""
+        """Note that the connection's link is closed; nothing comes from it any more."""
         ...
 
 
@@ -132,7 +132,7 @@ class ServedConnection:
         self.node.closed(self)
 
     def _decode(self, frame: memoryview) -> Heard:
-        """What is asked. What version 3 cannot read turns the connection to version 2, for good."""
+        """Return what is asked. What version 3 cannot read turns the connection to version 2, for good."""
         try:
             return self.dialect.decode(frame)
         except TooManyFieldsError:
@@ -242,7 +242,7 @@ class ServedConnection:
         return wait
 
     def _is_late(self, wait: Wait) -> bool:
-        """What this connection stores has waited long enough for memory."""
+        """Return what this connection stores has waited long enough for memory."""
         if wait != self.storage.when_room or self._blocked_until is None:
             return False
         return asyncio.get_running_loop().time() >= self._blocked_until
@@ -283,7 +283,7 @@ class ServedConnection:
         return None
 
     def durable(self, answers: Answers) -> None:
-        """The records of these adds are durable: their answers leave as one piece."""
+        """Note that the records of these adds are durable: their answers leave as one piece."""
         frames = answers.frames
         self.link.send(b"".join(frames))
         self.traffic.adds += len(frames)
@@ -294,14 +294,14 @@ class ServedConnection:
 
 
 def _too_late(request: AddRequest | WriteLacRequest) -> bytes:
-    """The answer to a request that has waited too long for memory."""
+    """Return the answer to a request that has waited too long for memory."""
     if isinstance(request, AddRequest):
         return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
     return encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)
 
 
 def _is_urgent(request: Heard) -> bool:
-    """Recovery's reads and adds carry a priority; only recovery asks for fences."""
+    """Return recovery's reads and adds carry a priority; only recovery asks for fences."""
     if isinstance(request, (AddRequest, ReadRequest, BatchReadRequest)):
         return request.priority > 0 or (not isinstance(request, AddRequest) and request.fence)
     return False

@@ -45,21 +45,21 @@ class Dialect(Protocol):
         ...
 
     def added(self, request: AddRequest, status: Status) -> bytes:
-        """The answer to an add."""
+        """Return the answer to an add."""
         ...
 
     def entry(
         self, request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
-        """What goes before and behind the entry that was read."""
+        """Return what goes before and behind the entry that was read."""
         ...
 
     def no_entry(self, request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
-        """A read's answer without an entry."""
+        """Return a read's answer without an entry."""
         ...
 
     def auth(self, request: AuthRequest) -> bytes:
-        """What a node without authentication says to a client that begins one: go on."""
+        """Return what a node without authentication says to a client that begins one: go on."""
         ...
 
 
@@ -71,15 +71,15 @@ class VersionThree:
 
     @staticmethod
     def added(request: AddRequest, status: Status) -> bytes:
-        """An ADD_ENTRY answer with the request's own ids, whatever the status."""
+        """Return an ADD_ENTRY answer with the request's own ids, whatever the status."""
         return encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id)
 
     @staticmethod
     def entry(
         request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
-        """What goes before and behind the entry; `max_lac` and `stamp_ms` (since the epoch) are left out where they are
-        None."""
+        """Return what goes before and behind the entry; `max_lac` and `stamp_ms` (since the epoch) are left out where
+        they are None."""
         return encode_read_response(
             request.txn_id,
             0,
@@ -92,7 +92,7 @@ class VersionThree:
 
     @staticmethod
     def no_entry(request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
-        """A READ_ENTRY answer without a body; the ids are those of the request."""
+        """Return a READ_ENTRY answer without a body; the ids are those of the request."""
         ids = (request.ledger_id, request.entry_id)
         return encode_read_response(request.txn_id, status, *ids, max_lac=max_lac)[0]
 
@@ -109,8 +109,8 @@ class VersionTwo:
 
     @staticmethod
     def decode(frame: memoryview) -> Heard:
-        """A packet; one of a version above 2 comes back as `Misversioned`. Raises ProtocolError, also for an AUTH of
-        such a version, which cannot be refused with a code."""
+        """Return a packet; one of a version above 2 comes back as `Misversioned`. Raises ProtocolError, also for an
+        AUTH of such a version, which cannot be refused with a code."""
         request = v2.decode_request(frame)
         if request.version <= v2.VERSION:
             return request
@@ -127,8 +127,8 @@ class VersionTwo:
     def entry(
         request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
-        """What goes before the entry; nothing goes behind it. Always with the ids of the request: that is how clients
-        match it."""
+        """Return what goes before the entry; nothing goes behind it. Always with the ids of the request: that is how
+        clients match it."""
         ids = (request.ledger_id, request.entry_id)
         return v2.encode_read_response(Status.EOK, *ids, length, version=request.version), b""
 
@@ -139,12 +139,12 @@ class VersionTwo:
 
     @staticmethod
     def auth(request: AuthRequest) -> bytes:
-        """An AUTH packet that names `AuthDisabledPlugin`: the client goes on without authentication."""
+        """Return an AUTH packet that names `AuthDisabledPlugin`: the client goes on without authentication."""
         return v2.encode_auth(NO_AUTH_PLUGIN, version=request.version)
 
 
 def refuse_batch(request: BatchReadRequest, status: Status) -> bytes:
-    """The answer to a batch read that gets no entries."""
+    """Return the answer to a batch read that gets no entries."""
     ids = (request.ledger_id, request.entry_id, request.request_id)
     return b"".join(v2.encode_batch_read_response(status, *ids, version=request.version))
 
@@ -154,5 +154,5 @@ VERSION_TWO: Dialect = VersionTwo()
 
 
 def dialect_of(request: AddRequest | ReadRequest | AuthRequest) -> Dialect:
-    """The version in which a request was asked, and is answered, whatever came on its connection since."""
+    """Return the version in which a request was asked, and is answered, whatever came on its connection since."""
     return VERSION_THREE if request.version == 3 else VERSION_TWO

@@ -113,17 +113,17 @@ def _send_listed(requester: Requester, request: ListEntriesRequest, blob: bytes 
 
 
 def list_head(groups: int) -> bytes:
-    """What goes before this many groups."""
+    """Return what goes before this many groups."""
     return _HEAD.pack(0, groups)
 
 
 def list_group(first: int, last: int) -> bytes:
-    """One run of contiguous ids."""
+    """Return one run of contiguous ids."""
     return _GROUP.pack(first, first, last - first + 1, 0)
 
 
 async def _list(index: LedgerIndex, limit: int) -> bytes | None:
-    """The blob that lists the entries; None: it has more than `limit` bytes."""
+    """Return the blob that lists the entries; None: it has more than `limit` bytes."""
     groups = bytearray()
     for run in index.steps():
         if run is None:

@@ -1,21 +1,17 @@
-"""What bounds the work of a node's connections: their number, each one's share, and what all of them share.
+"""What bounds the work of a node's connections: each one's share, and what all of them share.
 
-Admission   which connections a node has, and which one is closed when there is one too many
+How many connections there may be is decided by `transport.admission`.
+
 Flow        how much one connection may have under way, and when its socket is not read
 NodeLimits  what all connections share:
     Gate        at most a number of requests; a connection that comes to a closed gate stops reading its socket
-    Budget      bytes of answers that wait for their clients; connections that hold many stop reading while few are left
+    Budget      bytes of answers that wait for their clients (`transport.budgets`); connections that hold many stop
+                reading while few are left
     Traffic     what was answered, counted
     Turnstile   entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)
     Endings     cancels the tasks of closed connections, a few at a time
     polls       long polls that are parked (`store.waiters`)
     turns       connections that have many requests to go on with (`transport.turns`)
-
-Admission. A connection that has asked nothing yet is closed first, the oldest of them. Then, where one address has
-more than half of all places and a client from elsewhere comes, the connection from that address that has been silent
-for longest; then whichever has been silent for longest, if that is long enough. If none can be closed the newcomer is
-refused: every place is in use. So a thousand idle connections keep no client out, and a client whose idle connection
-was closed makes another one.
 
 Flow. Two things are counted: `in_flight`, what a connection's requests under way take, and what the node owes it:
 entries being read and answers that its socket has not taken. A connection stops reading beyond IN_FLIGHT_BYTES of both,
@@ -30,13 +26,13 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import MessageLimit
 from storage_node.bookie.store.waiters import MAX_POLLS, PollLine
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError
+from storage_node.transport.budgets import Budget
 from storage_node.transport.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -63,7 +59,7 @@ class Gate:
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
-        """A request begins; what is urgent may begin although the gate is closed."""
+        """Note that a request begins; what is urgent may begin although the gate is closed."""
         self.taken += 1
 
     def give(self, count: int = 1) -> None:
@@ -75,34 +71,6 @@ class Gate:
 
     def wait(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the gate is open."""
-        self._waiting.append(callback)
-
-
-class Budget:
-    """`limit` bytes, of which nothing is ever refused: a connection that waits must not ask for more meanwhile."""
-
-    __slots__ = ("_waiting", "limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiting: list[Callable[[], None]] = []
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether all connections together hold more than the limit."""
-        return self.used > self.limit
-
-    def change(self, by: int) -> None:
-        """A connection holds `by` bytes more (or less) than before."""
-        self.used += by
-        if by < 0 and self._waiting and self.used <= self.limit // 4 * 3:
-            waiting, self._waiting = self._waiting, []
-            for callback in waiting:
-                callback()
-
-    def wait(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when a quarter is free again."""
         self._waiting.append(callback)
 
 
@@ -261,21 +229,21 @@ class Flow:
             self.settle()
 
     def owe(self, size: int) -> None:
-        """An answer of about `size` bytes is being prepared."""
+        """Note that an answer of about `size` bytes is being prepared."""
         self.in_flight += size
         self.owed += size
         if size > ALLOWANCE_BYTES or self._counted or self._budget.exceeded:
             self.settle()
 
     def paid(self, size: int) -> None:
-        """That answer was sent, or will not be."""
+        """Note that that answer was sent, or will not be."""
         self.owed -= size
         if self._counted:
             self.settle()
         self.done(size)
 
     def done(self, size: int) -> None:
-        """A request of that size has ended."""
+        """Note that a request of that size has ended."""
         self.in_flight -= size
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
@@ -288,7 +256,7 @@ class Flow:
             self._watch()
 
     def may_go_on(self) -> bool:
-        """Whether the connection may be read on. If not, `go_on` will be called when it may."""
+        """Return whether the connection may be read on. If not, `go_on` will be called when it may."""
         if self.in_flight > RESUME_BYTES:
             return False
         if self._link.queued_bytes > RESUME_BYTES:
@@ -319,7 +287,7 @@ class Flow:
                 self.stop()
 
     def close(self) -> None:
-        """The link is gone, and with it what it had queued."""
+        """Note that the link is gone, and with it what it had queued."""
         self.closed = True
         if self._counted:
             self._budget.change(-self._counted)
@@ -341,7 +309,7 @@ class Flow:
             self._watching.add_done_callback(self._looked)
 
     def _freed(self) -> None:
-        """The budget has room again."""
+        """Note that the budget has room again."""
         self._waiting = False
         if self.stopped and not self.closed:
             self._go_on()
@@ -358,87 +326,3 @@ class Flow:
             self._count()
             if self.stopped:
                 self._go_on()
-
-
-IDLE_S = 5.0
-"""A connection from which something came within this time is not closed for another one from the same address."""
-
-
-class Guest(Protocol):
-    """A connection."""
-
-    @property
-    def peer(self) -> str:
-        """`host:port`."""
-        ...
-
-
-G = TypeVar("G", bound=Guest)
-
-
-class Admission:
-    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
-
-    def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
-        self.limit = limit
-        self._now = now
-        self._silent: OrderedDict[Guest, None] = OrderedDict()
-        """Those that have asked nothing yet, in the order in which they came."""
-        self._heard: dict[str, OrderedDict[Guest, float]] = {}
-        """The others by address, in the order in which something last came from them, and when that was."""
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def arrived(self, guest: G) -> Guest | None:
-        """A connection was made. Returns the one to be closed for it, which is counted no more and may be itself."""
-        self._count += 1
-        self._silent[guest] = None
-        if not self.limit or self._count <= self.limit:
-            return None
-        leaving = self._who_goes(_address(guest)) or guest
-        self.left(leaving)
-        return leaving
-
-    def heard(self, guest: Guest) -> None:
-        """Something came from the connection: it is not idle."""
-        address = _address(guest)
-        known = self._heard.get(address)
-        if guest in self._silent:
-            del self._silent[guest]
-            if known is None:
-                known = self._heard[address] = OrderedDict()
-        elif known is None or guest not in known:
-            return  # it has left
-        known[guest] = self._now()
-        known.move_to_end(guest)
-
-    def left(self, guest: Guest) -> None:
-        """The connection is closed, or about to be; it counts no more. Idempotent."""
-        if guest in self._silent:
-            del self._silent[guest]
-            self._count -= 1
-            return
-        address = _address(guest)
-        known = self._heard.get(address)
-        if known is not None and guest in known:
-            del known[guest]
-            self._count -= 1
-            if not known:
-                del self._heard[address]
-
-    def _who_goes(self, newcomers: str) -> Guest | None:
-        if len(self._silent) > 1:
-            return next(iter(self._silent))
-        if not self._heard:
-            return None
-        crowded = max(self._heard, key=lambda address: len(self._heard[address]))
-        if crowded != newcomers and len(self._heard[crowded]) > self.limit // 2:
-            return next(iter(self._heard[crowded]))
-        quietest, since = min((next(iter(known.items())) for known in self._heard.values()), key=lambda item: item[1])
-        return quietest if self._now() - since > IDLE_S else None
-
-
-def _address(guest: Guest) -> str:
-    return guest.peer.rpartition(":")[0]

@@ -51,7 +51,7 @@ async def _read_from_disk(requester: Requester, request: ReadRequest, ledger: Le
 
 
 async def fetch(requester: Requester, ledger: Ledger, entry_id: int, *, urgent: bool) -> memoryview | None:
-    """An entry from memory or disk; None where it cannot be read intact (I12)."""
+    """Return an entry from memory or disk; None where it cannot be read intact (I12)."""
     body = requester.storage.read_now(ledger, entry_id)
     if body is not None:
         return body
@@ -66,7 +66,7 @@ async def fetch(requester: Requester, ledger: Ledger, entry_id: int, *, urgent: 
 
 
 def why_not(requester: Requester, request: ReadRequest | BatchReadRequest) -> Status:
-    """The status for an entry that was found and could not be read: it is damaged, or was deleted meanwhile."""
+    """Return the status for an entry that was found and could not be read: it is damaged, or was deleted meanwhile."""
     again = requester.storage.find(request.ledger_id, request.entry_id)
     return again if isinstance(again, Status) else Status.EIO
 
@@ -136,7 +136,7 @@ async def _finish_fence(requester: Requester, request: ReadRequest, pending: asy
 
 
 def _cost(requester: Requester, request: ReadRequest | BatchReadRequest) -> int:
-    """About what the first entry of an answer takes."""
+    """Return about what the first entry of an answer takes."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     return REQUEST_BYTES + (0 if isinstance(found, Status) else requester.storage.size_of(*found))
 
@@ -169,7 +169,7 @@ class _EntryBatch:
             self._max_count = 1  # the last entry: nothing comes behind it
 
     def next_entry(self, requester: Requester) -> int | None:
-        """The entry to be added next; None: the batch is complete."""
+        """Return the entry to be added next; None: the batch is complete."""
         entry_id = self._first + len(self.entries)
         if not self.entries:
             return entry_id
@@ -295,7 +295,7 @@ def _wait(requester: Requester, request: ReadRequest, ledger: Ledger, previous_l
 
 
 def _finish(requester: Requester, request: ReadRequest, previous_lac: int, advanced: bool) -> None:
-    """The wait is over: answer from memory at once, else begin to read.
+    """Note that the wait is over: answer from memory at once, else begin to read.
 
     At once means in the turn of the loop in which the LAC moved on, before the journal begins to sync what moved it: a
     reader at the tail waits for this answer.
@@ -349,7 +349,7 @@ async def _answer_from_disk(
 
 
 def read_lac(requester: Requester, request: ReadLacRequest) -> None:
-    """The explicit LAC and the last entry, each where there is one."""
+    """Note that the explicit LAC and the last entry, each where there is one."""
     found = requester.storage.find(request.ledger_id, -1)
     cost = 0 if isinstance(found, Status) else requester.storage.size_of(*found)
     requester.spawn(_finish_read_lac(requester, request), REQUEST_BYTES + cost)

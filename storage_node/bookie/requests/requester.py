@@ -81,7 +81,7 @@ class Requester:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def acknowledge(self, answer: bytes) -> None:
-        """The record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        """Note that the record, for which `in_flight` counts REQUEST_BYTES, is durable."""
         self.link.send(answer)
         self.flow.done(REQUEST_BYTES)
 
@@ -109,11 +109,11 @@ class Requester:
         self.link.close()
 
     def cancel_tasks(self) -> None:
-        """The link is gone: what runs for it ends soon."""
+        """Note that the link is gone: what runs for it ends soon."""
         self.node.limits.endings.add(self._tasks)
 
     def cancel_polls(self) -> None:
-        """The link is gone: its long polls end without an answer."""
+        """Note that the link is gone: its long polls end without an answer."""
         for poll in self.polls.take_all():
             self.node.limits.polls.discard(poll)
             poll.cancel()

@@ -64,7 +64,7 @@ _SUM = Struct(">I")
 _CLEAN, _LOSSY = 1, 2
 
 
-def missing(directories: list[str]) -> CorruptDataError:
+def missing_file_error(directories: list[str]) -> CorruptDataError:
     """There is data, but no readable checkpoint."""
     return CorruptDataError(
         f"there are journal files or entry logs, but no intact file {CHECKPOINT_FILE} in any ledger directory",
@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
-    """The file's bytes; `ledgers` are states by `Ledger.encode`."""
+    """Return the file's bytes; `ledgers` are states by `Ledger.encode`."""
     states = list(ledgers)
     flags = (_CLEAN if checkpoint.clean else 0) | (_LOSSY if checkpoint.lossy else 0)
     parts = [_HEAD.pack(MAGIC, flags, checkpoint.counter, checkpoint.next_log_id), _COUNT.pack(len(checkpoint.marks))]
@@ -109,7 +109,7 @@ def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
-    """A checkpoint and the ledgers; None where the bytes are damaged."""
+    """Return a checkpoint and the ledgers; None where the bytes are damaged."""
     if len(data) < _SUM.size or _SUM.unpack(data[-_SUM.size :])[0] != crc32(data[: -_SUM.size], 0):
         return None
     view = memoryview(data)[: -_SUM.size]
@@ -310,7 +310,7 @@ class Checkpointer:
         return bool(self._idle_logs())
 
     async def _remove_logs(self, idle: dict[int, int]) -> None:
-        """The checkpoint without these logs is in every directory: their files can go."""
+        """Note that the checkpoint without these logs is in every directory: their files can go."""
         for log_id, length in idle.items():
             self._leftover.update(self._contents.logs.drop(log_id))
             self._contents.live.forget(log_id)
@@ -323,7 +323,7 @@ class Checkpointer:
             self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
 
     def _remove_files(self, paths: set[str]) -> set[str]:
-        """On the files thread. What cannot be removed now is tried again later; it does no harm meanwhile."""
+        """Return on the files thread. What cannot be removed now is tried again later; it does no harm meanwhile."""
         left: set[str] = set()
         for path in sorted(paths):
             try:
@@ -351,7 +351,7 @@ class Checkpointer:
             self._states[ledger_id] = contents.ledgers[ledger_id].encode()
 
     def _sync_logs(self, logs: list[LogFile], lengths: dict[int, int], new: dict[int, NewPlaces]) -> None:
-        """On the entry-log thread: make every log and its sidecar durable."""
+        """Make every log and its sidecar durable (on the entry-log thread)."""
         for log in logs:
             length = lengths.get(log.log_id, 0)
             if length <= log.synced or log.file is None:
@@ -378,7 +378,7 @@ class Checkpointer:
             self._unsynced.discard(directory)
 
     def _write_checkpoint(self, taken: Checkpoint, states: list[bytes]) -> None:
-        """On the files thread: every directory, or the checkpoint does not count (D7)."""
+        """Every directory, or the checkpoint does not count (D7) (on the files thread)."""
         data = encode(taken, states)
         for directory in self._directories:
             path = f"{directory}/{CHECKPOINT_FILE}"

@@ -25,12 +25,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from storage_node.bookie.store.compaction import Throttle
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock
@@ -136,7 +136,8 @@ class GarbageCollector:
         return False
 
     async def collect(self, *, moved_away: bool = False) -> int:
-        """One round; how many ledgers were deleted. `moved_away`: look for those that other nodes store by now, too.
+        """Return one round; how many ledgers were deleted. `moved_away`: look for those that other nodes store by now,
+        too.
 
         Raises the metadata store's errors (nothing was deleted then, unless among those that moved away), and
         BookieFailedError where no checkpoint can be taken.
@@ -213,7 +214,7 @@ class GarbageCollector:
             )
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
-        """A ledger's metadata, None if there is none. Raises everything else."""
+        """Return a ledger's metadata, None if there is none. Raises everything else."""
         await self._throttle.spend(1)
         try:
             return (await self._ledgers.read(ledger_id)).value
@@ -247,7 +248,7 @@ class GarbageCollector:
             await self._replication.unlock(lock)
 
     async def _is_elsewhere(self, ledger_id: int) -> bool:
-        """True if the ledger is closed, and no ensemble of it names this node."""
+        """Return True if the ledger is closed, and no ensemble of it names this node."""
         try:
             metadata = await self._read(ledger_id)
         except CorruptDataError as error:

@@ -186,7 +186,7 @@ class Compactor:
             offset += aligned(size)
 
     async def _read(self, log_id: int, offset: int, wanted: int, length: int) -> memoryview:
-        """The next piece of a log, once the throttle allows it."""
+        """Return the next piece of a log, once the throttle allows it."""
         await self._throttle.spend(self._unthrottled)
         self._unthrottled = 0
         if offset >= length:
@@ -212,7 +212,7 @@ class Compactor:
         await asyncio.wait([free], timeout=ROOM_RETRY_S)
 
     def _owner(self, log_id: int, offset: int, ledger_id: int, entry_id: int) -> Ledger | None:
-        """The ledger whose index names this record: it is live."""
+        """Return the ledger whose index names this record: it is live."""
         ledger = self._contents.ledgers.get(ledger_id)
         place = None if ledger is None else ledger.index.get(entry_id)
         return ledger if place is not None and place[:2] == (log_id, offset // ALIGN) else None

@@ -88,7 +88,7 @@ class Ledger:
             self.waiters.wake_all()
 
     def encode(self) -> bytes:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         key, lac = self.master_key, self.explicit_lac or b""
         flags = (_FENCED if self.fenced else 0) | (_HAS_KEY if key is not None else 0)
         flags |= _LIMBO if self.limbo else 0
@@ -97,7 +97,7 @@ class Ledger:
 
     @classmethod
     def decode(cls, data: memoryview, at: int) -> tuple[Ledger, int]:
-        """A state, and the offset behind it. The bytes had their checksum."""
+        """Return a state, and the offset behind it. The bytes had their checksum."""
         ledger_id, lac, born_log, born_place, flags, key_length, lac_length = _STATE.unpack_from(data, at)
         at += _STATE.size
         key = bytes(data[at : at + key_length]) if flags & _HAS_KEY else None
@@ -132,7 +132,7 @@ class LiveBytes:
         self.logs: dict[int, LogUsage] = {}
 
     def of(self, log_id: int) -> LogUsage:
-        """A log's usage, to be changed with each entry put into it."""
+        """Return a log's usage, to be changed with each entry put into it."""
         usage = self.logs.get(log_id)
         if usage is None:
             usage = self.logs[log_id] = LogUsage()
@@ -144,23 +144,23 @@ class LiveBytes:
         return 0 if usage is None else usage.live
 
     def found(self, log_id: int, sizes: array[int], live: bool) -> None:
-        """At start: a log holds entries of these sizes."""
+        """A log holds entries of these sizes (at start)."""
         usage, total = self.of(log_id), sum(sizes)
         usage.stored += total
         if live:
             usage.live += total
 
     def gone(self, log_id: int, size: int) -> None:
-        """A record is dead: a later copy has taken its place."""
+        """Note that a record is dead: a later copy has taken its place."""
         self.logs[log_id].live -= size
 
     def collected(self, index: LedgerIndex) -> None:
-        """All entries of a ledger are dead."""
+        """Note that all entries of a ledger are dead."""
         for log_id, size in index.bytes_by_log():
             self.logs[log_id].live -= size
 
     def forget(self, log_id: int) -> None:
-        """The log is deleted."""
+        """Note that the log is deleted."""
         self.logs.pop(log_id, None)
 
 
@@ -228,7 +228,8 @@ class Contents:
         self.limbo.update(ledger_id for ledger_id, ledger in ledgers.items() if ledger.limbo)
 
     def lose(self, logs: set[int]) -> None:
-        """Entries in these logs are lost: any ledger that was here when one of them was written may miss some."""
+        """Note that entries in these logs are lost: any ledger that was here when one of them was written may miss
+        some."""
         newest = max(logs - self.lost_logs, default=None)  # losses known before were dealt with then
         self.lost_logs.update(logs)
         for ledger_id, ledger in self.ledgers.items():
@@ -239,11 +240,11 @@ class Contents:
                 self.changed.add(ledger_id)
 
     def unknown(self, ledger_id: int) -> bool:
-        """What is not found of this ledger is unknown, not absent."""
+        """Return what is not found of this ledger is unknown, not absent."""
         return self.lossy or ledger_id in self.limbo
 
     def create(self, ledger_id: int) -> Ledger:
-        """A ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
+        """Return a ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
         # Its former writer may still send adds: the fence outlives the deletion (I5).
         ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
@@ -258,7 +259,7 @@ class Contents:
         self.crowded.clear()
 
     def create_bare(self, ledger_id: int, limit: int) -> Ledger | None:
-        """A ledger comes into existence without an entry; None: there are `limit` such ledgers already."""
+        """Return a ledger comes into existence without an entry; None: there are `limit` such ledgers already."""
         for _ in range(min(_LOOKED_AT, len(self._bare))):
             known = self.ledgers.get(self._bare[0])
             if known is not None and known.index.last < 0:

@@ -20,6 +20,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
+from metadata.foundation.descriptors import current_limit
 from storage_node.bookie.disk.records import (
     ALIGN,
     HEADER_BYTES,
@@ -36,7 +37,6 @@ from storage_node.bookie.disk.records import (
 from storage_node.bookie.disk.resources import (
     Disks,
     NoSpaceError,
-    current_limit,
     lacks_descriptors,
     needing_space,
     read_files,
@@ -56,17 +56,17 @@ LOG_FORMAT = b"dlspark entry log 1"
 
 
 def log_name(log_id: int) -> str:
-    """The file name of a log."""
+    """Return the file name of a log."""
     return f"{log_id:016x}.log"
 
 
 def sidecar_name(log_id: int) -> str:
-    """The file name of a log's sidecar, in the same directory."""
+    """Return the file name of a log's sidecar, in the same directory."""
     return f"{log_id:016x}.idx"
 
 
 def parse_log_name(name: str, suffix: str = ".log") -> int | None:
-    """The id in a log's (or sidecar's) name, None for other files."""
+    """Return the id in a log's (or sidecar's) name, None for other files."""
     if len(name) != 20 or not name.endswith(suffix):
         return None
     try:
@@ -96,15 +96,15 @@ class LogsSupervisor(Protocol):
     """What the entry logs report to: the storage that they are a part of."""
 
     def room_made(self) -> None:
-        """A slab may be free now."""
+        """Note that a slab may be free now."""
         ...
 
     def logs_without_space(self, error: NoSpaceError) -> None:
-        """What is in memory waits for space on the disk."""
+        """Note that what is in memory waits for space on the disk."""
         ...
 
     def logs_failed(self, error: BaseException) -> None:
-        """Nothing is written any more. Called once."""
+        """Note that nothing is written any more. Called once."""
         ...
 
 
@@ -176,7 +176,7 @@ class EntryLogs:
         return slab, start, end, body_sum
 
     def has_room(self, length: int) -> bool:
-        """True if a record with a body of `length` can be appended now."""
+        """Return True if a record with a body of `length` can be appended now."""
         slab = self._slab
         if slab is None or slab.end + aligned(HEADER_BYTES + length) > slab.size:
             slab = self._next_slab(False)
@@ -259,7 +259,7 @@ class EntryLogs:
         slab.end = aligned(len(head) + len(LOG_FORMAT))
 
     def _seal(self) -> None:
-        """The current slab takes no more; one PAD covers the rest of its region."""
+        """Note that the current slab takes no more; one PAD covers the rest of its region."""
         slab = self._slab
         if slab is None:
             return
@@ -294,7 +294,7 @@ class EntryLogs:
             future.add_done_callback(partial(self._wrote, slab, size))
 
     def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
-        """On the entry-log thread."""
+        """Write on the entry-log thread."""
         with needing_space(log.path, len(piece)):
             if log.file is None:
                 log.file = self._disk.open(log.path, create=True, direct=True)
@@ -318,8 +318,8 @@ class EntryLogs:
         self._write_on()
 
     def wait_for_space(self, error: BaseException) -> bool:
-        """Whether `error` only means that the disk is full, and the writing waits for space: nothing is lost meanwhile,
-        and what was not written whole is written again."""
+        """Return whether `error` only means that the disk is full, and the writing waits for space: nothing is lost
+        meanwhile, and what was not written whole is written again."""
         if not self.patient or not isinstance(error, NoSpaceError):
             return False
         if not self.full:
@@ -377,17 +377,17 @@ class EntryLogs:
         return future
 
     def lengths(self) -> dict[int, int]:
-        """The logical length of each log being written, as of now."""
+        """Return the logical length of each log being written, as of now."""
         if self._log is not None and self._slab is not None:
             self._log.length = self._slab.base + self._slab.end
         return {log_id: log.length for log_id, log in self.writing.items()}
 
     def finished(self, log: LogFile) -> bool:
-        """True if nothing will be appended to it any more."""
+        """Return True if nothing will be appended to it any more."""
         return log is not self._log
 
     def forget(self, log_id: int) -> None:
-        """A finished log is covered by a checkpoint: nothing is written to it any more."""
+        """Note that a finished log is covered by a checkpoint: nothing is written to it any more."""
         log = self.writing.pop(log_id)
         if log.file is not None:
             log.file.close()
@@ -399,14 +399,14 @@ class EntryLogs:
     # ------------------------------------------------------------------------------------ reading
 
     def in_memory(self, log_id: int, offset: int, size: int) -> memoryview | None:
-        """The record's bytes, if its region is still in a slab."""
+        """Return the record's bytes, if its region is still in a slab."""
         slab_bytes = self._pool.slab_bytes
         base = offset - offset % slab_bytes
         slab = self._slabs.get((log_id, base))
         return None if slab is None else slab.view[offset - base : offset - base + size]
 
     async def read(self, log_id: int, offset: int, size: int) -> memoryview:
-        """The record's bytes from the file, unchecked. Raises OSError."""
+        """Return the record's bytes from the file, unchecked. Raises OSError."""
         reader = self._open.get(log_id) or await self._reader(log_id)
         self._open.move_to_end(log_id)
         now = reader.file.read_now(offset, size)

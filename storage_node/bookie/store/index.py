@@ -98,12 +98,13 @@ class LedgerIndex:
         return self._strays.pop(entry_id, None) if self._strays else None
 
     def _may_have_gap(self, size: int) -> bool:
-        """Whether `size` more empty places are in proportion."""
+        """Return whether `size` more empty places are in proportion."""
         gaps = self._gaps
         return gaps + size <= FREE_GAPS + GAPS_AN_ENTRY * (len(self._sizes) - gaps)
 
     def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
-        """Many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places forgotten."""
+        """Return many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places
+        forgotten."""
         count = len(self._sizes)
         # In one piece only where nothing is replaced or missing; else entry by entry, so that the last copy counts.
         if 0 in sizes or self._strays or (count and first != self._base + count):
@@ -118,7 +119,7 @@ class LedgerIndex:
         return []
 
     def get(self, entry_id: int) -> Place | None:
-        """Where an entry lies, None if it is not here."""
+        """Return where an entry lies, None if it is not here."""
         at = entry_id - self._base
         if 0 <= at < len(self._sizes):
             size = self._sizes[at]
@@ -146,8 +147,8 @@ class LedgerIndex:
         return (run for run in self.steps() if run is not None)
 
     def steps(self) -> Iterator[tuple[int, int] | None]:
-        """The runs of `ranges`, with None in between, often enough that others can go on meanwhile. Entries that come
-        while that is done are among them or not."""
+        """Yield the runs of `ranges`, with None in between, often enough that others can go on meanwhile. Entries that
+        come while that is done are among them or not."""
         pieces: list[list[int]] = []
         ids = list(self._strays)
         for start in range(0, len(ids), LOOKED_AT_ONCE):
@@ -170,7 +171,7 @@ class LedgerIndex:
             yield first, last
 
     def _dense_runs(self) -> Iterator[tuple[int, int] | None]:
-        """The runs in the arrays, and None after each part of them."""
+        """Yield the runs in the arrays, and None after each part of them."""
         sizes, base = self._sizes, self._base
         begun = -1
         for start in range(0, len(sizes), LOOKED_AT_ONCE):
@@ -203,7 +204,7 @@ class _Run:
 def _in_order(
     strays: Iterator[tuple[int, int]], dense: Iterator[tuple[int, int] | None]
 ) -> Iterator[tuple[int, int] | None]:
-    """Two ascending lines of runs as one."""
+    """Yield two ascending lines of runs as one."""
     stray = next(strays, None)
     for run in dense:
         while run is not None and stray is not None and stray < run:
@@ -227,7 +228,7 @@ class NewPlaces:
         return bool(self._runs)
 
     def ledger_ids(self) -> list[int]:
-        """The ledgers of which an entry was added."""
+        """Return the ledgers of which an entry was added."""
         return list(self._runs)
 
     def put(self, ledger_id: int, entry_id: int, place: int, size: int) -> None:
@@ -249,7 +250,7 @@ class NewPlaces:
         run.next = entry_id + 1
 
     def block(self, log_id: int, start: int, end: int) -> bytes:
-        """The sidecar block that says: this is what the log holds from `start` to `end`."""
+        """Return the sidecar block that says: this is what the log holds from `start` to `end`."""
         parts: list[bytes] = []
         for ledger_id, runs in self._runs.items():
             for run in runs:

@@ -44,7 +44,7 @@ class OpenedLogs:
 
 
 def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dict[int, Ledger]] | None:
-    """The newest intact checkpoint of all directories; None if no directory has one. Raises CorruptDataError.
+    """Return the newest intact checkpoint of all directories; None if no directory has one. Raises CorruptDataError.
 
     Any intact copy will do: the journal is kept until every directory has the newer one, and the node serves only then.
     """
@@ -62,7 +62,7 @@ def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dic
         elif best is None or found[0].counter > best[0].counter:
             best = found
     if damaged and best is None:
-        raise checkpoints.missing(directories)
+        raise checkpoints.missing_file_error(directories)
     return best
 
 
@@ -133,7 +133,8 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
 
 
 def _keep_sidecar(disk: Disk, path: str, block: bytes) -> None:
-    """A sidecar only saves the next start a scan: where there is no space for it, this start goes on without."""
+    """Note that a sidecar only saves the next start a scan: where there is no space for it, this start goes on
+    without."""
     try:
         with needing_space(path, len(block)):
             disk.write_file(path, block)
@@ -142,7 +143,7 @@ def _keep_sidecar(disk: Disk, path: str, block: bytes) -> None:
 
 
 def scan_log(file: DiskFile, length: int) -> tuple[NewPlaces, bool]:
-    """All entries of a log's first `length` bytes by their headers; bodies are checked when they are read.
+    """Return all entries of a log's first `length` bytes by their headers; bodies are checked when they are read.
 
     Facts about ledgers are passed over: the checkpoint knows as much as any record that it covers, or more.
     """

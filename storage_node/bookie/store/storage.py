@@ -67,7 +67,7 @@ class StorageSupervisor(Protocol):
     """What a storage reports to: its node."""
 
     def journal_failed(self, error: BaseException) -> None:
-        """A journal cannot be written: nothing may be answered any more."""
+        """Note that a journal cannot be written: nothing may be answered any more."""
         ...
 
     def degraded(self, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class StorageSupervisor(Protocol):
         ...
 
     def no_space(self) -> None:
-        """A disk is full, and what came in waits in memory or on what is prepared."""
+        """Note that a disk is full, and what came in waits in memory or on what is prepared."""
         ...
 
 
@@ -195,10 +195,10 @@ class Storage:
         # A node that lost its checkpoints must not begin as a new one: it would answer "no such entry" (I11).
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
-            raise checkpoints.missing(self.ledger_directories)
+            raise checkpoints.missing_file_error(self.ledger_directories)
 
     def _first_free_log(self, found: Checkpoint) -> int:
-        """A log id behind all that a checkpoint or a directory knows."""
+        """Return a log id behind all that a checkpoint or a directory knows."""
         # Logs that no checkpoint knows count too: an id that is given twice would mix their records with new ones.
         names = [name for directory in self.ledger_directories for name in self._disk.list_directory(directory)]
         seen = [parse_log_name(name) or parse_log_name(name, ".idx") or 0 for name in names]
@@ -288,7 +288,7 @@ class Storage:
         self._logs.close()
 
     async def _last_checkpoint(self) -> None:
-        """A clean one, unless something waits for space or cannot be written any more."""
+        """Note that a clean one, unless something waits for space or cannot be written any more."""
         try:
             if not self.journal.stalled:
                 await self.journal.durable()
@@ -394,7 +394,7 @@ class Storage:
                 batch.acknowledgements.append(acknowledge)
 
     def _keyed(self, ledger_id: int, master_key: bytes) -> Ledger | None:
-        """The ledger if it has this key; an unknown ledger comes into existence, its key journaled first."""
+        """Return the ledger if it has this key; an unknown ledger comes into existence, its key journaled first."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is not None and ledger.master_key is not None:
             return ledger if ledger.master_key == master_key else None
@@ -468,7 +468,7 @@ class Storage:
         return Status.EOK
 
     def leave(self, directories: Collection[str]) -> None:
-        """These directories are full: go on in a log elsewhere."""
+        """Note that these directories are full: go on in a log elsewhere."""
         self._logs.leave(directories)
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -478,7 +478,7 @@ class Storage:
     # ------------------------------------------------------------------------------------ what its parts report
 
     def room_made(self) -> None:
-        """A slab has become free: every caller of `when_room` is called, once."""
+        """Note that a slab has become free: every caller of `when_room` is called, once."""
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
@@ -488,11 +488,11 @@ class Storage:
         self._logs.align(slab)
 
     def journal_rolled(self) -> None:
-        """A journal has begun another file: a checkpoint lets the former one be used again."""
+        """Note that a journal has begun another file: a checkpoint lets the former one be used again."""
         self.checkpoints.due.set()
 
     def journal_without_space(self) -> None:
-        """A checkpoint may give the journal files to use again."""
+        """Note that a checkpoint may give the journal files to use again."""
         self.checkpoints.due.set()
         self._supervisor.no_space()
 
@@ -501,7 +501,7 @@ class Storage:
         self._supervisor.journal_failed(error)
 
     def logs_without_space(self, error: NoSpaceError) -> None:
-        """The entry logs or a checkpoint wait for space."""
+        """Note that the entry logs or a checkpoint wait for space."""
         self._no_space_error = error
         self._stuck.set()
         self._supervisor.no_space()
@@ -513,7 +513,8 @@ class Storage:
     # ------------------------------------------------------------------------------------ reading
 
     def find(self, ledger_id: int, entry_id: int) -> tuple[Ledger, int] | Status:
-        """The ledger, and the entry's id (-1 becomes the last one's) if the entry is here, else what to answer."""
+        """Return the ledger, and the entry's id (-1 becomes the last one's) if the entry is here, else what to
+        answer."""
         ledger = self.ledgers.get(ledger_id)
         # "No such ledger" and "no such entry" are votes for the end of a ledger; "unknown" is not (I11, D3).
         if ledger is None:
@@ -525,7 +526,7 @@ class Storage:
         return ledger, entry_id
 
     def read_now(self, ledger: Ledger, entry_id: int) -> memoryview | None:
-        """The entry's body if it is in memory."""
+        """Return the entry's body if it is in memory."""
         place = ledger.index.get(entry_id)
         if place is None:
             return None
@@ -534,12 +535,12 @@ class Storage:
         return None if record is None else record[HEADER_BYTES:]
 
     def size_of(self, ledger: Ledger, entry_id: int) -> int:
-        """Bytes that reading the entry takes."""
+        """Return bytes that reading the entry takes."""
         place = ledger.index.get(entry_id)
         return 0 if place is None else place[2]
 
     async def read(self, ledger: Ledger, entry_id: int) -> memoryview | None:
-        """The entry's body from memory or file; None where it cannot be read intact (I12)."""
+        """Return the entry's body from memory or file; None where it cannot be read intact (I12)."""
         body = self.read_now(ledger, entry_id)
         if body is not None:
             return body
@@ -569,4 +570,4 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _nothing() -> None:
-    """A call that marks the end of those before it."""
+    """Note that a call that marks the end of those before it."""

@@ -90,19 +90,19 @@ class LacWaiters:
         heappush(self._heap, (waiter.previous_lac, self._number, waiter))
 
     def ended(self) -> None:
-        """A poll has been woken or cancelled."""
+        """Note that a poll has been woken or cancelled."""
         self._waiting -= 1
         if len(self._heap) > 2 * self._waiting + _DEAD_POLLS:
             self._heap = [item for item in self._heap if item[2].waiting]
             heapify(self._heap)
 
     def advance(self) -> None:
-        """The ledger's LAC has moved: wake the polls that this satisfies, the first of them at once."""
+        """Note that the ledger's LAC has moved: wake the polls that this satisfies, the first of them at once."""
         if not self._scheduled:
             self._wake_some()
 
     def wake_all(self) -> None:
-        """Every one of them has its answer."""
+        """Note that every one of them has its answer."""
         self._due.extend(waiter for _, _, waiter in sorted(self._heap, key=_arrival))
         self._heap = []
         self.advance()
@@ -118,7 +118,7 @@ class LacWaiters:
         asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _next(self) -> LacWaiter | None:
-        """The next poll to be woken; None if there is none at present."""
+        """Return the next poll to be woken; None if there is none at present."""
         while self._due:
             waiter = self._due.popleft()
             if waiter.waiting:
@@ -165,12 +165,12 @@ class PollLine:
         self._polls.pop(poll, None)
 
     def take_all(self) -> list[LacWaiter]:
-        """Empty the line, and return the polls that were in it."""
+        """Return empty the line, and return the polls that were in it."""
         polls, self._polls = self._polls, OrderedDict()
         return list(polls)
 
     def timed_out(self, poll: LacWaiter) -> None:
-        """A poll's time is over: it is answered in one of the next turns."""
+        """Note that a poll's time is over: it is answered in one of the next turns."""
         self._over.append(poll)
         if not self._scheduled:
             self._scheduled = True

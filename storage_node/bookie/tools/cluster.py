@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from metadata.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
-from metadata.ledger_metadata import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 
 POLL_S = 1.0
@@ -49,7 +49,7 @@ class Cluster:
         return found.value
 
     async def cookies(self) -> list[str]:
-        """The bookies that have a cookie."""
+        """Return the bookies that have a cookie."""
         return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
@@ -76,7 +76,8 @@ class Cluster:
             await self._replication.mark(ledger_id, [bookie_id], now_ms())
 
     async def is_registered(self, bookie_id: str) -> bool:
-        """Whether the bookie runs, writable or read-only. A crashed one counts as running until its session ends."""
+        """Return whether the bookie runs, writable or read-only. A crashed one counts as running until its session
+        ends."""
         addresses = [*await self.registry.writable(), *await self.registry.readonly()]
         return any(address.bookie_id == bookie_id for address in addresses)
 

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, directories_status
-from storage_node.bookie.tools.repair import LimboVerdict, format_directories, judge_limbo, mark_missing
+from storage_node.bookie.tools.repair import LimboOutcome, format_directories, judge_limbo, mark_missing
 from storage_node.bookie.tools.repair import rebuild_index as rebuild
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
@@ -57,7 +57,7 @@ def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]
 
 
 def _own_id(settings: BookieSettings, given: str | None) -> str:
-    """The bookie that was named, else the one that the directories belong to."""
+    """Return the bookie that was named, else the one that the directories belong to."""
     if given:
         return given
     with Offline(settings) as node:
@@ -93,7 +93,7 @@ def status(conf: Path) -> ToolReport:
 
 
 def list_ledgers(conf: Path) -> ToolReport:
-    """The ledgers that a stopped node holds."""
+    """Return the ledgers that a stopped node holds."""
     with Offline(_settings(conf)) as node:
         found = node.summaries()
     lines = [
@@ -106,7 +106,7 @@ def list_ledgers(conf: Path) -> ToolReport:
 
 
 def read_entry(conf: Path, ledger_id: int, entry_id: int) -> ToolReport:
-    """One entry as its client sent it, digest and all, in hexadecimal."""
+    """Return one entry as its client sent it, digest and all, in hexadecimal."""
     with Offline(_settings(conf)) as node:
         body = node.read_entry(ledger_id, entry_id)
     data: dict[str, object] = {"ledger_id": ledger_id, "entry_id": entry_id, "bytes": len(body), "body": body.hex()}
@@ -158,7 +158,7 @@ def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, dele
 
 
 def cookie_show(conf: Path, bookie_id: str | None) -> ToolReport:
-    """A bookie's cookie in metadata."""
+    """Return a bookie's cookie in metadata."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
     found = _in_cluster(settings, lambda cluster: cluster.read_cookie(name))
@@ -166,7 +166,7 @@ def cookie_show(conf: Path, bookie_id: str | None) -> ToolReport:
 
 
 def cookie_list(conf: Path) -> ToolReport:
-    """The bookies that have a cookie."""
+    """Return the bookies that have a cookie."""
     names = _in_cluster(_settings(conf), lambda cluster: cluster.cookies())
     return ToolReport({"bookies": names}, names)
 
@@ -185,7 +185,7 @@ def limbo(conf: Path, *, clear: bool, mark: bool) -> ToolReport:
     name = _own_id(settings, None)
     clock = SystemClock()
 
-    async def work(cluster: Cluster) -> list[LimboVerdict]:
+    async def work(cluster: Cluster) -> list[LimboOutcome]:
         verdicts = await judge_limbo(settings, cluster, clear=clear)
         if mark:
             await mark_missing(cluster, name, verdicts, clock.now_ms)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from metadata.bookies import Cookie
+from metadata.bookkeeper.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.records import (
@@ -50,7 +50,7 @@ class ReadOnlyDisk(SystemDisk):
     """The real disk, for readers: what they would repair on the way is left as it is."""
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Nothing is written: it is only logged that the node would do so."""
+        """Note that nothing is written: it is only logged that the node would do so."""
         logger.info("%s would be written anew by the node", path)
 
 
@@ -123,7 +123,7 @@ class Offline:
         self._unlock()
 
     def cookie(self) -> Cookie:
-        """Whose directories these are. Raises CorruptDataError where none of them says so."""
+        """Return whose directories these are. Raises CorruptDataError where none of them says so."""
         for directory in self.directories:
             path = f"{directory}/{COOKIE_FILE}"
             data = self.disk.read_file(path)
@@ -143,7 +143,7 @@ class Offline:
     # ------------------------------------------------------------------------------------ contents
 
     def load(self) -> Snapshot:
-        """What the node holds. Raises JournalCorruptError, CorruptDataError or OSError."""
+        """Return what the node holds. Raises JournalCorruptError, CorruptDataError or OSError."""
         found = read_checkpoint(self.disk, self.ledgers)
         if found is None:
             return Snapshot(None)
@@ -155,18 +155,18 @@ class Offline:
         return snapshot
 
     def journal_records(self, checkpoint: Checkpoint) -> Iterator[Record]:
-        """The records of all journals behind the checkpoint. Raises JournalCorruptError."""
+        """Yield the records of all journals behind the checkpoint. Raises JournalCorruptError."""
         readers = open_readers(self.disk, self.journals, self.tag)
         for reader, mark in zip(readers, checkpoint.marks, strict=True):
             if not checkpoint.clean or reader.goes_beyond(mark):
                 yield from reader.replay(mark)
 
     def summaries(self) -> list[LedgerSummary]:
-        """Every ledger, by id."""
+        """Return every ledger, by id."""
         return [_summary(ledger) for _, ledger in sorted(self.load().ledgers.items())]
 
     def read_entry(self, ledger_id: int, entry_id: int, snapshot: Snapshot | None = None) -> bytes:
-        """An entry as its client sent it; -1 is the last one. `snapshot`: what `load` gave, to look up many.
+        """Return an entry as its client sent it; -1 is the last one. `snapshot`: what `load` gave, to look up many.
 
         Raises NoSuchLedgerError, NoSuchEntryError; CorruptDataError where it is damaged; OSError.
         """
@@ -201,7 +201,7 @@ class Offline:
 
 
 def _apply(ledgers: dict[int, Ledger], record: Record) -> None:
-    """What a record of the journal changes."""
+    """Note that what a record of the journal changes."""
     ledger = ledgers.get(record.ledger_id)
     if ledger is None:
         ledger = ledgers[record.ledger_id] = Ledger(record.ledger_id)

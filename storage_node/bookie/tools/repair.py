@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.ledger_metadata import LedgerMetadata
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.store import checkpoints
@@ -111,7 +111,7 @@ CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 
 
 @dataclass(frozen=True, slots=True)
-class LimboVerdict:
+class LimboOutcome:
     """What became of a ledger in limbo; `missing` counts entries that should be here and are not."""
 
     ledger_id: int
@@ -124,7 +124,7 @@ class LimboVerdict:
         return self.state in CLEARED
 
 
-async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[LimboVerdict]:
+async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[LimboOutcome]:
     """Judge every ledger in limbo; with `clear` take out those that can leave it. The node must not run.
 
     Raises BookieConfigurationError (it runs), CorruptDataError, OSError, and the metadata store's errors.
@@ -144,7 +144,7 @@ async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool
 
 
 async def mark_missing(
-    cluster: Cluster, bookie_id: str, verdicts: list[LimboVerdict], now_ms: Callable[[], int]
+    cluster: Cluster, bookie_id: str, verdicts: list[LimboOutcome], now_ms: Callable[[], int]
 ) -> int:
     """Ask auto-recovery to replicate what is missing; how many ledgers were marked."""
     wanted = [verdict.ledger_id for verdict in verdicts if verdict.state == "missing"]
@@ -152,21 +152,21 @@ async def mark_missing(
     return len(wanted)
 
 
-async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> LimboVerdict:
+async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> LimboOutcome:
     try:
         metadata = await cluster.read_ledger(ledger_id)
     except NoNodeError:
-        return LimboVerdict(ledger_id, "deleted")
+        return LimboOutcome(ledger_id, "deleted")
     if not any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
-        return LimboVerdict(ledger_id, "elsewhere")
+        return LimboOutcome(ledger_id, "elsewhere")
     if not metadata.is_closed:
-        return LimboVerdict(ledger_id, "open")  # a recovery may still ask for entries that nothing here names (I11)
+        return LimboOutcome(ledger_id, "open")  # a recovery may still ask for entries that nothing here names (I11)
     missing = sum(not _has(node, snapshot, ledger_id, entry_id) for entry_id in _due(metadata, bookie_id))
-    return LimboVerdict(ledger_id, "missing" if missing else "whole", missing)
+    return LimboOutcome(ledger_id, "missing" if missing else "whole", missing)
 
 
 def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
-    """The entries of a closed ledger that its metadata places on the bookie."""
+    """Yield the entries of a closed ledger that its metadata places on the bookie."""
     last = -1 if metadata.last_entry is None else metadata.last_entry
     for number, ensemble in enumerate(metadata.ensembles):
         if bookie_id not in ensemble.bookies:
@@ -180,7 +180,7 @@ def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
 
 
 def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bool:
-    """The entry is here and has its checksum."""
+    """Return the entry is here and has its checksum."""
     if snapshot.ledgers[ledger_id].index.get(entry_id) is None:
         return False
     try:
@@ -191,14 +191,14 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 
 
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
-    """A checkpoint like the last one, in which these ledgers are not in limbo any more."""
+    """Note that a checkpoint like the last one, in which these ledgers are not in limbo any more."""
     written: list[str] = []
     for directory in node.ledgers:
         path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
         data = disk.read_file(path)
         decoded = None if data is None else checkpoints.decode(data)
         if decoded is None:
-            raise _damaged(path, written)
+            raise _damaged_error(path, written)
         checkpoint, ledgers = decoded
         for ledger_id in leaving & ledgers.keys():
             ledgers[ledger_id].limbo = False
@@ -207,8 +207,9 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
         written.append(path)
 
 
-def _damaged(path: str, written: list[str]) -> CorruptDataError:
-    """A copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the newest."""
+def _damaged_error(path: str, written: list[str]) -> CorruptDataError:
+    """Return a copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the
+    newest."""
     what = "this copy of the checkpoint is missing or damaged, and was left as it is"
     if not written:
         return CorruptDataError(

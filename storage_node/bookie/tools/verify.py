@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from metadata.bookies import Cookie
+from metadata.bookkeeper.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.records import (
@@ -105,7 +105,7 @@ def _check_cookies(node: Offline, result: Verification) -> None:
 
 
 def _check_checkpoints(node: Offline, result: Verification) -> None:
-    """One intact copy is enough: the journals are kept until all are."""
+    """Note that one intact copy is enough: the journals are kept until all are."""
     damages: list[Damage] = []
     intact = 0
     for directory in node.ledgers:
@@ -122,7 +122,7 @@ def _check_checkpoints(node: Offline, result: Verification) -> None:
 
 
 def _check_log(node: Offline, snapshot: Snapshot, log_id: int, result: Verification) -> dict[int, tuple[int, int]]:
-    """One log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
+    """Return one log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
     path, length = snapshot.logs.paths[log_id], snapshot.logs.lengths[log_id]
     directory = path.rpartition("/")[0]
     if log_name(log_id) not in node.disk.list_directory(directory):
@@ -189,7 +189,8 @@ def _check_sidecar(
 
 
 def _check_index(snapshot: Snapshot, intact: dict[int, dict[int, tuple[int, int]]], result: Verification) -> None:
-    """Every entry that the node believes to have is where it believes it to be. Damaged ones were named already."""
+    """Note that every entry that the node believes to have is where it believes it to be. Damaged ones were named
+    already."""
     for ledger_id, ledger in snapshot.ledgers.items():
         for first, last in ledger.index.ranges():
             for entry_id in range(first, last + 1):

@@ -27,12 +27,12 @@ class Adherence(IntEnum):
 
 
 def windows(size: int, write_quorum: int) -> list[tuple[int, ...]]:
-    """The positions of each window."""
+    """Return the positions of each window."""
     return [tuple((start + step) % size for step in range(write_quorum)) for start in range(size)]
 
 
 def spans(racks: Sequence[str | None], write_quorum: int, wanted: int) -> bool:
-    """Whether every window has `wanted` racks, or still can: each None is a position that may get any rack."""
+    """Return whether every window has `wanted` racks, or still can: each None is a position that may get any rack."""
     if wanted <= 1:
         return True
     return all(_reaches([racks[index] for index in window], wanted) for window in windows(len(racks), write_quorum))
@@ -59,7 +59,7 @@ class _Search:
         self.exhausted = False
 
     def run(self, first_rack: str | None, *, fullest_first: bool) -> tuple[str, ...] | None:
-        """The ensemble, or None. `fullest_first` prefers racks with many bookies left over unused ones."""
+        """Return the ensemble, or None. `fullest_first` prefers racks with many bookies left over unused ones."""
         self._steps, self.exhausted = 0, False
         if not self._fill(0, first_rack, fullest_first):
             return None
@@ -102,7 +102,8 @@ class _Search:
 def arrange(
     order: Sequence[str], rack_of: RackOf, size: int, write_quorum: int, wanted: int, first_rack: str | None = None
 ) -> tuple[str, ...] | None:
-    """An ensemble that keeps the rule, None where the racks do not allow one (or none was found in SEARCH_STEPS).
+    """Return an ensemble that keeps the rule, None where the racks do not allow one (or none was found in
+    SEARCH_STEPS).
 
     The first bookie is from `first_rack` where that works; each next one from a rack not used yet, where that works.
     """
@@ -156,7 +157,8 @@ def _by_preference(
 
 
 def replace_alike(order: Sequence[str], rack_of: RackOf, failed: str, staying: Collection[str]) -> str | None:
-    """A bookie of `order` that takes the place of `failed` and costs the ensemble no rack, None where there is none.
+    """Return a bookie of `order` that takes the place of `failed` and costs the ensemble no rack, None where there is
+    none.
 
     From the failed bookie's own rack; else from one in which none of `staying`, the other members, is.
     """
@@ -175,7 +177,8 @@ def replace_lawfully(
     write_quorum: int,
     wanted: int,
 ) -> str | None:
-    """A bookie of `order` with which, at `index`, every window still has its racks. `others`: members by position."""
+    """Return a bookie of `order` with which, at `index`, every window still has its racks. `others`: members by
+    position."""
     racks: list[str | None] = [rack_of(others[i]) if i in others else None for i in range(size)]
     for bookie in order:
         racks[index] = rack_of(bookie)

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from metadata.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.health import BookieHealth, Timer
 from storage_node.errors import (
@@ -73,7 +73,7 @@ class Candidates:
         self._weighing = weighing
 
     async def writable(self) -> list[BookieAddress]:
-        """All writable bookies, by id."""
+        """Return all writable bookies, by id."""
         return sorted(await self._registry.writable(), key=lambda address: address.bookie_id)
 
     async def stages(self, usable: Collection[str], healthy_for_ms: int, *, failed_too: bool = True) -> Stages:
@@ -127,7 +127,7 @@ class Quarantine:
         self._suspects: dict[str, float] = {}  # not yet asked for the cluster's switch; and when their interval ended
 
     def failed(self, bookie: str, error: DistributedLogError) -> None:
-        """A request to it failed so. Loss of a connection is one failure, whatever was under way on it."""
+        """Note that a request to it failed so. Loss of a connection is one failure, whatever was under way on it."""
         if not self._settings.bookie_health_check_enabled or isinstance(error, HARMLESS):
             return
         if isinstance(error, _CONNECTION) and not self._settings.bookie_connection_error_quarantine_enabled:
@@ -136,7 +136,7 @@ class Quarantine:
         self._counts[bookie] = self._counts.get(bookie, 0) + 1
 
     async def avoided(self, is_disabled: IsDisabled) -> frozenset[str]:
-        """The bookies to place nothing on as long as there are others."""
+        """Return the bookies to place nothing on as long as there are others."""
         if not self._settings.bookie_health_check_enabled:
             return frozenset()
         self._end_interval()
@@ -184,7 +184,7 @@ AskFreeSpace = Callable[[str, Callable[[int | None], None]], None]
 
 
 def effective_weights(free: Mapping[str, int], multiple: int) -> dict[str, float]:
-    """What each bookie counts for; all above 0. `multiple` of the median is the most (0: no limit)."""
+    """Return what each bookie counts for; all above 0. `multiple` of the median is the most (0: no limit)."""
     positive = [space for space in free.values() if space > 0]
     if not positive:
         return dict.fromkeys(free, 1.0)
@@ -197,7 +197,7 @@ def effective_weights(free: Mapping[str, int], multiple: int) -> dict[str, float
 
 
 def weighted_order(bookies: Sequence[str], weights: Mapping[str, float], rng: random.Random) -> list[str]:
-    """As if drawn one after the other without replacement, each with probability in proportion to its weight."""
+    """Return as if drawn one after the other without replacement, each with probability in proportion to its weight."""
     due = {bookie: rng.expovariate(weights[bookie]) for bookie in bookies}  # the first of independent clocks to ring
     return sorted(bookies, key=lambda bookie: due[bookie])
 

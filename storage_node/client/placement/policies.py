@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from metadata.bookies import BookieAddress, BookieRegistry, UnknownBookieError
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.placement.arranging import (
@@ -48,15 +48,16 @@ class Placement(Protocol):
         ...
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
-        """A bookie for as many of the wanted indices as there are. Raises what kept it from looking."""
+        """Return a bookie for as many of the wanted indices as there are. Raises what kept it from looking."""
         ...
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
-        """How well an ensemble keeps this policy's rule."""
+        """Return how well an ensemble keeps this policy's rule."""
         ...
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
-        """Whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never waits."""
+        """Return whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never
+        waits."""
         ...
 
 
@@ -95,7 +96,7 @@ class _Policy:
             raise RequestTimeoutError(f"the list of storage nodes did not come within {limit_ms} ms") from None
 
     async def _stages_for(self, wanted: PickReplacements) -> Stages:
-        """A bookie that failed a moment ago is taken only where the writer cannot do without."""
+        """Return a bookie that failed a moment ago is taken only where the writer cannot do without."""
         usable = await self._usable(wanted.bookies)
         return await self._candidates.stages(usable, self._pause_ms, failed_too=wanted.last_resort)
 
@@ -110,7 +111,9 @@ def _without(stages: Stages, taken: Collection[str]) -> Stages:
     return [[[bookie for bookie in stage if bookie not in taken] for stage in group] for group in stages]
 
 
-def _too_few(size: int, found: int, why: str = "", cause: DistributedLogError | None = None) -> NotEnoughBookiesError:
+def _too_few_error(
+    size: int, found: int, why: str = "", cause: DistributedLogError | None = None
+) -> NotEnoughBookiesError:
     error = NotEnoughBookiesError(
         f"the ensemble needs {size} writable storage nodes and {found} are registered{why}",
         advice="Start more storage nodes, or ask for a smaller ensemble",
@@ -123,13 +126,13 @@ class UniformPlacement(_Policy):
     """Every writable bookie is as good as any other."""
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
-        """The first `size` bookies in the candidates' order. Raises NotEnoughBookiesError."""
+        """Return the first `size` bookies in the candidates' order. Raises NotEnoughBookiesError."""
         usable = await self._usable()
         for group in await self._candidates.stages(usable, self._memory_ms):
             for stage in group:
                 if len(stage) >= size:
                     return tuple(stage[:size])
-        raise _too_few(size, len(usable))
+        raise _too_few_error(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
         """Always MEETS_STRICT: this policy has no rule that an ensemble could break."""
@@ -163,8 +166,8 @@ class RackAwarePlacement(_Policy):
         self._settings = settings
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
-        """An ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does, one
-        that comes close, or under enforcement NotEnoughBookiesError."""
+        """Return an ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does,
+        one that comes close, or under enforcement NotEnoughBookiesError."""
         writable = await self._candidates.writable()
         usable = await self._usable_of(writable)
         first_rack = await self.racks.own_rack()
@@ -181,19 +184,21 @@ class RackAwarePlacement(_Policy):
             for stage in group:
                 if len(stage) >= size:
                     return self._draw(stage, size, write_quorum, wanted, first_rack)
-        raise self._impossible(size, wanted, len(writable), usable)
+        raise self._impossible_error(size, wanted, len(writable), usable)
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
-        """The racks do not allow the rule: with a single one at random, else as near to it as can be."""
+        """Return the racks do not allow the rule: with a single one at random, else as near to it as can be."""
         if len({self.racks.rack_of(bookie) for bookie in stage}) < 2:
             return tuple(stage[:size])
         return arrange_roughly(stage, self.racks.rack_of, size, write_quorum, wanted, first)
 
-    def _impossible(self, size: int, wanted: int, registered: int, usable: Sequence[str]) -> NotEnoughBookiesError:
+    def _impossible_error(
+        self, size: int, wanted: int, registered: int, usable: Sequence[str]
+    ) -> NotEnoughBookiesError:
         if not self._settings.enforces_racks:
-            return _too_few(size, registered)
+            return _too_few_error(size, registered)
         racks = {self.racks.rack_of(bookie) for bookie in usable}
-        return _too_few(
+        return _too_few_error(
             size,
             registered,
             f", {len(usable)} of them in {len(racks)} known racks: so no arrangement puts every write quorum into "
@@ -202,7 +207,7 @@ class RackAwarePlacement(_Policy):
         )
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
-        """How far an existing ensemble keeps the rule. FAIL under enforcement where the rack of a member is not
+        """Return how far an existing ensemble keeps the rule. FAIL under enforcement where the rack of a member is not
         known."""
         await self.racks.see(await self._candidates.writable(), _addresses(ensemble))
         racks = self.racks
@@ -212,7 +217,7 @@ class RackAwarePlacement(_Policy):
         return adherence(ensemble, racks.rack_of, racks.is_known, write_quorum, wanted)
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
-        """Whether the bookies are in as many racks as a write set must span."""
+        """Return whether the bookies are in as many racks as a write set must span."""
         return len(set(map(self.racks.rack_of, bookies))) >= self._settings.racks_wanted(write_quorum)
 
     # ------------------------------------------------------------------------------------ inside
@@ -243,7 +248,7 @@ class RackAwarePlacement(_Policy):
     def _pick_otherwise(
         self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
     ) -> str | None:
-        """It will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
+        """Return it will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
         size, write_quorum = len(wanted.bookies), wanted.write_quorum
         racks_wanted = self._settings.racks_wanted(write_quorum)
         lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
@@ -253,7 +258,8 @@ class RackAwarePlacement(_Policy):
 
 
 def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
-    """Addresses of bookies that may not be registered any more, taken from their ids where these are addresses."""
+    """Return addresses of bookies that may not be registered any more, taken from their ids where these are
+    addresses."""
     found = []
     for bookie in bookies:
         try:
@@ -269,7 +275,7 @@ def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
 def make_placement(
     registry: BookieRegistry, pool: ConnectionPool, rng: random.Random, resolver: RackResolver | None = None
 ) -> Placement:
-    """The placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
+    """Return the placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
     client = pool.settings
     settings = client.placement
     weighing = None

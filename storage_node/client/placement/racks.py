@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.errors import RackResolutionError
@@ -53,7 +53,7 @@ def normal_location(text: str) -> str | None:
 
 
 def is_default(location: str) -> bool:
-    """Whether it stands for "not known"."""
+    """Return whether it stands for "not known"."""
     return location in DEFAULT_RACKS
 
 
@@ -81,12 +81,12 @@ class RackMap:
         """Why the last look-up failed, if it did."""
 
     def rack_of(self, bookie: str) -> str:
-        """Its location, or the default rack."""
+        """Return its location, or the default rack."""
         place = self._places.get(bookie)
         return DEFAULT_RACK if place is None or place.location is None else place.location
 
     def is_known(self, bookie: str) -> bool:
-        """Whether a resolver placed it."""
+        """Return whether a resolver placed it."""
         place = self._places.get(bookie)
         return place is not None and place.location is not None and not is_default(place.location)
 
@@ -113,7 +113,7 @@ class RackMap:
                     del self._places[bookie]
 
     async def own_rack(self) -> str | None:
-        """This client's own rack, None where it is not known. Asked for once."""
+        """Return this client's own rack, None where it is not known. Asked for once."""
         async with self._lock:
             if not self._own_known:
                 try:
@@ -175,11 +175,11 @@ class RackResolver(Protocol):
     """Asked when racks are needed: once for each bookie, again when it comes back or has another host."""
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
-        """One location for each host, None where none is known. Raises RackResolutionError."""
+        """Return one location for each host, None where none is known. Raises RackResolutionError."""
         ...
 
     async def own_location(self) -> str | None:
-        """Where this process is. Raises RackResolutionError."""
+        """Return where this process is. Raises RackResolutionError."""
         ...
 
 
@@ -187,15 +187,15 @@ class HostNames(Protocol):
     """What resolvers need of the name service."""
 
     def own(self) -> str:
-        """This host's name."""
+        """Return this host's name."""
         ...
 
     async def address_of(self, host: str) -> str | None:
-        """An IP address of the host, None where none is found in time."""
+        """Return an IP address of the host, None where none is found in time."""
         ...
 
     async def name_of(self, host: str) -> str | None:
-        """The name of a host given by address (or name: itself), None where none is found in time."""
+        """Return the name of a host given by address (or name: itself), None where none is found in time."""
         ...
 
 
@@ -203,11 +203,11 @@ class SystemHostNames:
     """The machine's name service; what it does not answer within NAME_TIMEOUT_S counts as unknown."""
 
     def own(self) -> str:
-        """This host's name, as the operating system has it."""
+        """Return this host's name, as the operating system has it."""
         return socket.gethostname()
 
     async def address_of(self, host: str) -> str | None:
-        """An IP address of the host, the host itself if it is one; None where it cannot be resolved within
+        """Return an IP address of the host, the host itself if it is one; None where it cannot be resolved within
         NAME_TIMEOUT_S."""
         if _ip(host) is not None:
             return host
@@ -219,8 +219,8 @@ class SystemHostNames:
         return str(found[0][4][0]) if found else None
 
     async def name_of(self, host: str) -> str | None:
-        """The host's name by reverse look-up, the host itself if it is a name; None for loopback addresses and where
-        none is found within NAME_TIMEOUT_S."""
+        """Return the host's name by reverse look-up, the host itself if it is a name; None for loopback addresses and
+        where none is found within NAME_TIMEOUT_S."""
         address = _ip(host)
         if address is None:
             return host
@@ -245,11 +245,11 @@ class UnknownRacks:
     """No rack is known: every bookie is in the default one."""
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
-        """None for each host."""
+        """Return None for each host."""
         return [None] * len(hosts)
 
     async def own_location(self) -> str | None:
-        """None: this process is in the default rack, too."""
+        """Return None: this process is in the default rack, too."""
         return None
 
 
@@ -261,11 +261,11 @@ class StaticResolver:
         self._own = own
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
-        """What the table has for each host, else None."""
+        """Return what the table has for each host, else None."""
         return [self._table.get(host) for host in hosts]
 
     async def own_location(self) -> str | None:
-        """What the table's owner gave for this process."""
+        """Return what the table's owner gave for this process."""
         return self._own
 
 
@@ -301,11 +301,11 @@ class HostNameResolver:
         return [None if name is None else self.location_of(name) for name in names]
 
     async def own_location(self) -> str | None:
-        """What this host's name says; None where it is built otherwise."""
+        """Return what this host's name says; None where it is built otherwise."""
         return self.location_of(self._names.own())
 
     def location_of(self, name: str) -> str | None:
-        """What the name says, None where it is built otherwise."""
+        """Return what the name says, None where it is built otherwise."""
         host = name.split(".", 1)[0]
         labels = host.split("-")
         if len(labels) != _LABELS or not all(labels[:2]):
@@ -385,7 +385,7 @@ class ScriptResolver:
         return found
 
     async def own_location(self) -> str | None:
-        """What the script prints for this host. Raises RackResolutionError."""
+        """Return what the script prints for this host. Raises RackResolutionError."""
         return (await self.locations([self._names.own()]))[0]
 
     async def _ask(self, addresses: Sequence[str]) -> list[str]:
@@ -399,8 +399,8 @@ class ScriptResolver:
         return answers
 
     async def _answer_for(self, addresses: tuple[str, ...]) -> str:
-        """What the script says. A caller that gives up waiting finds its answer the next time: an ensemble change has
-        little time, and would otherwise run a slow script in vain again and again."""
+        """Return what the script says. A caller that gives up waiting finds its answer the next time: an ensemble
+        change has little time, and would otherwise run a slow script in vain again and again."""
         running = self._runs.get(addresses)
         if running is None:
             running = self._runs[addresses] = asyncio.ensure_future(self._run([self._script, *addresses]))
@@ -419,7 +419,7 @@ def _seen(ended: asyncio.Future[str]) -> None:
 
 
 def resolver_of(settings: PlacementSettings, names: HostNames | None = None) -> RackResolver:
-    """The resolver that the settings name. Raises CallerError for overrides that cannot be read."""
+    """Return the resolver that the settings name. Raises CallerError for overrides that cannot be read."""
     if settings.resolver != "script":
         overrides = parse_overrides(settings.dns_resolver_overrides)
         return HostNameResolver(overrides, rows=settings.resolver == "rows", names=names)

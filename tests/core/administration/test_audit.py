@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 from helpers.logs import written
 
-from dlspark.core.administration.audit import AuditVerdict, audit_ledgers, cluster_space, delete_ledgers, log_space
+from dlspark.core.administration.audit import (
+    UnnamedLedgerState,
+    audit_ledgers,
+    cluster_space,
+    delete_ledgers,
+    log_space,
+)
 from dlspark.core.administration.references import Use
 from dlspark.errors import CallerError
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceStore
-from metadata.sinks import SinkStore, StagedLedger
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.sinks import SinkStore, StagedLedger
 from metadata.store import ANY_VERSION
 
 
@@ -45,21 +51,21 @@ async def test_a_ledger_that_nothing_names_is_an_orphan_and_may_be_deleted(world
     assert not found.clean
     before = await _ids(namespace)
     (would,) = await delete_ledgers([namespace.services], [orphan], min_age_ms=0, dry_run=True)
-    assert (would.verdict, would.deleted, await _ids(namespace)) == (AuditVerdict.ORPHAN, True, before)
+    assert (would.verdict, would.deleted, await _ids(namespace)) == (UnnamedLedgerState.ORPHAN, True, before)
     (done,) = await delete_ledgers([namespace.services], [orphan], min_age_ms=0)
     assert done.deleted
     assert await _ids(namespace) == before - {orphan}
     (again,) = await delete_ledgers([namespace.services], [orphan], min_age_ms=0)
-    assert (again.verdict, again.deleted) == (AuditVerdict.GONE, False)
+    assert (again.verdict, again.deleted) == (UnnamedLedgerState.GONE, False)
 
 
 async def test_what_may_be_about_to_be_named_is_young_and_no_orphan(world, namespace):
     young = await _ledger(namespace)
     found = await _audit(namespace, min_age_ms=3_600_000)
-    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(young, AuditVerdict.YOUNG)]
+    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(young, UnnamedLedgerState.YOUNG)]
     assert found.orphans == []
     (left,) = await delete_ledgers([namespace.services], [young])
-    assert (left.verdict, left.deleted) == (AuditVerdict.YOUNG, False)
+    assert (left.verdict, left.deleted) == (UnnamedLedgerState.YOUNG, False)
     (forced,) = await delete_ledgers([namespace.services], [young], force=True)
     assert forced.deleted
     assert young not in await _ids(namespace)
@@ -68,7 +74,7 @@ async def test_what_may_be_about_to_be_named_is_young_and_no_orphan(world, names
 async def test_what_another_application_marked_is_foreign(world, namespace):
     foreign = await _ledger(namespace, custom={"application": b"pulsar"})
     found = await _audit(namespace)
-    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(foreign, AuditVerdict.FOREIGN)]
+    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(foreign, UnnamedLedgerState.FOREIGN)]
 
 
 @pytest.mark.parametrize("place", ["allocation", "pool", "sink", "note", "another namespace", "another partition"])
@@ -99,7 +105,7 @@ async def test_a_ledger_that_anything_names_is_in_use_even_by_force(world, names
         await store.create("/dl/log/<other>/ledgers")
     assert (await _audit(namespace)).unnamed == ()
     (left,) = await delete_ledgers([namespace.services], [ledger], min_age_ms=0, force=True)
-    assert (left.verdict, left.deleted) == (AuditVerdict.IN_USE, False)
+    assert (left.verdict, left.deleted) == (UnnamedLedgerState.IN_USE, False)
     assert ledger in await _ids(namespace)
 
 
@@ -117,10 +123,10 @@ async def test_nothing_is_an_orphan_while_something_cannot_be_read(world, namesp
     await world.operator.create(path, data, make_parents=True)
     found = await _audit(namespace)
     assert [one.path for one in found.unreadable] == [path]
-    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(ledger, AuditVerdict.UNDECIDED)]
+    assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(ledger, UnnamedLedgerState.UNDECIDED)]
     assert not found.clean
     (left,) = await delete_ledgers([namespace.services], [ledger], min_age_ms=0, force=True)
-    assert (left.verdict, left.deleted) == (AuditVerdict.UNDECIDED, False)
+    assert (left.verdict, left.deleted) == (UnnamedLedgerState.UNDECIDED, False)
 
 
 async def test_a_ledger_that_moves_on_under_the_audit_is_found(world, namespace):

@@ -10,9 +10,9 @@ from dlspark.cli.cluster import WIDTH, _as_json, _echo_status
 from dlspark.core.administration.cluster import NodeState, cluster_status
 from dlspark.testing.cluster import InProcessCluster
 from dlspark.version import __version__
-from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.memory import MemoryStore
-from metadata.replication import ReplicationStore
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.replication import ReplicationStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.edge import SystemClock
 
 LONG_NAME = "storage-node-0123456789.rack-7.row-3.data-center-frankfurt.example.org:3181"

@@ -11,10 +11,10 @@ from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import check_ends, faults_of, inspect_log, listed_segments
 from dlspark.core.administration.repair import check_log, raise_number, repair_ends
 from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, SegmentStateError
-from metadata.locks import DistributedLock
-from metadata.memory import Fault
-from metadata.segments import SegmentMetadata, TruncationStatus, order
+from metadata.distributedlog.locks import DistributedLock
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus, order
 from metadata.store import ANY_VERSION
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"]]
 

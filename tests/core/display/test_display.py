@@ -32,7 +32,7 @@ from dlspark.core.markup import preview
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import CallerError, LogNotFoundError
 from dlspark.testing.cluster import InProcessCluster
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 
 SCRIPT = "<script>alert(1)</script>"
 

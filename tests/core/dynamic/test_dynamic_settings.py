@@ -16,7 +16,7 @@ from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings.settings import Settings, describe_settings, dynamic_values
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
-from metadata.allocators import AllocatorStore
+from metadata.distributedlog.allocators import AllocatorStore
 from simulation.environment.loop import SimulatedLoop
 
 

@@ -11,8 +11,8 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.errors import DistributedLogError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
-from metadata.memory import Fault
 from metadata.store import ANY_VERSION
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0"]]
 

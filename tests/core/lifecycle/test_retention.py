@@ -22,9 +22,9 @@ from dlspark.errors import (
     OwnershipAcquireFailedError,
     SettingsError,
 )
-from metadata.memory import Fault
-from metadata.segment_changes import SegmentChanges
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segment_changes import SegmentChanges
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

@@ -22,8 +22,8 @@ from dlspark.errors import (
     OutcomeUnknownError,
     OwnershipAcquireFailedError,
 )
-from metadata.memory import Fault
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]
@@ -302,7 +302,7 @@ def _delete(world, path):
 
 
 async def test_thousands_of_segments_are_truncated_in_requests_that_fit(world, monkeypatch):
-    monkeypatch.setattr("metadata.segment_changes.MAX_CHANGE_BYTES", 1_500)
+    monkeypatch.setattr("metadata.distributedlog.segment_changes.MAX_CHANGE_BYTES", 1_500)
     namespace = await world.namespace()
     log = await written(namespace, "many", [[b"%d" % i] for i in range(12)])
     async with await log.open_writer() as writer:

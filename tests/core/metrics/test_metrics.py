@@ -545,7 +545,7 @@ async def test_a_failed_writers_log_record_names_the_log(world, caplog):
     writer = await (await namespace.open_log("log")).open_writer()
     future = writer.write(1, b"one")
     await asyncio.sleep(0)
-    writer._fail(WriteError("for a test"))
+    writer._issuer.fail(WriteError("for a test"))
     with pytest.raises(DistributedLogError):
         await future
     await writer.abort()

@@ -24,7 +24,7 @@ from dlspark.errors import (
     ReadCancelledError,
     SegmentNotFoundError,
 )
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 
 

@@ -23,7 +23,7 @@ from dlspark.errors import (
     PositionGapError,
     SettingsError,
 )
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 
 
 async def _written(namespace, name, segments, *, start=0):

@@ -15,10 +15,10 @@ from helpers.memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
-from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.logs import LogStore
-from metadata.segments import SegmentMetadata
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import Create
 from storage_node.protocol.digests import EntryDigest
 

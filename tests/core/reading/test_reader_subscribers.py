@@ -10,7 +10,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
-from metadata.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 
 
 async def _log(namespace, name, count=6):

@@ -9,36 +9,16 @@ import sys
 import javaproperties
 import pytest
 from helpers import upstream_keys
-from helpers.paths import CONF, DOCS
+from helpers.paths import CONF
 
-from dlspark.core.settings.pages import configuration_file, settings_page
 from dlspark.core.settings.settings import WITHOUT_MEANING, Settings, describe_settings
 from dlspark.core.writing.ledger_allocators import LedgerKind
 from dlspark.errors import CallerError, SettingsError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.protocol.values import AddRequest, ReadRequest, WriteLacRequest
 
 FILE = CONF / "distributedlog.conf"
-PAGE = DOCS / "settings.md"
 _NAMES = {info.key for info in describe_settings()}
-
-
-def test_the_shipped_configuration_file_is_the_table_of_settings():
-    assert FILE.read_text(encoding="utf-8") == configuration_file(), (
-        "run: python -m dlspark.core.settings > conf/distributedlog.conf"
-    )
-
-
-def test_the_page_of_settings_is_the_table_of_settings():
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
-        "run: python -m dlspark.core.settings --table > docs/settings.md"
-    )
-
-
-def test_the_page_has_every_setting_and_every_key_that_is_refused():
-    page = settings_page()
-    keys = [info.key for info in describe_settings()] + list(WITHOUT_MEANING)
-    assert [key for key in keys if f"| `{key}`" not in page] == []
 
 
 def test_the_shipped_configuration_file_gives_every_setting_its_default():

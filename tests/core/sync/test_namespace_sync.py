@@ -11,9 +11,9 @@ from dlspark import Namespace, Permissions, Runtime
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import CallerError, LogNotFoundError, NamespaceInUseError, NotBoundError, RequestDeniedError
 from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.namespaces import NamespaceStore
-from metadata.permissions import Action
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.permissions import Action
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 
 @pytest.fixture

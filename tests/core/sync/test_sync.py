@@ -12,7 +12,7 @@ from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyClosedError, EndOfStreamError, RecordTooLongError, TransactionIdOutOfOrderError
 from dlspark.testing.cluster import InProcessCluster
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import BookieSettings
 
@@ -176,8 +176,8 @@ def test_closing_the_runtime_completes_what_was_left_open(runtime, tmp_path):
 
 @pytest.mark.processes
 def test_a_namespace_is_bound_and_used_over_a_real_zookeeper(runtime, tmp_path):
-    from metadata.embedded import EmbeddedZooKeeper
-    from metadata.ledgers import LedgerStore
+    from metadata.bookkeeper.ledgers import LedgerStore
+    from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper:
         uri = f"distributedlog://{zookeeper.address}/logs"

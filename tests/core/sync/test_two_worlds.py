@@ -15,7 +15,7 @@ import pytest
 
 import dlspark
 from dlspark.core.sync.namespace import AccessControl
-from metadata.permissions import PermissionStore
+from metadata.distributedlog.permissions import PermissionStore
 
 OVER_EDGES = "for the library's own rooms, tests and simulations, which are asynchronous"
 BY_LOG = "the log's method opens it"

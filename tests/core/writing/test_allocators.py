@@ -27,9 +27,9 @@ from dlspark.errors import (
     SettingsError,
     WriterDeposedError,
 )
-from metadata.allocators import Allocation, AllocatorStore
-from metadata.memory import Fault
+from metadata.distributedlog.allocators import Allocation, AllocatorStore
 from metadata.store import SessionState
+from metadata.zookeeper.memory import Fault
 
 POOL = {"allocator_pool": True, "allocator_pool_name": "here", "allocator_pool_size": 2}
 KIND = LedgerKind(3, 3, 2, b"")

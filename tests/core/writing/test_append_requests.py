@@ -15,10 +15,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.appending import append_epoch
+from dlspark.core.writing.issuing import WriteIssuer
 from dlspark.core.writing.producers import epoch_limit
 from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     CallerError,
     ConditionError,
@@ -33,8 +33,8 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
+from metadata.distributedlog.producer_segments import ProducerSegments
 from metadata.foundation.errors import CorruptDataError
-from metadata.producer_segments import ProducerSegments
 
 
 async def values(namespace, name):
@@ -444,10 +444,10 @@ async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_h
     what is learned meanwhile may lack a segment."""
     former = await (await namespace.open_log("events")).open_writer("the former owner", producers=True)
     await stored(former, former.append(records(b"a"), producer="p", sequence=0))
-    await former._run_transition(former._sequence.complete_current)
+    await former._issuer.run_transition(former._sequence.complete_current)
     world.cut_off(namespace)
     client = await world.namespace()
-    prepare, learn, prepared, learned = SegmentTransitions.prepare, AsyncLogWriter._learn_requests, [], []
+    prepare, learn, prepared, learned = SegmentTransitions.prepare, WriteIssuer._learn_requests, [], []
 
     async def disturbed(transitions, **claims):
         prepared.append(transitions)
@@ -456,12 +456,12 @@ async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_h
             await former._sequence._transitions.start(2)
         await prepare(transitions, **claims)
 
-    async def noted(writer, highest):
-        learned.append(len(writer._transitions.segments))
-        await learn(writer, highest)
+    async def noted(issuer, highest):
+        learned.append(len(issuer._transitions.segments))
+        await learn(issuer, highest)
 
     monkeypatch.setattr(SegmentTransitions, "prepare", disturbed)
-    monkeypatch.setattr(AsyncLogWriter, "_learn_requests", noted)
+    monkeypatch.setattr(WriteIssuer, "_learn_requests", noted)
     writer = await (await client.open_log("events")).open_writer("the successor", producers=True)
     world.tree.inject = None
     assert client.counters["recovery-begun-again"] == int(begins_again)

@@ -40,14 +40,14 @@ async def known(namespace, name, **settings):
     log = await namespace.open_log(name, settings)
     writer = await log.open_writer(producers=True)
     try:
-        return states(writer), writer._requests._last
+        return states(writer), writer._issuer.requests._last
     finally:
         await writer.abort()
         await log.close()
 
 
 def states(writer):
-    found = writer._requests.producers
+    found = writer._issuer.requests.producers
     return {name: (found.state(name).epoch, found.state(name).last, found.state(name).kept) for name in found.names()}
 
 
@@ -86,7 +86,7 @@ async def test_a_snapshot_is_stored_less_often_where_it_is_the_most_of_what_is_w
     log = await (await world.namespace(producer_snapshot_bytes=1)).open_log("many")
     writer = await log.open_writer(producers=True)
     await asyncio.gather(*requests(writer, count=2_000, producers=2_000), writer.flush())
-    before, snapshot = writer._sequence.current.ledger.length, sum(map(len, writer._requests.snapshot(1e6)))
+    before, snapshot = writer._sequence.current.ledger.length, sum(map(len, writer._issuer.requests.snapshot(1e6)))
     for number, future in enumerate(requests(writer, count=400, producers=2_000, first=2_000, size=1_000)):
         if number % 4 == 3:
             await asyncio.gather(future, writer.flush())
@@ -121,12 +121,12 @@ async def test_whatever_the_bounds_a_new_owner_knows_the_same(world, monkeypatch
         if rng.random() < 0.3:
             await writer.flush()
     await writer.flush()
-    expected, token, last = states(writer), writer._requests.producers.token, writer._sequence.current.last_place
+    expected, token, last = states(writer), writer._issuer.requests.producers.token, writer._sequence.current.last_place
     await writer.abort()
     for name, bound in (("READ_BYTES", 700), ("KEPT_BYTES", 500), ("MOST_ENTRIES", 5)):
         monkeypatch.setattr(segment_ends, name, rng.choice([1, bound, 1 << 30]))
     heir = await (await (await world.namespace()).open_log("any")).open_writer(producers=True)
-    assert (states(heir), heir._requests.producers.token, heir._requests._last) == (expected, token, last)
+    assert (states(heir), heir._issuer.requests.producers.token, heir._issuer.requests._last) == (expected, token, last)
     await heir.abort()
 
 

@@ -11,7 +11,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import TransmitError
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.protocol.digests import master_key
 
 POOL = {"allocator_pool": True, "allocator_pool_name": "here", "allocator_pool_size": 2}

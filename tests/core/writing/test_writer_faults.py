@@ -25,10 +25,10 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.segments import SegmentListError
 from metadata.foundation.errors import NoNodeError
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.memory import Fault
-from metadata.segments import SegmentListError
+from metadata.zookeeper.memory import Fault
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.schema import Status
 

@@ -30,9 +30,9 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
-from metadata.memory import MemoryStore
-from metadata.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.store import SessionState
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.protocol.schema import Status
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from helpers.bookie.faulty_disk import ForwardingFile
 from helpers.bookie.harness import DIGEST, KEY, MIB
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.store import MetadataStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.disk.records import HEADER_BYTES
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.writer import Answers

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metadata.bookies import BookieRegistry
-from metadata.ledger_metadata import DigestType
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.handlers import list_group, list_head

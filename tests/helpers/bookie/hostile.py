@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from metadata.ledger_metadata import DigestType
+from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.protocol import v2
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.encoding import (

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from helpers.paths import ROOT
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
 
 
 def spawn(conf: Path) -> subprocess.Popen[str]:

@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dlspark.default_namespace import NAMESPACE_PATH
-from dlspark.sandbox import LEDGERS_PATH
+from dlspark.sandbox.sandbox import LEDGERS_PATH
+from dlspark.sandbox.state import NAMESPACE_PATH
 from helpers.faults.forwarding import FaultNetwork, ForwardedNetwork
 from helpers.faults.namespaces import NamespacedNetwork, SmallDisk
 from helpers.fork_server import Child, ForkServer

@@ -28,10 +28,10 @@ from typing import Any
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from helpers.faults.hosts import Route, RoutedNetwork, WallClock
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.client.writer import LedgerWriter

@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dlspark import sandbox
-from metadata.embedded import EmbeddedZooKeeper
+from dlspark.sandbox import sandbox
 from metadata.foundation.errors import DistributedLogError
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import DiskFile, FrameHandler, Link
 from storage_node.protocol.frames import Buffer

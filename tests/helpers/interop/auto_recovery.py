@@ -13,7 +13,7 @@ from typing import Any
 from helpers.interop.clusters import Cluster, JavaBookies, OurBookie, our_bookie
 from helpers.interop.java_tool import JavaTool, free_port
 from helpers.interop.ledgers import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.settings.autorecovery import AutoRecoverySettings
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from helpers.interop.java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReachError, free_port
 from helpers.paths import ROOT
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.settings.client import ClientSettings
 

@@ -21,7 +21,7 @@ from dlspark.core.sync.readers import LogReader
 from dlspark.core.sync.writer import LogWriter
 from dlspark.errors import DistributedLogError, status_code
 from helpers.interop.java_tool import JavaError, JavaTool, described, make_payload
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 
 RECORD_BYTES = 150
 ENTRY_RECORDS = 10

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from dlspark.datasets import csv_rows, scheduled_ms
+from dlspark.demo.datasets import csv_rows, scheduled_ms
 
 JOB = Path(__file__)
 """This program's file."""

@@ -21,8 +21,8 @@ from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
 from dlspark.serving.bindings.grpc_options import client_options, server_options
 from dlspark.serving.bindings.grpc_server import GrpcServer
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import ProxyEndpoint, proxy_member
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.deliveries import encode_records
 from dlspark.serving.protocol.operations import (
@@ -86,7 +86,7 @@ def directory_of(addresses: dict[str, str]) -> ProxyDirectory:
     members = []
     for location, address in addresses.items():
         _, shard, endpoint = location.split(";")
-        members.append(write_proxy_member(ProxyEndpoint.parse(endpoint), int(shard), grpc=ProxyEndpoint.parse(address)))
+        members.append(proxy_member(ProxyEndpoint.parse(endpoint), int(shard), grpc=ProxyEndpoint.parse(address)))
     directory.use(ProxyKind.WRITE, members)
     return directory
 

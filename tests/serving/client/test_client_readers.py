@@ -17,9 +17,9 @@ from dlspark.errors import (
     ReadCancelledError,
     ReadError,
 )
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.protocol.operations import Applied, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal, StatusCode
-from dlspark.serving.service import Caller
 from storage_node.errors import ProtocolError
 
 A = "a:1"

@@ -13,9 +13,9 @@ from dlspark.errors import CallerError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import AnnouncedFleet, NoProxiesError, StaticFleet, fleet_of, fleets_of
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, proxy_member
 from dlspark.serving.protocol.operations import ReadBatch, Refusal, StatusCode
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 URI = "distributedlog://zk:2181/ns"
 
@@ -26,7 +26,7 @@ def announced(tree: MemoryTree) -> AnnouncedFleet:
 
 async def announce(tree: MemoryTree, address: str, shard: int = -1) -> tuple[MemoryStore, Announcement]:
     store = MemoryStore(tree)
-    announcement = Announcement(store, f"/ns/{WRITE_PROXIES}", write_proxy_member(ProxyEndpoint.parse(address), shard))
+    announcement = Announcement(store, f"/ns/{WRITE_PROXIES}", proxy_member(ProxyEndpoint.parse(address), shard))
     await announcement.begin()
     return store, announcement
 

@@ -24,7 +24,14 @@ from dlspark.serving.client.sync import Client
 
 T = TypeVar("T")
 _SEEDS = count(1)
-FORBIDDEN = ("kazoo", "grpc", "metadata.zookeeper", "dlspark.core.namespace", "storage_node.client", "pyspark")
+FORBIDDEN = (
+    "kazoo",
+    "grpc",
+    "metadata.zookeeper.client",
+    "dlspark.core.namespace",
+    "storage_node.client",
+    "pyspark",
+)
 
 
 class World:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers.paths import DOCS
 
 from dlspark.errors import SettingsError
 from dlspark.serving.client.settings import REGISTRY, WITHOUT_MEANING, ThinClientSettings
-from dlspark.serving.client.settings_page import settings_page
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import settings_of
 
-PAGE = DOCS / "thin-client-settings.md"
 UPSTREAM = [
     "name",
     "clientId",
@@ -40,12 +37,6 @@ UPSTREAM = [
 """Every setting of upstream's client builder."""
 
 
-def test_the_page_of_settings_is_the_table_of_settings() -> None:
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
-        "run: python -m dlspark.serving.client.settings_page > docs/thin-client-settings.md"
-    )
-
-
 @pytest.mark.parametrize("key", UPSTREAM)
 def test_every_key_of_upstreams_builder_is_honoured_or_refused_with_its_reason(key: str) -> None:
     assert (key in REGISTRY) is not (key in WITHOUT_MEANING)
@@ -57,7 +48,6 @@ def test_every_key_of_upstreams_builder_is_honoured_or_refused_with_its_reason(k
 def test_keys_of_our_own_are_marked_and_those_of_upstream_are_not() -> None:
     infos = settings_of(ThinClientSettings).values()
     assert {info.key for info in infos if not info.own} | WITHOUT_MEANING.keys() == set(UPSTREAM)
-    assert all(f"| `{info.key}`" in settings_page() for info in infos)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ from storage_node.errors import BookieError
 
 NO_PROXYS = (
     "dlspark.spark",
-    "dlspark.sandbox",
+    "dlspark.sandbox.sandbox",
     "dlspark.cli",
     "dlspark.testing",
     "dlspark.serving",
     "storage_node.bookie",
-    "metadata.execution_notes",
+    "metadata.distributedlog.execution_notes",
 )
 """Where errors are that no proxy meets."""
 INTERNAL = {

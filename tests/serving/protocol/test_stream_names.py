@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlspark.serving.protocol.stream_names import MAX_STREAM_BYTES, check_stream_length
-from metadata.log_names import InvalidLogNameError
+from metadata.distributedlog.log_names import InvalidLogNameError
 
 
 def test_a_name_of_the_greatest_length_is_taken() -> None:

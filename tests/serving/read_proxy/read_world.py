@@ -12,16 +12,16 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.deliveries import batches_of, records_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from dlspark.serving.service import Caller
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.protocol import v2
 
 URI = "distributedlog://memory:2181/dl"

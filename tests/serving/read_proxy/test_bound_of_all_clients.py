@@ -20,20 +20,21 @@ from read_world import ReadWorld, submitted
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.directory import ProxyDirectory
-from dlspark.serving.membership import (
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import (
     READ_PROXIES,
     Announcement,
     ProxyEndpoint,
+    proxy_member,
     read_members,
     read_proxy_member,
-    write_proxy_member,
 )
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (
     Delivery,
     Handshake,
@@ -54,7 +55,6 @@ from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
-from dlspark.serving.service import Caller
 
 ADDRESSES = tuple(f"10.0.0.{number}:8100" for number in range(1, 6))
 _SEEDS = itertools.count(1)
@@ -293,11 +293,11 @@ async def test_a_proxy_of_an_older_release_is_not_asked_and_not_sent_to(world: R
     async with running(world, pipes) as new, running(world, pipes, read_balance=0.0) as old:
         old_submit = old.service.submit
         store = world.operator
-        await old._announcement.withdraw()  # type: ignore[union-attr]
-        member = write_proxy_member(old.member.endpoint, -1)
+        await old.host.withdraw()
+        member = proxy_member(old.member.endpoint, -1)
         announcement = Announcement(store, f"/dl/{READ_PROXIES}", member)
         await announcement.begin()
-        await until(lambda: member.location in [one.location for one in new._directory.listed().proxies])
+        await until(lambda: member.location in [one.location for one in new.host.directory.listed().proxies])
         monkeypatch.setattr(
             old.service, "submit", lambda request, *rest: (asked.append(request), old_submit(request, *rest))
         )

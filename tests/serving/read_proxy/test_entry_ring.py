@@ -19,8 +19,8 @@ from dlspark.serving.read_proxy import chunks
 from dlspark.serving.read_proxy.chunks import CHUNK_OVERHEAD_BYTES, ChunkMaker, Chunks
 from dlspark.serving.read_proxy.cursors import ReadCursor
 from dlspark.serving.read_proxy.ring import ENTRY_OVERHEAD_BYTES, EntryRing, RingBudget
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import InvariantViolation
-from metadata.segments import SegmentMetadata
 
 FORMS = list(ReadForm)
 MANY = 1 << 30

@@ -7,6 +7,7 @@ from helpers.logs import written
 from read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.frames import encode_answer
 from dlspark.serving.protocol.operations import (
     Applied,
@@ -20,7 +21,6 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
 )
 from dlspark.serving.read_proxy.service import ReadProxyService
-from dlspark.serving.service import Caller
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 THREE_BYTE_NAME = "€" * 300

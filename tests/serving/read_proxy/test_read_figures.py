@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from read_world import Puller, ReadWorld
 
 from dlspark.core.metrics.registries import NO_STATISTICS, Statistics
-from dlspark.serving.membership import READ_PROXIES, ProxyEndpoint, read_members
+from dlspark.serving.process.membership import READ_PROXIES, ProxyEndpoint, read_members
 from dlspark.serving.read_proxy.figures import FIGURES, ReadProxyFigures, figures_shown_in, figures_table
 from dlspark.serving.read_proxy.proxy import ReadProxy
 from dlspark.serving.read_proxy.settings import ReadProxySettings

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from helpers.logs import written
-from helpers.paths import ROOT
 from helpers.waiting import until
 from read_world import Puller, ReadWorld
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.frames_client import FramesClient
-from dlspark.serving.membership import READ_PROXIES, read_members
+from dlspark.serving.process.membership import READ_PROXIES, read_members
 from dlspark.serving.protocol.operations import (
     Delivery,
     FindOwner,
@@ -25,13 +24,8 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.read_proxy.__main__ import main
 from dlspark.serving.read_proxy.proxy import ReadProxy
-from dlspark.serving.read_proxy.settings import ReadProxySettings, settings_page
+from dlspark.serving.read_proxy.settings import ReadProxySettings
 from storage_node.transport.tcp import TcpNetwork
-
-
-def test_the_page_of_settings_is_up_to_date():
-    page = (ROOT / "docs" / "read-proxy-settings.md").read_text("utf-8")
-    assert page == settings_page(), "run: python -m dlspark.serving.read_proxy --settings > docs/read-proxy-settings.md"
 
 
 def test_settings_come_from_a_file_and_over_it_from_options(tmp_path: Path):
@@ -98,5 +92,3 @@ def test_a_process_that_cannot_start_says_why(capsys):
     assert main(["--set", "nonsense"]) == 1
     assert main(["--set", "port=x"]) == 1
     assert main(["--uri", "nowhere", "--set", "port=0"]) == 1
-    assert main(["--settings"]) == 0
-    assert capsys.readouterr().out == settings_page()

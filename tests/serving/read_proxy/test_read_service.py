@@ -10,6 +10,7 @@ from helpers.waiting import until
 from read_world import LOCATION, Puller, ReadWorld, submitted
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.answer_rules import AnswerRule, rule_of
 from dlspark.serving.protocol.deliveries import decode_stored
 from dlspark.serving.protocol.operations import (
@@ -27,7 +28,6 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
-from dlspark.serving.service import Caller
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2", b"c3"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

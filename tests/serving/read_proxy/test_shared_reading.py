@@ -12,8 +12,8 @@ from read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import ReadError
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import Delivery, ReadForm, ReadFrom, Refusal, StatusCode
-from dlspark.serving.service import Caller
 
 FORMS = list(ReadForm)
 MIB = 1024 * 1024

@@ -14,16 +14,16 @@ from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import ServiceUnavailableError
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal, Request, WriteReceipt, WriteRecords
-from dlspark.serving.service import Caller
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
-from metadata.ledgers import LedgerStore
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 URI = "distributedlog://memory:2181/dl"
 SESSION_S = 6

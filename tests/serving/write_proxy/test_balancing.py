@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlspark.serving.write_proxy.balancing import (
+from dlspark.serving.write_proxy.tier.balancing import (
     Balance,
     BalanceRules,
     ClusterBalance,

@@ -8,7 +8,7 @@ from helpers.virtual_time import virtual_time
 from proxy_world import proxies
 
 from dlspark.serving.protocol.operations import Done, MoveStream, ReleaseStream
-from dlspark.serving.write_proxy.hand_over import HAND_OVERS_AT_ONCE, LONGEST_TURN_S, in_turns
+from dlspark.serving.write_proxy.streams.hand_over import HAND_OVERS_AT_ONCE, LONGEST_TURN_S, in_turns
 
 
 class Ends:

@@ -16,6 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
 from dlspark.core.writing.queued_writes import CheckedSet
 from dlspark.errors import CallerError
+from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -40,8 +41,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
-from dlspark.serving.service import Caller
-from dlspark.serving.write_proxy.execution import opened_sets
+from dlspark.serving.write_proxy.streams.execution import opened_sets
 from storage_node.protocol.frames import Buffer
 
 SETS = RequestContext(is_record_set=True)
@@ -135,7 +135,7 @@ async def test_a_large_set_is_opened_in_a_thread_and_only_what_is_behind_it_on_i
         proxy = await world.proxy()
         await still_serves(proxy)
         await proxy.written("sets", b"before")
-        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.stream.opened_sets", slowly)
         large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
         damaged = SET_HEADER.pack(SET_VERSION | Compression.LZ4, 1, 20 * MIB, 4) + b"lz4?"
         asked = [
@@ -171,7 +171,7 @@ async def test_a_stream_that_ends_while_a_large_set_is_opened_refuses_it_and_wha
     async with proxies() as world:
         proxy = await world.proxy()
         await proxy.written("sets", b"before")
-        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.stream.opened_sets", slowly)
         large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
         asked = [proxy.asked(WriteRecords("sets", (large,), SETS)), proxy.asked(WriteRecords("sets", (b"behind",)))]
         released = proxy.service._table.get("sets")
@@ -268,7 +268,7 @@ async def test_a_large_set_is_not_opened_for_a_client_that_has_gone(monkeypatch:
     async with proxies() as world:
         proxy = await world.proxy()
         gone = Caller("gone:1")
-        monkeypatch.setattr("dlspark.serving.write_proxy.streams.opened_sets", slowly)
+        monkeypatch.setattr("dlspark.serving.write_proxy.streams.stream.opened_sets", slowly)
         large = encode_record_set([bytes(500_000)] * 20, Compression.LZ4)
         for name in ("a", "b"):
             await proxy.written(name, b"before")

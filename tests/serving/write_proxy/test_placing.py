@@ -10,8 +10,8 @@ from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
 from dlspark.core.metrics.cells import Timing
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
+from dlspark.serving.write_proxy.tier.placement import (
     REFRESH_S,
     EqualLoads,
     LeastLoadPlacement,
@@ -19,12 +19,12 @@ from dlspark.serving.write_proxy.placement import (
     LoadTable,
     RingPlacement,
 )
-from dlspark.serving.write_proxy.placing import MeasuredLoads, PlacementKeeper, stream_loads_in
-from metadata.memory import Fault, MemoryStore, MemoryTree
+from dlspark.serving.write_proxy.tier.placement_keeper import MeasuredLoads, PlacementKeeper, stream_loads_in
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.edge import SystemClock
 
 A, B = (
-    write_proxy_member(ProxyEndpoint("127.0.0.1", port), shard, stats=ProxyEndpoint("127.0.0.1", port + 1))
+    proxy_member(ProxyEndpoint("127.0.0.1", port), shard, stats=ProxyEndpoint("127.0.0.1", port + 1))
     for shard, port in enumerate((10, 20))
 )
 FOREIGN = ProxyMember(ProxyEndpoint("127.0.0.1", 30))

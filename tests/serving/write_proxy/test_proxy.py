@@ -20,16 +20,16 @@ from proxy_world import ProxyWorld, proxies
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.frames_server import FramesServer
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
     Announcement,
     ProxyEndpoint,
     ProxyMember,
+    proxy_member,
     read_members,
-    write_proxy_member,
 )
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -55,7 +55,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
-from dlspark.serving.write_proxy.stream_model import OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join
 
@@ -225,7 +225,7 @@ async def test_every_proxy_lists_all() -> None:
         made = [await tier.add(), await tier.add()]
         await tier.know_each_other()
         folder = join("/dl", READ_PROXIES)
-        reading = write_proxy_member(ProxyEndpoint("reads", 8100), 0, grpc=ProxyEndpoint("reads", 8101))
+        reading = proxy_member(ProxyEndpoint("reads", 8100), 0, grpc=ProxyEndpoint("reads", 8101))
         announced = Announcement(tier.world.operator, folder, reading)
         await announced.begin()
         wanted = {ListedProxy(ProxyKind.WRITE, one.location) for one in made}
@@ -363,11 +363,11 @@ async def test_what_comes_before_it_serves_is_refused_and_a_start_that_fails_lea
     async with tiers() as tier:
         proxy = await tier.made(server_port=40)
         answers: list[Answer] = []
-        proxy._door.submit(FindOwner("a"), None, answers.append)  # type: ignore[arg-type]
+        proxy.host.door.submit(FindOwner("a"), None, answers.append)  # type: ignore[arg-type]
         assert isinstance(answers[0], Refusal)
         assert answers[0].code is StatusCode.SERVICE_UNAVAILABLE
         assert (proxy.location, proxy.serving, proxy.status) == ("", False, ProxyStatus.DOWN)
-        other = FramesServer(tier.pipes, proxy._door)
+        other = FramesServer(tier.pipes, proxy.host.door)
         await other.start("host", 40)
         with pytest.raises(OSError):
             await proxy.start()
@@ -394,7 +394,7 @@ async def test_its_page_shows_what_it_does() -> None:
         await proxy.start()
         assert proxy._service is not None
         service = proxy._measured(proxy._service, proxy._given)  # type: ignore[arg-type]
-        proxy._door.open(service)
+        proxy.host.door.open(service)
         await tier.write(proxy, "a")
         root = proxy._scopes.root
         assert (root.proxy_status.value, root.streams_acquired.value, root.announced.value) == (1, 1, 1)
@@ -403,6 +403,21 @@ async def test_its_page_shows_what_it_does() -> None:
         tier.world.features.set("region_stop_accept_new_stream", 1)
         assert root.proxy_status.value == 3
         await until(lambda: proxy.traffic() == {"a": 1}, every_s=10)
+
+
+async def test_a_proxy_has_the_page_that_its_settings_ask_for() -> None:
+    async with proxies() as world:
+        tier = Tier(world)
+        without = await tier.add(server_host="127.0.0.1")
+        assert without.member.stats is None
+        proxy = await tier.add(server_host="127.0.0.1", server_stats_port=0)
+        page = proxy.member.stats
+        assert page is not None
+        assert page.host == "host"
+        (await asyncio.open_connection("127.0.0.1", page.port))[1].close()
+        await proxy.stop()
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", page.port)
 
 
 async def test_a_streams_file_limits_it_from_the_next_look_on(tmp_path: Path) -> None:

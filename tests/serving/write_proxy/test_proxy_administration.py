@@ -13,8 +13,8 @@ from helpers.virtual_time import virtual_time
 
 from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.serving.bindings.frames_server import FramesServer
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
-from dlspark.serving.peers import ProxyPeers
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
+from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -28,7 +28,7 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.write_proxy.administration import (
+from dlspark.serving.write_proxy.tier.administration import (
     accept_streams,
     distribution_of,
     member_named,
@@ -37,7 +37,7 @@ from dlspark.serving.write_proxy.administration import (
     run_balance,
     survey,
 )
-from dlspark.serving.write_proxy.balancing import ClusterBalance, StreamMove
+from dlspark.serving.write_proxy.tier.balancing import ClusterBalance, StreamMove
 from metadata.foundation.errors import CallerError, NotAppliedError, OutcomeUnknownError
 
 
@@ -59,7 +59,7 @@ class Tier:
         service = ScriptedService(partial(self.answer, shard))
         server = FramesServer(self.pipes, service)
         await server.start("host", 0)
-        member = write_proxy_member(ProxyEndpoint("host", server.port), shard)
+        member = proxy_member(ProxyEndpoint("host", server.port), shard)
         self.services.append(service)
         self.servers.append(server)
         self.members.append(member)
@@ -95,7 +95,7 @@ class Tier:
 async def test_a_survey_says_who_owns_what_and_who_does_not_answer() -> None:
     tier = Tier()
     first, second = await tier.add("a", "b"), await tier.add("c")
-    gone = write_proxy_member(ProxyEndpoint("host", 999), 7)
+    gone = proxy_member(ProxyEndpoint("host", 999), 7)
     foreign = ProxyMember(ProxyEndpoint("host", 998))
     reports = await survey(tier.peers, [gone, second, foreign, first])
     assert [one.member for one in reports] == [first, second, gone]
@@ -213,7 +213,7 @@ async def test_a_proxy_takes_no_new_streams_once_it_is_asked_to() -> None:
 
 
 def test_a_member_is_named_by_location_address_or_shard() -> None:
-    members = [write_proxy_member(ProxyEndpoint("h", port), shard) for port, shard in ((1, 0), (2, 1), (3, 1))]
+    members = [proxy_member(ProxyEndpoint("h", port), shard) for port, shard in ((1, 0), (2, 1), (3, 1))]
     for name in ("1;0;h:1", "h:1", "0"):
         assert member_named(members, name) is members[0]
     for name in ("1", "h:9", ""):

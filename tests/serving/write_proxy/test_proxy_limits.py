@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.errors import OverCapacityError, StreamUnavailableError, TooManyProducersError
-from dlspark.serving.write_proxy.limits import (
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.streams.limits import (
     FORGOTTEN_S,
     AcquireLimit,
     ClientProducers,
     LimitValues,
+    PartitionCounts,
     Permits,
     RecentRate,
     WriteLimiter,
 )
-from dlspark.serving.write_proxy.partitions import PartitionCounts
-from dlspark.serving.write_proxy.settings import WriteProxySettings
 
 
 def test_permits_come_by_the_second_and_a_second_of_them_is_kept() -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.registries import NO_STATISTICS, Statistics
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import (
     Answer,
     BulkReceipt,
@@ -21,7 +22,6 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
 from dlspark.serving.write_proxy.metrics import MAX_STREAM_SERIES, ProxyScopes, metrics_tables, shown_in
 

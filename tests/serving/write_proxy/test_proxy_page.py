@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from dlspark.core.metrics.registries import Statistics
-from dlspark.serving.membership import ProxyEndpoint
-from dlspark.serving.page import ProxyPage
+from dlspark.serving.process.membership import ProxyEndpoint
+from dlspark.serving.process.page import ProxyPage
 from dlspark.serving.protocol.operations import ProxyStatus
 from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
 from dlspark.serving.write_proxy.page import WriteProxyView
-from dlspark.serving.write_proxy.placing import fetch_stream_loads
+from dlspark.serving.write_proxy.tier.placement_keeper import fetch_stream_loads
 from metadata.foundation.errors import CallerError
-from storage_node.bookie.node.http_server import Reply
+from storage_node.transport.http_server import Reply
 
 
 class Proxy:
@@ -116,8 +116,8 @@ async def test_metrics_are_made_in_a_thread_and_many_who_ask_together_get_the_sa
 async def test_metrics_that_take_long_are_kept_for_those_who_ask_again(
     page: ProxyPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlspark.serving.page.LONG_S", 0.0)
-    monkeypatch.setattr("dlspark.serving.page.KEPT_FOR", 1e6)
+    monkeypatch.setattr("dlspark.serving.process.page.LONG_S", 0.0)
+    monkeypatch.setattr("dlspark.serving.process.page.KEPT_FOR", 1e6)
     assert await metrics_of(page) is await metrics_of(page)
 
 

@@ -1,14 +1,12 @@
-"""Settings of a write proxy: each of upstream's keys is honoured or refused with its reason; pages are up to date."""
+"""Settings of a write proxy: each of upstream's keys is honoured or refused with its reason."""
 
 from __future__ import annotations
 
 import pytest
-from helpers.paths import ROOT
 
 from dlspark.core.settings.operations import StreamPartition
 from dlspark.errors import SettingsError
 from dlspark.serving.write_proxy.settings import GROUPS, REGISTRY, WITHOUT_MEANING, WriteProxySettings
-from dlspark.serving.write_proxy.settings_pages import configuration_file, settings_page
 from metadata.foundation.settings import settings_of
 
 UPSTREAM = [
@@ -37,11 +35,6 @@ UPSTREAM = [
     "rpsHardWriteLimit",
 ]
 """The keys of upstream's page on write proxies, the time-out of its writers, and the limits of streams."""
-
-
-def test_the_pages_are_what_the_registry_makes() -> None:
-    assert (ROOT / "docs" / "proxy-settings.md").read_text() == settings_page()
-    assert (ROOT / "conf" / "write_proxy.conf").read_text() == configuration_file()
 
 
 @pytest.mark.parametrize("key", UPSTREAM)
@@ -75,7 +68,7 @@ def test_values_come_from_files_and_mappings(tmp_path) -> None:
 def test_what_is_unknown_or_out_of_bounds_is_an_error_that_helps() -> None:
     with pytest.raises(SettingsError) as caught:
         WriteProxySettings.from_mapping({"server_prot": "1"})
-    assert (caught.value.advice or "").startswith("Did you mean server_port? docs/proxy-settings.md")
+    assert (caught.value.advice or "").startswith("Did you mean server_port? docs/settings/write-proxy.md")
     for key, value in (("server_port", "65536"), ("server_append_window_bytes", str(32 << 20))):
         with pytest.raises(SettingsError):
             WriteProxySettings.from_mapping({key: value})

@@ -29,8 +29,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.stream_host import FOUND_LOG_S
-from dlspark.serving.write_proxy.stream_table import FORMER_SESSIONS
+from dlspark.serving.write_proxy.streams.stream_host import FOUND_LOG_S
+from dlspark.serving.write_proxy.streams.table import FORMER_SESSIONS
 from storage_node.protocol.schema import Status
 
 KEPT_S = SESSION_S * 2 / 3

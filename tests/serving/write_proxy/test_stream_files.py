@@ -11,7 +11,7 @@ from helpers.metadata_worlds import Heard
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.stream_files import StreamFiles
+from dlspark.serving.write_proxy.streams.files import StreamFiles
 
 BASE = WriteProxySettings.from_mapping({"rpsHardWriteLimit": 1, "bpsHardWriteLimit": 1})
 

@@ -9,17 +9,17 @@ import pytest
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.operations import StatusCode
-from dlspark.serving.write_proxy.stream_model import (
+from dlspark.serving.write_proxy.streams.model import (
     ON_REQUEST,
     ONLY_THE_REQUEST,
     TRANSITIONS,
+    FailureScope,
     OnRequest,
     StreamEffect,
     StreamEvent,
     StreamState,
-    Verdict,
+    failure_scope_of,
     step,
-    verdict_of,
 )
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 
@@ -90,43 +90,43 @@ def test_an_owner_whose_writer_opens_too_late_gives_it_up() -> None:
 
 # ---- failures ------------------------------------------------------------------------------------------------------
 
-VERDICTS: list[tuple[DistributedLogError, Verdict]] = [
-    (errors.OwnershipAcquireFailedError("1;0;other:1", path="/lock"), Verdict.ELSEWHERE),
-    (errors.AlreadyClosedError("closed"), Verdict.PROCESS),
-    (errors.RecordTooLongError("long"), Verdict.REQUEST),
-    (errors.InvalidRecordError("no bytes"), Verdict.REQUEST),
-    (errors.LogNotFoundError("none"), Verdict.REQUEST),
-    (errors.LogEmptyError("empty"), Verdict.REQUEST),
-    (errors.AlreadyTruncatedError("gone"), Verdict.REQUEST),
-    (errors.EndOfStreamError("sealed"), Verdict.REQUEST),
-    (errors.TransactionIdOutOfOrderError("back"), Verdict.REQUEST),
-    (errors.OverCapacityError("much"), Verdict.REQUEST),
-    (errors.StreamNotReadyError("soon"), Verdict.REQUEST),
-    (errors.InvalidLogNameError("bad"), Verdict.REQUEST),
-    (errors.RequestDeniedError("no"), Verdict.REQUEST),
-    (errors.ProducerFencedError("fenced"), Verdict.REQUEST),
-    (errors.SequenceGapError("gap", expected=3), Verdict.REQUEST),
-    (errors.SequencePassedError("passed"), Verdict.REQUEST),
-    (errors.ConditionError("elsewhere", actual=DLSN(1, 0, 0)), Verdict.REQUEST),
-    (errors.TransmitError("sent"), Verdict.STREAM),
-    (errors.WriteError("failed"), Verdict.STREAM),
-    (errors.WriteCancelledError("behind"), Verdict.STREAM),
-    (errors.WriterDeposedError("other owner"), Verdict.STREAM),
-    (errors.LockingError("lost"), Verdict.STREAM),
-    (errors.MetadataUnavailableError("away"), Verdict.STREAM),
-    (errors.ConnectionLossError("lost"), Verdict.STREAM),
-    (errors.NotEnoughBookiesError("two"), Verdict.STREAM),
-    (errors.InvariantViolation("bug"), Verdict.STREAM),
+VERDICTS: list[tuple[DistributedLogError, FailureScope]] = [
+    (errors.OwnershipAcquireFailedError("1;0;other:1", path="/lock"), FailureScope.ELSEWHERE),
+    (errors.AlreadyClosedError("closed"), FailureScope.PROCESS),
+    (errors.RecordTooLongError("long"), FailureScope.REQUEST),
+    (errors.InvalidRecordError("no bytes"), FailureScope.REQUEST),
+    (errors.LogNotFoundError("none"), FailureScope.REQUEST),
+    (errors.LogEmptyError("empty"), FailureScope.REQUEST),
+    (errors.AlreadyTruncatedError("gone"), FailureScope.REQUEST),
+    (errors.EndOfStreamError("sealed"), FailureScope.REQUEST),
+    (errors.TransactionIdOutOfOrderError("back"), FailureScope.REQUEST),
+    (errors.OverCapacityError("much"), FailureScope.REQUEST),
+    (errors.StreamNotReadyError("soon"), FailureScope.REQUEST),
+    (errors.InvalidLogNameError("bad"), FailureScope.REQUEST),
+    (errors.RequestDeniedError("no"), FailureScope.REQUEST),
+    (errors.ProducerFencedError("fenced"), FailureScope.REQUEST),
+    (errors.SequenceGapError("gap", expected=3), FailureScope.REQUEST),
+    (errors.SequencePassedError("passed"), FailureScope.REQUEST),
+    (errors.ConditionError("elsewhere", actual=DLSN(1, 0, 0)), FailureScope.REQUEST),
+    (errors.TransmitError("sent"), FailureScope.STREAM),
+    (errors.WriteError("failed"), FailureScope.STREAM),
+    (errors.WriteCancelledError("behind"), FailureScope.STREAM),
+    (errors.WriterDeposedError("other owner"), FailureScope.STREAM),
+    (errors.LockingError("lost"), FailureScope.STREAM),
+    (errors.MetadataUnavailableError("away"), FailureScope.STREAM),
+    (errors.ConnectionLossError("lost"), FailureScope.STREAM),
+    (errors.NotEnoughBookiesError("two"), FailureScope.STREAM),
+    (errors.InvariantViolation("bug"), FailureScope.STREAM),
 ]
 
 
 @pytest.mark.parametrize(("error", "verdict"), VERDICTS, ids=lambda one: type(one).__name__)
-def test_a_failure_ends_what_it_says_something_of(error: DistributedLogError, verdict: Verdict) -> None:
-    assert verdict_of(error) is verdict
+def test_a_failure_ends_what_it_says_something_of(error: DistributedLogError, verdict: FailureScope) -> None:
+    assert failure_scope_of(error) is verdict
 
 
 def test_an_exception_that_is_not_of_the_tree_ends_the_stream() -> None:
-    assert verdict_of(ValueError("bug")) is Verdict.STREAM
+    assert failure_scope_of(ValueError("bug")) is FailureScope.STREAM
 
 
 def test_upstreams_codes_that_fail_one_request_are_among_them() -> None:

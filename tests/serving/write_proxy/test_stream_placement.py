@@ -7,10 +7,10 @@ from helpers.metadata_worlds import Heard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
-from dlspark.serving.write_proxy.placement import (
+from dlspark.serving.write_proxy.tier.placement import (
     MAX_LOAD_BYTES,
     MAX_PLACED,
     EqualLoads,
@@ -22,10 +22,10 @@ from dlspark.serving.write_proxy.placement import (
     given_out,
 )
 from metadata.foundation.errors import CorruptDataError
-from metadata.memory import MemoryStore, MemoryTree
 from metadata.store import MAX_REQUEST_BYTES
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
-A, B, C = (write_proxy_member(ProxyEndpoint("127.0.0.1", port), shard) for shard, port in enumerate((1, 2, 3)))
+A, B, C = (proxy_member(ProxyEndpoint("127.0.0.1", port), shard) for shard, port in enumerate((1, 2, 3)))
 UPSTREAM = (
     b'{"1":{"str":"10.0.0.5:4181"},"2":{"i64":4},"3":{"lst":["rec",2,{"1":{"str":"a"},"2":{"i32":3}},'
     b'{"1":{"str":"b"},"2":{"i32":1}}]}}'

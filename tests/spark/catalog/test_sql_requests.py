@@ -31,8 +31,8 @@ from dlspark.spark.options.registry import OPTIONS, Scope
 from dlspark.spark.source.driver import Take
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
+from metadata.distributedlog.segments import TruncationStatus
 from metadata.foundation.errors import InvariantViolation
-from metadata.segments import TruncationStatus
 
 
 async def ask(world: World, operation: str, **words: object) -> object:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from dlspark.core.metrics.registries import Statistics
 from dlspark.spark import LagListener
 from dlspark.spark.metadata_tables.registry import TABLES
-from dlspark.spark.source.extents import NO_LAG
+from dlspark.spark.source.lag import NO_LAG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

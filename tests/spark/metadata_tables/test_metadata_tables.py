@@ -23,14 +23,15 @@ from dlspark.spark.metadata_tables.logs import Row
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver_log_view import DriverLogView
-from dlspark.spark.source.extents import NO_LAG, extent
+from dlspark.spark.source.extents import extent
+from dlspark.spark.source.lag import NO_LAG, lag_of
 from dlspark.spark.source.selection import Selection, selection_of
-from metadata.bookies import BookieRegistry, Cookie
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.distributedlog.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.log_names import LogNotFoundError
-from metadata.memory import MemoryStore
-from metadata.segments import TruncationStatus
-from metadata.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
+from metadata.zookeeper.memory import MemoryStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-metadata.md"
 
@@ -326,8 +327,8 @@ async def test_an_extent_is_what_a_walk_over_the_records_finds(world: World) -> 
         assert (found.records, found.last_txid) == (24 - first, 230)
         entry = [one.txid for one in records if one.dlsn[:2] == records[first].dlsn[:2]]
         assert found.first_txid == entry[0], "of the first record in its entry"
-        assert found.lag.milliseconds == 230 - entry[0]
-    assert (await extent(view, end, end)).lag == NO_LAG
+        assert lag_of(found).milliseconds == 230 - entry[0]
+    assert lag_of(await extent(view, end, end)) == NO_LAG
     ledgers = [
         await world.namespace.services.ledger_store.read(one.ledger_id) for one in view.between(DLSN(1, 0, 0), end)
     ]
@@ -349,7 +350,7 @@ async def test_a_log_whose_writer_did_not_count_has_a_lag_without_records(world:
     await view.close()
     assert found.records is None
     assert found.bytes > 0
-    assert found.lag.milliseconds == 2
+    assert lag_of(found).milliseconds == 2
 
 
 # ---------------------------------------------------------------------- the cluster
@@ -413,7 +414,7 @@ async def test_ledgers_are_told_with_what_names_them(world: World) -> None:
 
 
 async def test_a_ledger_that_auto_recovery_misses_copies_of_says_where(world: World) -> None:
-    from metadata.replication import ReplicationStore
+    from metadata.bookkeeper.replication import ReplicationStore
 
     name = await world.create()
     await world.write(name, range(10))

@@ -18,14 +18,15 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
+from dlspark.spark.sink.publishing import PublishingSession
 from dlspark.spark.sink.session import SinkSession, settings_of
 from dlspark.spark.sink.write_proxies import proxies_at
 from dlspark.spark.sink.writer import batch_writer
 from dlspark.spark.source.offsets import NamedOffset
 from dlspark.spark.source.selection import PerLog, Selection, SourceQuery
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.sinks import MAX_APPLICATION_CHARS, application_sink
 from metadata.foundation.errors import CallerError
-from metadata.log_names import LogNotFoundError
-from metadata.sinks import MAX_APPLICATION_CHARS, application_sink
 
 VALUE = StructType([StructField("value", StringType())])
 
@@ -148,4 +149,4 @@ async def test_a_sink_that_may_not_create_its_log_says_the_same(world: World) ->
     settings = world.namespace.services.settings.with_values({"createStreamIfNotExists": False})
     proxies = proxies_at("nowhere:1", world.namespace.uri.path, 1000)
     with pytest.raises(BatchRefusedError, match=r"is false.*Did you mean team/alerts\?"):
-        await SinkSession(world.namespace, settings, proxies).check_ready(("team/alert",))
+        await PublishingSession(SinkSession(world.namespace, settings, proxies)).check_ready(("team/alert",))

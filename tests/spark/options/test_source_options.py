@@ -14,7 +14,7 @@ from dlspark.spark import connection
 from dlspark.spark.connection import namespace_settings
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.query_options import ELSEWHERE, Options
-from dlspark.spark.options.registry import OPTIONS, Scope, options_table
+from dlspark.spark.options.registry import OPTIONS, Scope
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError
@@ -49,7 +49,7 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest_one(name: str, nea
 
 
 def test_an_option_far_from_all_others_lists_them() -> None:
-    with pytest.raises(OptionError, match=r"docs/spark-options\.md lists all") as caught:
+    with pytest.raises(OptionError, match=r"docs/settings/spark\.md lists all") as caught:
         source(zzz="1")
     assert "Did you mean" not in str(caught.value)
 
@@ -144,13 +144,6 @@ def test_options_survive_the_pickling_that_carries_them_to_workers() -> None:
     again = pickle.loads(pickle.dumps(options))
     assert (again.one_log(), again.integer("minPartitions"), again.uri) == ("flights", 2, "distributedlog://h:1/n")
     assert again.scope is Scope.SOURCE_BATCH
-
-
-def test_the_documentation_holds_the_generated_table() -> None:
-    table = options_table()
-    assert all(f"| `{option.key}` |" in table for option in OPTIONS)
-    document = Path(__file__).parents[3] / "docs" / "spark-options.md"
-    assert table in document.read_text(encoding="utf-8"), "regenerate docs/spark-options.md with options_table()"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dlspark.spark.catalog.enabling import DEFAULT_NAME
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

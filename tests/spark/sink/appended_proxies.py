@@ -9,12 +9,12 @@ from helpers.memory_proxies import MemoryLink
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ProxyUnreachableError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.membership import WRITE_PROXIES, ProxyEndpoint, write_proxy_member
+from dlspark.serving.process.membership import WRITE_PROXIES, ProxyEndpoint, proxy_member
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Request, WriteRecords
-from dlspark.serving.service import Caller, Reply
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 
@@ -49,7 +49,7 @@ class LinkedProxy:
 
     async def announce(self) -> None:
         """Be a member of the namespace as long as the session lives."""
-        member = write_proxy_member(ProxyEndpoint.parse(self.address), int(self.location.split(";")[1]))
+        member = proxy_member(ProxyEndpoint.parse(self.address), int(self.location.split(";")[1]))
         await self.namespace.store.create(
             f"/dl/{WRITE_PROXIES}/member_", member.encode(), ephemeral=True, sequential=True, make_parents=True
         )

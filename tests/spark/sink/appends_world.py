@@ -18,23 +18,24 @@ from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import LogEmptyError, LogNotFoundError
-from dlspark.spark.sink.appender import AppendedLog, BatchToAppend, SinkAppender
+from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
+from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.inline_rows import gather_inline, joined
-from dlspark.spark.sink.log_opening import LogOpener
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from dlspark.spark.sink.publishing import PublishingSession
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
-from metadata.bindings import Binding
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation.errors import OutcomeUnknownError
-from metadata.ledgers import LedgerStore
-from metadata.locks import LockId
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 URI = "distributedlog://memory:2181/dl"
 LOG = "flights"
@@ -219,12 +220,13 @@ class Driver:
         self.proxied = proxied
         self.proxies = WriteProxies(cluster.proxies.client, "/dl", cluster.proxies.can_be_dialled)
         self.session = SinkSession(namespace, namespace.settings, self.proxies, appending=True)
+        self.publishing = PublishingSession(self.session)
         self.opened = 0
         self.appender = SinkAppender(self.open_log, rng=random.Random(3))
         self.crashed = False
         self.sink = sink
         self._neighbour = neighbour
-        tools = self.session.append_tools
+        tools = self.publishing.append_tools
         self._opener = LogOpener(tools, self.proxies, always=proxied, find=self._find, idle_ms=IDLE_MS)
 
     def _find(self, holder: LockId) -> Neighbour | None:
@@ -246,9 +248,9 @@ class Driver:
         job = self.job(batch)
         await self.session.state(job)
         parts = inline(rows_of(batch) if values is None else values)
-        publication = await self.session.inline_staged(Publication(job, (), inline=parts, known=(LOG,)))
-        commit = await self.session.publisher.publish(publication)
-        await self.session.sweeper.after_commit(job, [LOG], commit.left)
+        publication = await self.publishing.inline_staged(Publication(job, (), inline=parts, known=(LOG,)))
+        commit = await self.publishing.publisher.publish(publication)
+        await self.publishing.sweeper.after_commit(job, [LOG], commit.left)
         return commit.outcome
 
     async def commit(self, batch: int, mode: str, values: list[bytes] | None = None) -> CommitOutcome | None:

@@ -23,13 +23,13 @@ from helpers.jvm_flags import spark_flags
 from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
-from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
+from metadata.distributedlog.sinks import application_sink, query_sink
 from metadata.foundation import fault_points
-from metadata.sinks import application_sink, query_sink
 
 HERE = Path(__file__).parent
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -252,7 +252,8 @@ class Stream:
         Runtime.shared().run(self._check_swept())
 
     async def _check_swept(self) -> None:
-        session = await open_session(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
+        publishing = await open_publishing(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
+        session = publishing.session
         query = json.loads((self.checkpoint / "metadata").read_text())["id"]
         sink = application_sink(self.plan.query_id) if self.tables else query_sink(query)
         for log in self.plan.logs:
@@ -264,7 +265,7 @@ class Stream:
         with_rows = [batch for batch in range(self.next) if self.plan.batch_rows(batch)]
         assert mark.value.batch >= max(with_rows, default=-1)
         (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[sink])
-        await sweep_leftovers(session.sweeper, session.sinks, found)
+        await sweep_leftovers(publishing.sweeper, session.sinks, found)
         assert await session.sinks.staged(sink) == []
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.commit import Publisher
-from dlspark.spark.sink.leftovers import LedgerSweeper, find_leftovers, sweep_leftovers
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
-from metadata.logs import LogStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark
-from metadata.sinks import SinkStore
+from dlspark.spark.sink.segments.commit import Publisher
+from dlspark.spark.sink.segments.leftovers import LedgerSweeper, find_leftovers, sweep_leftovers
+from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark
+from metadata.distributedlog.sinks import SinkStore
 from metadata.store import MetadataStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 T = TypeVar("T")
 NS = "/dl/ns"

@@ -22,12 +22,12 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import LogEmptyError
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
-from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
@@ -87,12 +87,13 @@ class Round:
         Runtime.shared().run(self._check_nothing_left())
 
     async def _check_nothing_left(self) -> None:
-        session = await open_session(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
+        publishing = await open_publishing(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
+        session = publishing.session
         mark = await session.sinks.read(self.plan.query_id)
         assert mark is not None
         assert mark.value.batch >= self.plan.last_with_rows
         (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
-        await sweep_leftovers(session.sweeper, session.sinks, found)
+        await sweep_leftovers(publishing.sweeper, session.sinks, found)
         assert await session.sinks.staged(self.plan.query_id) == []
 
 

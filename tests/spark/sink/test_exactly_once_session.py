@@ -21,7 +21,7 @@ from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(900)]
 

@@ -20,7 +20,7 @@ import pytest
 from sink_driver import read_values
 from spark_driver import ROWS_PER_BATCH
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(1000)]

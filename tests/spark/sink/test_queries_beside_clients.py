@@ -23,8 +23,8 @@ from helpers.waiting import wait_until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_proxies import SESSION_S
+from dlspark.sandbox.proxies import SESSION_S
+from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.client.client import AsyncClient
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dlspark.spark.sink.session import open_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

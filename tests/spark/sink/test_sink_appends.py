@@ -11,16 +11,16 @@ from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
-from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.append.appender import BatchToAppend
+from dlspark.spark.sink.append.owned_log import MAX_UNFOLDED, SILENT_S
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import Publication
-from dlspark.spark.sink.owned_log import MAX_UNFOLDED, SILENT_S
 from dlspark.spark.sink.session import owner_name
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.sinks import application_sink
 from metadata.foundation.errors import DistributedLogError
-from metadata.locks import OwnershipAcquireFailedError
-from metadata.memory import Fault
-from metadata.sinks import application_sink
+from metadata.zookeeper.memory import Fault
 from storage_node.protocol.schema import Status
 
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
@@ -115,7 +115,7 @@ async def test_a_batch_without_rows_is_known_by_the_logs_owner_or_left_to_the_mu
     await driver.crash()
     other = await cluster.driver()
     with pytest.raises(ReplayDiffersError, match="now has none"):
-        await other.session.publisher.publish(Publication(other.job(1), (), known=(LOG,)))
+        await other.publishing.publisher.publish(Publication(other.job(1), (), known=(LOG,)))
 
 
 async def test_a_waiting_writer_gets_the_log_at_once_and_the_next_batch_follows_it(cluster: Cluster) -> None:
@@ -205,7 +205,7 @@ async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster
     assert 1 < max(lacking) <= MAX_UNFOLDED + 1
     await driver.crash()
     other = await cluster.driver()
-    await other.session._settle(LOG, QUERY)
+    await other.publishing._settle(LOG, QUERY)
     mark = await other.mark()
     assert mark is not None
     assert mark.rows == tuple((batch, 2) for batch in reversed(range(4 * MAX_UNFOLDED)))

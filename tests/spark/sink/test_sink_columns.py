@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import BatchRefusedError, SchemaError, TransactionOrderError
 from dlspark.spark.sink.columns import SinkColumns, check_order, columns_of, rows_by_log
-from metadata.log_names import InvalidLogNameError
+from metadata.distributedlog.log_names import InvalidLogNameError
 
 
 def schema(**columns: DataType) -> StructType:

@@ -9,7 +9,8 @@ from dlspark.core.codec.records import HEADER_BYTES
 from dlspark.spark.errors import BatchRefusedError, OptionError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.append_messages import (
+from dlspark.spark.sink.append.appender import BatchToAppend
+from dlspark.spark.sink.append.messages import (
     LENGTHS,
     check_lengths,
     decode_answer,
@@ -18,7 +19,6 @@ from dlspark.spark.sink.append_messages import (
     encode_outcome,
     encode_request,
 )
-from dlspark.spark.sink.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM, LEAST_SHARE, CommitMode, CommitWay, commit_way

@@ -14,10 +14,10 @@ from sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
-from metadata.locks import DistributedLock
-from metadata.memory import Fault
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark
+from metadata.distributedlog.locks import DistributedLock
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark
+from metadata.zookeeper.memory import Fault
 
 
 @pytest.fixture

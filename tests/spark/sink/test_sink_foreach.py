@@ -24,7 +24,7 @@ from metadata.foundation.errors import CallerError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

@@ -9,18 +9,18 @@ from sink_world import NS, SINK, job, staged_segment
 
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.commit import MAX_MULTI_BYTES, Publisher, check_size
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.ledgers import Versioned
-from metadata.log_names import LogState
-from metadata.logs import LogStore
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import MAX_HISTORY, LogMark, SinkState
-from metadata.sinks import SinkStore
+from dlspark.spark.sink.segments.commit import MAX_MULTI_BYTES, Publisher, check_size
+from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
+from metadata.bookkeeper.ledgers import Versioned
+from metadata.distributedlog.log_names import LogState
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
+from metadata.distributedlog.sinks import SinkStore
 from metadata.store import Create, Delete, Op
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
 

@@ -15,11 +15,11 @@ from sink_world import SINK, Process, World, job
 from dlspark.spark.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.sink_marks import LogMark
+from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.log_admin import LogAdmin
-from metadata.memory import Fault
-from metadata.sink_marks import LogMark
-from metadata.sinks import StagedLedger
+from metadata.zookeeper.memory import Fault
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from sink_driver import arrow_batches, read_values
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink import commit as sink_commit
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId
+from dlspark.spark.sink.segments import commit as sink_commit
+from dlspark.spark.sink.segments.staging import run_task
 from dlspark.spark.sink.session import open_session
-from dlspark.spark.sink.staging import run_task
 
 if TYPE_CHECKING:
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.processes
 

@@ -8,17 +8,17 @@ import pytest
 from sink_world import NS, SINK, job, staged_segment
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.commit import Publisher
-from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from metadata.bindings import Binding
-from metadata.log_folders import FederatedFolders
-from metadata.logs import LogStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import NamespaceStore
-from metadata.permissions import Action, Permissions, PermissionStore, RequestDeniedError
-from metadata.segments import SegmentMetadata
-from metadata.sinks import SinkStore
+from dlspark.spark.sink.segments.commit import Publisher
+from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.log_folders import FederatedFolders
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.permissions import Action, Permissions, PermissionStore, RequestDeniedError
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sinks import SinkStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 
 async def unused(*_: object) -> None:

@@ -14,10 +14,10 @@ from sink_world import NS, SINK, Process, World, job
 from dlspark.spark.errors import ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark, SinkMark
 from metadata.foundation.errors import BadVersionError, CorruptDataError
-from metadata.log_admin import LogAdmin
-from metadata.segments import SegmentMetadata
-from metadata.sink_marks import LogMark, SinkMark
 from metadata.store import Op, SetData
 
 ROOT = f"{NS}/.sinks/{SINK}"

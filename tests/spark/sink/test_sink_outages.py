@@ -14,7 +14,7 @@ from driver_processes import Spawner, fault, finish
 from helpers.waiting import wait_until
 from sink_driver import Plan, read_values
 
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

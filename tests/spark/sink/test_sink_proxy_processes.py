@@ -14,7 +14,7 @@ from helpers.waiting import wait_until
 from sink_driver import Plan, read_values
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

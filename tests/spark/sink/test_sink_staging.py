@@ -11,12 +11,12 @@ import pytest
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.spark.errors import BatchRefusedError, TransactionOrderError
-from dlspark.spark.sink import task as sink_task
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import StagedSegment
-from dlspark.spark.sink.task import StageSettings, TaskWriter, WriteWindow
+from dlspark.spark.sink.segments import task as sink_task
+from dlspark.spark.sink.segments.task import StageSettings, TaskWriter, WriteWindow
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.foundation.errors import InvariantViolation
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import QuorumWriteError
 
 BOTH = SinkColumns(value=0, transaction_id=1, log=2, one_log=None)

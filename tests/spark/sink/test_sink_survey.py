@@ -7,10 +7,10 @@ from sink_world import SINK, Process, World, job
 
 from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.leftovers import (
+from dlspark.spark.sink.segments.leftovers import (
     ABANDONED_AFTER_MS,
     SinkLeftovers,
-    StagedVerdict,
+    StagedLedgerState,
     find_leftovers,
     sweep_leftovers,
 )
@@ -110,7 +110,7 @@ async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_othe
         "job-died-at-work": ("job", True),
         "job-young": ("job", False),
     }
-    assert found["job-alive"].of(StagedVerdict.LIVE)
+    assert found["job-alive"].of(StagedLedgerState.LIVE)
     await clocked.sweep("job-died-at-work", "job-died-at-its-start", "app-nightly")
     assert await driver.sinks.sinks() == ["app-nightly", "job-alive", "job-young"]
 

@@ -15,8 +15,9 @@ from sink_world import round_trips
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, gather
+from dlspark.spark.sink.publishing import PublishingSession
+from dlspark.spark.sink.segments.staging import Staging
 from dlspark.spark.sink.session import SinkSession
-from dlspark.spark.sink.staging import Staging
 from dlspark.spark.sink.write_proxies import proxies_at
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Worker:
         namespace = world.namespace
         proxies = proxies_at("nowhere:1", namespace.uri.path, 1000)
         self.session = SinkSession(namespace, namespace.services.settings, proxies)
+        self.publishing = PublishingSession(self.session)
 
     def job(self, batch: int) -> JobId:
         return JobId(QUERY, batch, uuid.uuid4().hex)
@@ -58,8 +60,8 @@ class Worker:
 
     async def commit(self, message: SinkMessage) -> CommitOutcome:
         (publication,) = gather([message])
-        commit = await self.session.publisher.publish(publication)
-        await self.session.sweeper.after_commit(message.job, publication.logs, commit.left)
+        commit = await self.publishing.publisher.publish(publication)
+        await self.publishing.sweeper.after_commit(message.job, publication.logs, commit.left)
         return commit.outcome
 
     async def ledgers(self) -> set[int]:
@@ -194,7 +196,7 @@ async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_swee
     await staging.give_up()
     await worker.session._ahead  # type: ignore[misc]
     assert {task for task in asyncio.all_tasks() if not task.done()} <= before
-    await worker.session.sweeper.own(job)
+    await worker.publishing.sweeper.own(job)
     assert await worker.session.sinks.staged(QUERY) == []
     assert await worker.ledgers() == await worker.published("flights")
     again = await worker.run(worker.job(1), "flights")

@@ -19,7 +19,7 @@ from dlspark.spark.errors import BatchRefusedError, PublishUnknownError, ReplayD
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.session import owner_name
 from metadata.foundation.errors import CallerError, DistributedLogError
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
 WAYS = ("append", "segments", "proxy")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.spark.sink.user_folders import RUNTIME_VARIABLE, ShortPath, is_private, own_folder, own_folders
+from dlspark.spark.sink.append.folders import RUNTIME_VARIABLE, ShortPath, is_private, own_folder, own_folders
 
 NAME = f"dlspark-{os.getuid()}"
 

@@ -15,11 +15,11 @@ from helpers.virtual_time import virtual_time
 
 from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError
 from dlspark.serving.client.client import AsyncClient
-from dlspark.spark.sink.appender import BatchToAppend
+from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 
 PUBLISHED = CommitOutcome.PUBLISHED
 
@@ -169,7 +169,7 @@ async def test_a_log_that_is_waited_for_says_for_whom(caplog: pytest.LogCaptureF
         driver = await cluster.driver(lock_timeout_s=120)
         async with await log.open_writer("reporter-7"):
             waiting = asyncio.ensure_future(driver.append(0))
-            with caplog.at_level(logging.WARNING, "metadata.locks"):
+            with caplog.at_level(logging.WARNING, "metadata.distributedlog.locks"):
                 await asyncio.sleep(70)
             said = [record.getMessage() for record in caplog.records]
             assert len(said) == 3

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from dlspark import DLSN, LogWriter, Namespace, PendingWrite
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 LIVE_LOGS = 4
 BURST = 12

@@ -14,12 +14,12 @@ from memory_world import URI, World
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ProxyUnreachableError
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.deliveries import StoredEntry, decode_stored, encode_stored
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, Refusal, Request
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from dlspark.serving.service import Caller, Reply
 
 Tamper = Callable[[list[StoredEntry]], list[StoredEntry]]
 

@@ -21,8 +21,8 @@ from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog, packed
 from dlspark.spark.source.selection import SourceQuery
-from metadata.log_names import LogNotFoundError
-from metadata.segments import TruncationStatus
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import TruncationStatus
 
 
 def query_of(**raw: str) -> SourceQuery:

@@ -17,7 +17,7 @@ from churn import Churn
 from sink_driver import read_values
 
 from dlspark import DLSN
-from dlspark.sandbox import Sandbox
+from dlspark.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,13 +23,13 @@ from dlspark.errors import (
     ReadError,
 )
 from dlspark.serving.client.fleet import NoProxiesError
-from dlspark.serving.membership import (
+from dlspark.serving.process.membership import (
     FRAMES,
     READ_PROXIES,
     Announcement,
     ProxyEndpoint,
     ProxyMember,
-    write_proxy_member,
+    proxy_member,
 )
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.read_proxy.balance import ReadBalance
@@ -43,8 +43,8 @@ from dlspark.spark.source.partition_reader import LogPartition, hosts_of
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.proxy_entries import READ_BYTES, ProxyEntries, TaskProxies
 from dlspark.spark.source.span_entries import ReplicaEntries, SpanEntries
-from metadata.memory import MemoryStore
-from metadata.segments import TruncationStatus
+from metadata.distributedlog.segments import TruncationStatus
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.client.reader import ReplicaReader
 
 A, B = "proxy-a:8100", "proxy-b:8100"
@@ -434,9 +434,7 @@ async def test_the_driver_hands_on_what_is_announced(world: World) -> None:
     await foreign.begin()
     with pytest.raises(NoProxiesError, match=r"no read proxy that takes frames \(1 are announced that do not\)"):
         await world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
-    members = [
-        Announcement(store, folder, write_proxy_member(ProxyEndpoint("127.0.0.1", port), -1)) for port in (8100, 8101)
-    ]
+    members = [Announcement(store, folder, proxy_member(ProxyEndpoint("127.0.0.1", port), -1)) for port in (8100, 8101)]
     for member in members:
         await member.begin()
     driver = await world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
@@ -446,7 +444,7 @@ async def test_the_driver_hands_on_what_is_announced(world: World) -> None:
         await member.withdraw()
     waiting = asyncio.ensure_future(announced_proxies(world.namespace, READ_PROXIES, 60_000))
     assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
-    late = Announcement(store, folder, write_proxy_member(ProxyEndpoint("::1", 8102), -1))
+    late = Announcement(store, folder, proxy_member(ProxyEndpoint("::1", 8102), -1))
     await late.begin()
     assert await waiting == ("[::1]:8102",)
     await late.withdraw()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.readwriter import DataFrameReader
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -225,7 +225,7 @@ def test_a_task_needs_no_metadata_client_at_all(sandbox: Sandbox, three_segments
     (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))
     program = textwrap.dedent("""
         import pickle, sys
-        sys.modules["kazoo"] = sys.modules["metadata.zookeeper"] = None
+        sys.modules["kazoo"] = sys.modules["metadata.zookeeper.client"] = None
         reader, partitions = pickle.loads(open(sys.argv[1], "rb").read())
         print([sum(batch.num_rows for batch in reader.read(partition)) for partition in partitions])
     """)

@@ -25,7 +25,7 @@ from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, _Chunk, _decode, record_batches, select
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.schema import SCHEMA, column_names
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client.reader import LedgerLocation
 
 NAMES = list(TYPES)

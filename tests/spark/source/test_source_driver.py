@@ -26,9 +26,9 @@ from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from dlspark.spark.source.span_entries import SHARED_READERS
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.log_names import LogNotFoundError
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from storage_node.settings.client import ClientSettings
 
 
@@ -552,10 +552,10 @@ async def test_a_pattern_that_matches_nothing_is_told_where_was_looked_and_which
         await world.create(name)
     driver = await world.driver(subscribePattern="fl.*")
     assert not await driver.views()
-    outside = str(await driver.nothing_matches())
+    outside = str(await driver.nothing_matches_error())
     assert "No log outside of all folders matches subscribePattern 'fl.*'; folders there: team; nothing" in outside
     assert "folder a/b for a/b/c-.*" in outside
-    below = str(await (await world.driver(subscribePattern="team/fl.*")).nothing_matches())
+    below = str(await (await world.driver(subscribePattern="team/fl.*")).nothing_matches_error())
     assert "No log in folder 'team' matches subscribePattern 'team/fl.*'; folders there: raw;" in below
-    nowhere = str(await (await world.driver(subscribePattern="gone/.*")).nothing_matches())
+    nowhere = str(await (await world.driver(subscribePattern="gone/.*")).nothing_matches_error())
     assert "No log in folder 'gone' matches subscribePattern 'gone/.*'; nothing was read" in nowhere

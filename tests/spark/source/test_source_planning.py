@@ -26,7 +26,7 @@ from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.source.batch_ends import byte_shares, shares
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.planning import SegmentSpan, clip, cut, partitions
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client.reader import LedgerLocation
 
 LEDGER = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})

@@ -17,7 +17,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import readers
-from dlspark.spark.source.extents import Lag
+from dlspark.spark.source.lag import Lag
 from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.readers import StreamReader

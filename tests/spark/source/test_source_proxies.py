@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from source_world import Logs
 
-    from dlspark.sandbox import Sandbox
+    from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -218,7 +218,7 @@ def test_a_task_reaches_read_proxies_and_nothing_else(
     (tmp_path / "task").write_bytes(pickle.dumps((reader, blind)))
     program = textwrap.dedent("""
         import json, pickle, socket, sys
-        for name in ("kazoo", "metadata.zookeeper", "grpc"):
+        for name in ("kazoo", "metadata.zookeeper.client", "grpc"):
             sys.modules[name] = None
         asked = []
         def hook(event, arguments):

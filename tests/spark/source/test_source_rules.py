@@ -34,7 +34,7 @@ from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
-from metadata.segments import SegmentMetadata, TruncationStatus
+from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from helpers.recovery_world import QUICK, World
 from helpers.virtual_time import virtual_time
 
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import RepairQueue, ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.replication import RepairQueue, ReplicationStore
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 from storage_node.autorecovery.auditor import METADATA_READS, AuditNeed, Auditor, LossTracker
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.client.client import LedgerClient

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.autorecovery.checker import endangered_seats, fragments_of
 from storage_node.protocol.striping import in_write_set, write_set
 

@@ -11,11 +11,11 @@ import pytest
 from helpers.recovery_world import QUICK, World
 from helpers.virtual_time import virtual_time
 
-from metadata.auditors import PeriodicCheck
-from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.auditors import PeriodicCheck
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery import auditor
 from storage_node.autorecovery.auditor import PlacementCheck, PlacementReport
 from storage_node.client.client import LedgerClient

@@ -10,8 +10,8 @@ from helpers.model_cluster import ModelBookie
 from helpers.recovery_world import QUICK, World, payload
 from helpers.virtual_time import virtual_time
 
-from metadata.ledger_metadata import LedgerState
-from metadata.memory import Fault
+from metadata.bookkeeper.ledger_metadata import LedgerState
+from metadata.zookeeper.memory import Fault
 from storage_node.errors import LedgerFencedError
 
 

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 from helpers.waiting import until
 
-from dlspark.sandbox import Sandbox
-from dlspark.sandbox_processes import SandboxError
-from metadata.auditors import AuditorStore
-from metadata.bookies import BookieRegistry
+from dlspark.sandbox.processes import SandboxError
+from dlspark.sandbox.sandbox import Sandbox
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.pacing import for_each
-from metadata.ledger_metadata import DigestType
-from metadata.ledgers import LedgerStore
-from metadata.replication import ReplicationStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.striping import write_set
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.auditors import AuditorStore
+from metadata.bookkeeper.auditors import AuditorStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.replication import ReplicationStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.status import MarkedLedger, OpenLock, RecoveryStatus, recovery_status, switch
 
 ROOT = "/ledgers"

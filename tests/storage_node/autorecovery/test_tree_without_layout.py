@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.client.client import LedgerClient

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers.bookie.harness import Cluster
 
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore
 
 
 @pytest.fixture

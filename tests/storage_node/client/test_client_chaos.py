@@ -16,7 +16,7 @@ from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.client.writer import LedgerWriter

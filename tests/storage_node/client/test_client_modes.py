@@ -9,8 +9,8 @@ import pytest
 from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import CallerError, NodeExistsError
-from metadata.ledger_metadata import LedgerState
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import (
     DuplicateEntryError,

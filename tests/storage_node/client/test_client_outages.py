@@ -9,9 +9,9 @@ import pytest
 from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
 
-from metadata.bookies import BookieAddress, Cookie
+from metadata.bookkeeper.bookies import BookieAddress, Cookie
+from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerState
 from storage_node.client.reader import ReplicaReader
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import NoSuchEntryError, NotEnoughBookiesError, QuorumWriteError

@@ -10,8 +10,8 @@ import pytest
 from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
-from metadata.ledger_metadata import DigestType, Ensemble
 from storage_node.client.reader import ReplicaReader
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import (

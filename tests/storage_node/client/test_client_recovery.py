@@ -8,9 +8,9 @@ import pytest
 from helpers.model_cluster import Cluster
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import NoNodeError
-from metadata.ledger_metadata import LedgerState
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError, UnauthorizedAccessError
 from storage_node.protocol.values import ReadRequest

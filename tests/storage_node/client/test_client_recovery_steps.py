@@ -9,9 +9,9 @@ import pytest
 from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import LedgerMetadata, LedgerState
-from metadata.memory import Fault
+from metadata.zookeeper.memory import Fault
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError
 from storage_node.protocol.schema import Status

@@ -10,7 +10,7 @@ import pytest
 from helpers.model_cluster import FAST, Cluster, ModelBookie
 from helpers.virtual_time import virtual_time
 
-from metadata.bookies import BookieAddress
+from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
 from storage_node.client.health import FAILED, GOOD, LAGGING, READ_ONLY, SLOW, BookieHealth
 from storage_node.client.reader import LedgerReader, ReplicaReader

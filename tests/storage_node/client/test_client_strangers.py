@@ -10,8 +10,8 @@ import pytest
 from helpers.model_cluster import FAST, Cluster, Ledger, contents, payload, write
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
-from metadata.ledger_metadata import DigestType, LedgerState
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import MAX_REPLACEMENTS, LedgerWriter
 from storage_node.errors import LedgerTakenError, QuorumWriteError

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from helpers.strangers import write_as_stranger
 
-from metadata.bookies import BookieRegistry
-from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import ReplicaReader

@@ -9,9 +9,9 @@ import pytest
 from helpers.model_cluster import FAST, Cluster, ModelLink, contents, payload, write
 from helpers.virtual_time import virtual_time
 
+from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError
-from metadata.ledger_metadata import DigestType, LedgerState
-from metadata.memory import Fault, MemoryStore
+from metadata.zookeeper.memory import Fault, MemoryStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.placement.policies import UniformPlacement
 from storage_node.edge import FrameHandler

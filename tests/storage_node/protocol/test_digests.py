@@ -9,7 +9,7 @@ from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.ledger_metadata import DigestType
+from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.errors import DigestError
 from storage_node.protocol.digests import EntryDigest, crc32, crc32c, mac_key, master_key
 

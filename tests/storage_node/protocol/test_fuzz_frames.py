@@ -20,8 +20,8 @@ from helpers.bookie.fuzzed_connection import Victim
 from helpers.bookie.harness import KEY as HARNESS_KEY
 from helpers.bookie.harness import Cluster, entry
 
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.errors import ProtocolError
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_request, decode_response

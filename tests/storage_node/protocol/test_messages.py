@@ -13,7 +13,7 @@ from helpers.reference_vectors import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.ledger_metadata import DigestType
+from metadata.bookkeeper.ledger_metadata import DigestType
 from storage_node.errors import ProtocolError
 from storage_node.protocol import schema, wire
 from storage_node.protocol.decoding import decode_request, decode_response

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.foundation.errors import DistributedLogError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.errors import (
     BookieIOError,
     BookieUnreachableError,

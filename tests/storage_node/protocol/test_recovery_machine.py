@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, MetadataUnavailableError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import (
     BookieUnreachableError,
     DigestError,

@@ -1,22 +1,12 @@
-"""Settings of the ledger client: BookKeeper's keys, bounds, and the page that lists them."""
+"""Settings of the ledger client: BookKeeper's keys, and bounds."""
 
 from __future__ import annotations
 
 import pytest
-from helpers.paths import DOCS
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import defaults_of
 from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
-from storage_node.settings.files import client_page
-
-PAGE = DOCS / "client-settings.md"
-
-
-def test_the_page_of_the_settings_is_what_the_registry_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == client_page(), (
-        "run: python -m storage_node.settings --table > docs/client-settings.md"
-    )
 
 
 def test_every_key_with_its_default_gives_the_defaults() -> None:

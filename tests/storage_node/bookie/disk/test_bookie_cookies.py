@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.bookie.harness import Cluster, entry
 
-from metadata.bookies import BookieRegistry, Cookie
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.node.identity import name_bookie
 from storage_node.errors import BookieConfigurationError, CookieMismatchError

@@ -15,10 +15,9 @@ from helpers.bookie.harness import MIB, Cluster, WireClient, entry
 from helpers.waiting import until
 
 from storage_node.bookie.disk import resources
-from storage_node.bookie.disk.resources import SpareDescriptors, connection_limit, raise_limit
+from storage_node.bookie.disk.resources import SpareDescriptors, connection_limit
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.requests.limits import IDLE_S, Admission
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
 from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
@@ -33,16 +32,6 @@ def limits() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_soft_limit_is_raised_to_the_hard_one(limits: None) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (700, hard))
-    highest = resources.HIGHEST_LIMIT
-    wanted = highest if hard == resource.RLIM_INFINITY else min(hard, highest)
-    assert raise_limit() == (700, wanted)
-    assert raise_limit() == (wanted, wanted)
-    assert resources.current_limit() == wanted
-
-
 def test_connections_get_what_files_do_not_need() -> None:
     room = connection_limit(SETTINGS, 1024)
     assert 600 < room < 1024 - 2 * 8 - resources.BASE - resources.read_files(1024)
@@ -52,52 +41,6 @@ def test_connections_get_what_files_do_not_need() -> None:
     assert connection_limit(BookieSettings(("/j",), ("/l",), bookie_max_connections=5000), 1024) == room
     with pytest.raises(BookieConfigurationError, match="ulimit -n"):
         connection_limit(SETTINGS, 180)
-
-
-# ------------------------------------------------------------------------------------------- who goes
-
-
-class Visitor:
-    def __init__(self, address: str, number: int) -> None:
-        self.peer = f"{address}:{number}"
-
-
-def test_who_asked_nothing_goes_first_and_then_who_was_quiet_for_longest() -> None:
-    now = [0.0]
-    admission = Admission(lambda: now[0], 4)
-    guests = [Visitor("h", number) for number in range(4)]
-    assert [admission.arrived(guest) for guest in guests] == [None] * 4
-    for guest in (guests[0], guests[2], guests[3]):
-        now[0] += 1
-        admission.heard(guest)
-    late = Visitor("h", 9)
-    assert admission.arrived(late) is guests[1], "it asked nothing"
-    admission.heard(late)
-    admission.heard(guests[1])
-    assert len(admission) == 4, "one that has left is not counted again"
-    refused = Visitor("h", 10)
-    assert admission.arrived(refused) is refused, "all of them are in use"
-    now[0] += IDLE_S
-    admission.heard(guests[0])
-    later = Visitor("h", 11)
-    assert admission.arrived(later) is guests[2]
-    for guest in (guests[0], guests[3], late, later, guests[2]):
-        admission.left(guest)
-    assert (len(admission), admission._heard, list(admission._silent)) == (0, {}, [])
-
-
-def test_an_address_that_has_most_of_the_places_gives_one_to_others_and_not_to_itself() -> None:
-    now = [0.0]
-    admission = Admission(lambda: now[0], 5)
-    crowd = [Visitor("10.0.0.1", number) for number in range(4)]
-    for guest in (*crowd, Visitor("10.0.0.2", 1)):
-        admission.arrived(guest)
-        admission.heard(guest)
-    honest = Visitor("10.0.0.3", 1)
-    assert admission.arrived(honest) is crowd[0]
-    admission.heard(honest)
-    another = Visitor("10.0.0.1", 9)
-    assert admission.arrived(another) is another
 
 
 async def test_idle_connections_beyond_the_bound_make_room_for_clients(

@@ -12,8 +12,8 @@ from helpers.bookie.faulty_disk import FaultyDisk
 from helpers.bookie.harness import MIB, Cluster, entry, lists
 from helpers.waiting import until
 
-from metadata.bookies import BookieRegistry
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk.resources import Disks
 from storage_node.bookie.node.identity import was_read_only, write_status
 from storage_node.errors import BookieFailedError

@@ -14,9 +14,9 @@ import pytest
 from helpers.bookie.crash_disk import Call, CrashDisk, Cut, Inode, NoNetwork
 from helpers.bookie.harness import DIGEST, KEY, entry
 
+from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError

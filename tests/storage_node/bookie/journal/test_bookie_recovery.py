@@ -9,9 +9,9 @@ import pytest
 from helpers.bookie.harness import KEY, Cluster, WireClient, entry
 from helpers.bookie.journal_files import batches, flip
 
-from metadata.bookies import BookieRegistry
+from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.foundation.errors import CorruptDataError
-from metadata.memory import MemoryStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.journal.files import parse_file_name
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store.entry_logs import log_name

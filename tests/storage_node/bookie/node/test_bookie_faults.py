@@ -11,8 +11,8 @@ from helpers.bookie.faulty_disk import FaultyDisk
 from helpers.bookie.harness import KEY, Cluster, entry
 from helpers.waiting import until
 
-from metadata.bookies import BookieRegistry
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.encoding import encode_force_ledger_request

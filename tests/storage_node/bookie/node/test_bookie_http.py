@@ -10,14 +10,13 @@ import pytest
 from helpers.bookie.harness import Cluster, entry
 from prometheus_client.parser import text_string_to_metric_families
 
-from metadata.memory import MemoryStore
-from storage_node.bookie.disk.resources import HTTP_CONNECTIONS
-from storage_node.bookie.node import http_server
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
+from storage_node.transport import http_server
 from storage_node.transport.tcp import TcpNetwork
 
 
@@ -86,40 +85,6 @@ async def test_a_node_tells_whether_it_is_ready_from_before_its_start_to_after_i
 
 def _headers(length: int) -> dict[str, str]:
     return {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(length), "Connection": "close"}
-
-
-@pytest.mark.parametrize("with_uvloop", [False, True])
-def test_a_probe_is_answered_though_hundreds_come_at_once_behind_it(with_uvloop: bool) -> None:
-    """All of them are there before the first is accepted: the probe's request must be read before it is the oldest."""
-
-    async def probe() -> bytes:
-        server = http_server.HttpServer(lambda _path: http_server.Reply(b"OK\n"))
-        await server.start("127.0.0.1", 0)
-        try:
-            where = "127.0.0.1", server.port
-            honest = socket.create_connection(where, timeout=5)
-            honest.sendall(b"GET /heartbeat HTTP/1.1\r\n\r\n")
-            others = [
-                socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(4 * HTTP_CONNECTIONS)
-            ]
-            for other in others:
-                other.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: x\r\n")
-            reader, writer = await asyncio.open_connection(sock=honest)
-            answer = await asyncio.wait_for(reader.read(), 20)
-            writer.close()
-            for other in others:
-                other.close()
-            return answer
-        finally:
-            await server.stop()
-
-    new_loop = pytest.importorskip("uvloop").new_event_loop if with_uvloop else asyncio.new_event_loop
-    loop = new_loop()
-    try:
-        assert loop.run_until_complete(probe()).endswith(b"OK\n")
-        loop.run_until_complete(asyncio.sleep(0.05))  # what was broken off is closed
-    finally:
-        loop.close()
 
 
 async def test_metrics_count_what_clients_add_and_read(cluster: Cluster) -> None:
@@ -226,25 +191,6 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return await asyncio.wait_for(reader.read(), 20) == b""
     except ConnectionError:
         return True
-
-
-@pytest.mark.parametrize(("host", "asked"), [("", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::1", "::1")])
-async def test_it_listens_on_names_and_on_addresses_of_both_kinds(host: str, asked: str) -> None:
-    if ":" in asked:
-        with socket.socket(socket.AF_INET6) as probe:
-            try:
-                probe.bind((asked, 0))
-            except OSError as error:
-                pytest.skip(f"no IPv6 here: {error}")
-    server = http_server.HttpServer(lambda _path: http_server.Reply(b"OK\n"))
-    await server.start(host, 0)
-    try:
-        reader, writer = await asyncio.open_connection(asked, server.port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"OK\n")
-        writer.close()
-    finally:
-        await server.stop()
 
 
 async def test_a_port_that_is_taken_is_refused_with_what_to_do(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 from helpers.bookie.harness import WireClient, entry
 from helpers.bookie.node_process import first_line, initialise, spawn
 
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.protocol.encoding import encode_read_request
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork

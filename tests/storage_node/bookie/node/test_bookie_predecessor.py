@@ -9,11 +9,11 @@ import pytest
 from helpers.bookie.harness import Cluster
 from helpers.waiting import until
 
-from metadata.bookies import BookieRegistry
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError
 

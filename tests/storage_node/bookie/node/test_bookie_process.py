@@ -14,9 +14,9 @@ from helpers.bookie.harness import WireClient, entry
 from helpers.bookie.node_process import first_line, initialise, spawn
 
 from dlspark.testing.java_process import free_port
-from metadata.bookies import BookieRegistry
-from metadata.embedded import EmbeddedZooKeeper
-from metadata.zookeeper import ZooKeeperStore
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 

@@ -14,8 +14,8 @@ from helpers.bookie.harness import DIGEST, MIB, Cluster, WireClient, entry
 from helpers.paths import DOCS
 from helpers.reference_vectors import vectors
 
-from metadata.bookies import BookieRegistry, Cookie
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.bookies import BookieRegistry, Cookie
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.disk import records as r
 from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.journal.files import (

@@ -11,7 +11,7 @@ from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.requests.limits import ENDED_AT_ONCE, Budget, Gate, NodeLimits, Turnstile
+from storage_node.bookie.requests.limits import ENDED_AT_ONCE, Gate, NodeLimits, Turnstile
 from storage_node.protocol.encoding import (
     encode_add_request,
     encode_force_ledger_request,
@@ -266,20 +266,6 @@ def test_a_gate_lets_in_as_many_as_left() -> None:
     gate.give()
     assert came == [0, 1, 2]
     assert not Gate(0).closed
-
-
-def test_a_budget_calls_when_a_quarter_is_free_again() -> None:
-    budget = Budget(100)
-    called: list[str] = []
-    budget.change(150)
-    assert budget.exceeded
-    budget.wait(lambda: called.append("free"))
-    budget.change(-60)
-    assert called == []
-    budget.change(-20)
-    assert called == ["free"]
-    budget.change(-20)
-    assert called == ["free"]
 
 
 async def test_a_turnstile_lets_urgent_ones_pass_first_and_forgets_who_gave_up() -> None:

@@ -28,7 +28,7 @@ from helpers.paths import ROOT, TESTS
 from helpers.waiting import wait_until
 
 from dlspark.testing.java_process import free_port
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 

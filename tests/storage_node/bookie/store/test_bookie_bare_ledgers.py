@@ -9,8 +9,8 @@ from helpers.bookie.harness import DIGEST, KEY, MIB, Cluster, WireClient, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import collection, contents
 from storage_node.bookie.store.storage import MAX_LAC_BYTES

@@ -13,7 +13,7 @@ from helpers.bookie.gc_harness import LOG_BYTES, Node, body_of
 from helpers.bookie.harness import DIGEST, KEY, MIB
 from helpers.waiting import until
 
-from metadata.memory import MemoryTree
+from metadata.zookeeper.memory import MemoryTree
 from storage_node.bookie.store.compaction import Throttle
 from storage_node.protocol.schema import Status
 

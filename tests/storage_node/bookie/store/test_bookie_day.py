@@ -15,7 +15,7 @@ from helpers.bookie.gc_harness import Node, body_of
 from helpers.bookie.harness import MIB, WireClient
 from helpers.waiting import until
 
-from metadata.memory import MemoryTree
+from metadata.zookeeper.memory import MemoryTree
 from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 

@@ -11,14 +11,14 @@ from helpers.bookie.gc_harness import NAME, Node, body_of
 from helpers.bookie.harness import KEY, WireClient
 from helpers.waiting import until
 
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
-from metadata.replication import ReplicationStore
 from metadata.store import Stat, Watcher
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.store.collection import FENCE_MEMORY_MS
 from storage_node.errors import BookieFailedError, CookieMismatchError
 from storage_node.protocol.schema import Status

@@ -12,7 +12,7 @@ from helpers.bookie.gc_harness import Node, Sink, body_of
 from helpers.bookie.harness import KEY
 
 from metadata.foundation.errors import DistributedLogError
-from metadata.memory import MemoryTree
+from metadata.zookeeper.memory import MemoryTree
 from storage_node.protocol.schema import Status
 
 LIVE = {1: 60, 2: 20, 3: 7}

@@ -9,9 +9,9 @@ from helpers.bookie.crash_disk import CrashDisk, Cut, NoNetwork
 from helpers.bookie.gc_harness import FixedClock, body_of
 from helpers.bookie.harness import KEY, MIB
 
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.protocol.schema import Status

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.bookie.harness import Cluster, entry
 
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CorruptDataError
-from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
-from metadata.replication import ReplicationStore
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.repair import judge_limbo, mark_missing
 from storage_node.protocol.schema import Status

@@ -13,15 +13,15 @@ from helpers.waiting import until
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
-from metadata.bookies import BookieAddress, BookieRegistry, Cookie
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.bookkeeper.replication import ReplicationStore
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import settings_of
-from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore
-from metadata.replication import ReplicationStore
-from metadata.zookeeper import ZooKeeperStore
+from metadata.zookeeper.client import ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+from metadata.zookeeper.memory import MemoryStore
 from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
 from storage_node.bookie.tools.__main__ import main
 from storage_node.bookie.tools.cluster import Cluster as Metadata

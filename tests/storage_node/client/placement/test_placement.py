@@ -14,7 +14,7 @@ from helpers.virtual_time import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.bookies import BookieAddress, BookieRegistry
+from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client.client import LedgerClient
 from storage_node.client.health import BookieHealth

@@ -1,0 +1,1 @@
+"""What the demo, the notebooks and the tests play with: real flights and weather (docs: README.md)."""

@@ -1,0 +1,413 @@
+"""The embedded scale: a real ZooKeeper and storage nodes as local processes, kept in one directory.
+
+`Sandbox` owns the processes it started and ends them with itself: on `stop`, at interpreter exit, and (on Linux) even
+when its own process is killed. Ports are chosen once and kept in `sandbox.json`, because a storage node's identity is
+its address: starting the same directory again finds the same logs under the same URI.
+
+Fault model: a node or ZooKeeper may be killed at any time (`kill_node`, `kill_zookeeper` do it on purpose) and started
+again on its own directory. Nothing here holds data: what was acknowledged is in the nodes' journals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from dlspark.sandbox.processes import (
+    START_TIMEOUT_S,
+    SandboxError,
+    child_environment,
+    end_processes,
+    first_line,
+    log_tail,
+)
+from dlspark.sandbox.proxies import SandboxProxies
+from dlspark.sandbox.state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
+from metadata.foundation import processes
+from metadata.foundation.errors import CallerError
+from metadata.foundation.opened_here import OpenedHere
+from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
+from metadata.foundation.processes import ending_with_parent
+from metadata.zookeeper.embedded import TICK_MS, EmbeddedZooKeeper
+
+LEDGERS_PATH = "/ledgers"
+COPIES = 3
+"""How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
+ACKNOWLEDGED = 2
+"""How many of them have a record when it is acknowledged."""
+_LOCK_FILE = "sandbox.lock"
+# Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
+# find its port free again, and a client that dials it meanwhile must not end up connected to itself.
+_PORTS = range(20_000, 32_000)
+
+
+class Sandbox(OpenedHere):
+    """ZooKeeper and `nodes` storage nodes under `directory`.
+
+    Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer. With
+    one node or two, which is enough for a small test, the namespace asks for as many copies as there are nodes.
+    `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
+    at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
+    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). With `proxies` it has so many
+    write proxies, and a read proxy. Usable as a context manager.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        nodes: int = DEFAULT_NODES,
+        port: int = 0,
+        node_settings: Mapping[str, object] | None = None,
+        zookeeper_tick_ms: int = TICK_MS,
+        auto_recovery: bool = False,
+        proxies: int = 0,
+    ) -> None:
+        if nodes < 1:
+            raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
+        if proxies < 0:
+            raise CallerError(f"a sandbox cannot have {proxies} proxies")
+        self.directory = Path(directory).absolute()
+        self._nodes_wanted = nodes
+        self._proxies_wanted = proxies
+        self._proxies: SandboxProxies | None = None
+        self._port_wanted = port
+        recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
+        self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
+        self._tick_ms = zookeeper_tick_ms
+        self._zookeeper: EmbeddedZooKeeper | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._spawner: ThreadPoolExecutor | None = None
+        self._log_begins: dict[int, int] = {}
+        self._state: SandboxState | None = None
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Sandbox:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def state(self) -> SandboxState:
+        """The ports, and the process that owns the sandbox. Raises CallerError before `start`."""
+        if self._state is None:
+            raise CallerError("the sandbox is not running", advice="Call start() first")
+        return self._state
+
+    @property
+    def uri(self) -> str:
+        """The namespace's URI: `distributedlog://127.0.0.1:<port>/distributedlog`."""
+        return self.state.uri
+
+    @property
+    def zookeeper_address(self) -> str:
+        """ZooKeeper's `host:port`."""
+        return f"127.0.0.1:{self.state.zookeeper_port}"
+
+    @property
+    def node_ids(self) -> list[str]:
+        """The storage nodes' ids, `host:port` each, by index."""
+        return [f"127.0.0.1:{port}" for port in self.state.node_ports]
+
+    @property
+    def node_count(self) -> int:
+        """How many storage nodes the sandbox has, whether they run or not."""
+        return len(self.state.node_ports)
+
+    @property
+    def proxies(self) -> SandboxProxies:
+        """Its proxies. Raises CallerError where it has none."""
+        if self._proxies is None:
+            raise CallerError("the sandbox has no proxies", advice="Start it with proxies=2, or --proxies 2")
+        return self._proxies
+
+    def node_pid(self, index: int) -> int | None:
+        """Return the process of a node, or None where it does not run."""
+        process = self._processes.get(index)
+        return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def zookeeper_pid(self) -> int | None:
+        """ZooKeeper's process, or None where it does not run."""
+        return self._zookeeper.pid if self._zookeeper is not None else None
+
+    def node_directory(self, index: int) -> Path:
+        """Return where a storage node's journal and ledgers are."""
+        return self.directory / f"node-{index}"
+
+    def start(self) -> None:
+        """Start everything and wait until it serves. Raises SandboxError, or CallerError for a directory that cannot be
+        used; then nothing is left running."""
+        atexit.register(self.stop)
+        try:
+            self._take_directory()
+            self._state = self._claim()
+            # Before any node starts: its address is its identity, so the ports must be kept even if the start fails.
+            self._state.save(self.directory)
+            self.start_zookeeper()
+            self._initialise_metadata()
+            for index in range(self.node_count):
+                self._spawn(index)
+            for index in range(self.node_count):
+                self._await_ready(index)
+            if self._proxies_wanted:
+                self._proxies = SandboxProxies(self.directory, self.state, self._spawner_thread())
+                self._proxies.start()
+        except OSError as error:
+            self.stop()
+            raise CallerError(
+                f"the sandbox cannot use its directory: {error.strerror or error}; it was not started",
+                path=os.fsdecode(error.filename) if error.filename else str(self.directory),
+                advice="Name another directory",
+            ) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all processes, proxies first and ZooKeeper last, so that all can leave in order. Idempotent."""
+        atexit.unregister(self.stop)
+        if self._proxies is not None:
+            self._proxies.stop()
+            self._proxies = None
+        end_processes(self._processes.values())
+        self._processes.clear()
+        if self._spawner is not None:
+            self._spawner.shutdown()
+            self._spawner = None
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
+            self._zookeeper = None
+        if self._state is not None:
+            state, self._state = self._state, None
+            with contextlib.suppress(OSError):  # What it says no longer runs, which its readers find out themselves.
+                replace(state, pid=None, started=None, proxies=0).save(self.directory)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def kill_node(self, index: int) -> None:
+        """SIGKILL one storage node."""
+        process = self._processes[index]
+        process.kill()
+        process.wait()
+
+    def pause_node(self, index: int) -> None:
+        """SIGSTOP one storage node; `resume_node` lets it go on."""
+        self._processes[index].send_signal(signal.SIGSTOP)
+
+    def resume_node(self, index: int) -> None:
+        """SIGCONT a storage node that `pause_node` has stopped."""
+        self._processes[index].send_signal(signal.SIGCONT)
+
+    def start_node(self, index: int) -> None:
+        """Start a killed node again on its own directory and wait until it serves."""
+        self._spawn(index)
+        self._await_ready(index)
+
+    def kill_zookeeper(self) -> None:
+        """SIGKILL ZooKeeper; its data stay on disk."""
+        if self._zookeeper is not None:
+            self._zookeeper.kill()
+            self._zookeeper = None
+
+    def start_zookeeper(self) -> None:
+        """Start a killed ZooKeeper again on its own directory; nothing if it runs."""
+        if self._zookeeper is None:
+            directory, port = self.directory / "zookeeper", self.state.zookeeper_port
+            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)
+            zookeeper.start()
+            self._zookeeper = zookeeper
+
+    def _take_directory(self) -> None:
+        """Make the directory and hold its lock: of two processes that start at a time one gets to the state file."""
+        if "," in str(self.directory):
+            raise CallerError(
+                "a sandbox's directory cannot have a comma in its name: storage nodes take that for two",
+                path=str(self.directory),
+                advice="Name another directory",
+            )
+        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        lock = (self.directory / _LOCK_FILE).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            kept = SandboxState.load(self.directory)
+            raise _already_running_error(self.directory, kept) from error
+        self._lock = lock  # held until `stop`; the kernel drops it if this process dies
+
+    def _claim(self) -> SandboxState:
+        """Return the state to run with: the directory's own, or a new one with free ports."""
+        kept = SandboxState.load(self.directory)
+        if kept is not None and kept.running():
+            raise _already_running_error(self.directory, kept)
+        if kept is not None and self._port_wanted not in (0, kept.zookeeper_port):
+            raise CallerError(
+                f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
+                advice="Leave the port out, or name another directory",
+            )
+        has = kept or SandboxState(self._port_wanted, ())
+        wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
+        known = {*has.node_ports, *has.proxy_ports, *has.proxy_grpc_ports, has.zookeeper_port}
+        free = _free_ports(self._nodes_wanted + 2 * wanted + 3, avoid={*known, reader or 0, reader_grpc or 0})
+
+        def filled_up(ports: tuple[int, ...], to: int) -> tuple[int, ...]:
+            return (*ports, *(free.pop() for _ in range(to - len(ports))))
+
+        return SandboxState(
+            has.zookeeper_port or free.pop(),
+            filled_up(has.node_ports, self._nodes_wanted),
+            os.getpid(),
+            processes.started(os.getpid()),
+            filled_up(has.proxy_ports, wanted),
+            reader or (free.pop() if wanted else None),
+            wanted,
+            filled_up(has.proxy_grpc_ports, wanted),
+            reader_grpc or (free.pop() if wanted else None),
+        )
+
+    def _initialise_metadata(self) -> None:
+        from dlspark.core.runtime import Runtime
+
+        copies = min(COPIES, self.node_count)
+        quorums = None if copies == COPIES else (copies, copies, min(copies, ACKNOWLEDGED))
+        Runtime.shared().run(initialise(self.zookeeper_address, quorums))
+
+    def _configure(self, index: int) -> Path:
+        """Write a node's configuration; returns its file."""
+        directory = self.node_directory(index)
+        make_private_directory(directory)
+        conf = directory / "bookie.conf"
+        port = self.state.node_ports[index]
+        conf.write_text(_bookie_conf(directory, port, self.zookeeper_address, self._node_settings))
+        return conf
+
+    def _spawn(self, index: int) -> None:
+        conf = self._configure(index)
+        self._processes[index] = self._spawner_thread().submit(self._start_process, index, conf).result()
+
+    def _spawner_thread(self) -> ThreadPoolExecutor:
+        # The kernel notifies a child of its parent's death when the *thread* that started it ends. So one thread starts
+        # them all and lives as long as they do: a caller's own thread may end at any time.
+        if self._spawner is None:
+            self._spawner = ThreadPoolExecutor(1, thread_name_prefix="dlspark-sandbox")
+        return self._spawner
+
+    def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
+        with self._log_file(index).open("ab") as log:
+            self._log_begins[index] = log.tell()
+            return subprocess.Popen(
+                ending_with_parent([sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)], signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                # Python puts the folder it is started in before all else, where a user may have a metadata.py.
+                cwd=self.node_directory(index),
+                env=child_environment(),
+            )
+
+    def _await_ready(self, index: int) -> None:
+        """Wait for the line that a node prints once it serves."""
+        process = self._processes[index]
+        output = process.stdout
+        served = output is not None and first_line(output, START_TIMEOUT_S)
+        if output is not None:
+            output.close()
+        if not served:
+            process.kill()
+            process.wait()
+            raise SandboxError(
+                f"storage node {index} did not start (exit status {process.returncode}); its log ends with:\n"
+                f"{log_tail(self._log_file(index), self._log_begins[index])}",
+                node=self.node_ids[index],
+            )
+
+    def _log_file(self, index: int) -> Path:
+        return self.node_directory(index) / "bookie.log"
+
+
+def _already_running_error(directory: Path, kept: SandboxState | None) -> CallerError:
+    who = f" (process {kept.pid}, {kept.uri})" if kept is not None and kept.running() else ""
+    return CallerError(
+        f"a sandbox is already running in {directory}{who}",
+        advice="Use its URI, or stop it first: dlspark sandbox stop",
+    )
+
+
+async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
+    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
+    ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
+    from metadata.bookkeeper.ledgers import LedgerStore
+    from metadata.distributedlog.bindings import Binding
+    from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
+    from metadata.zookeeper.client import ZooKeeperStore
+
+    store = await ZooKeeperStore.connect(servers)
+    try:
+        await LedgerStore(store, LEDGERS_PATH).format()
+        namespace = NamespaceStore(store, NAMESPACE_PATH)
+        try:
+            bound = await namespace.resolve()
+        except NotBoundError:
+            await namespace.bind(replace(Binding.for_cluster(servers, LEDGERS_PATH), quorums=quorums))
+        else:
+            if bound.quorums != quorums:
+                await namespace.update(lambda binding: replace(binding, quorums=quorums))
+    finally:
+        await store.close()
+
+
+def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
+    import javaproperties
+
+    settings: dict[str, object] = {
+        "bookiePort": port,
+        "listeningAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        "journalDirectories": directory / "journal",
+        "ledgerDirectories": directory / "ledgers",
+        "zkServers": zookeeper,
+        "zkLedgersRootPath": LEDGERS_PATH,
+        "zkTimeout": 4000,
+        **more,
+    }
+    return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
+
+
+def _free_ports(count: int, avoid: set[int]) -> list[int]:
+    """`count` ports that are free now; all are held open until the last is chosen, so that they differ."""
+    with contextlib.ExitStack() as held:
+        return list(_bound_ports(count, avoid, held))
+
+
+def _bound_ports(count: int, avoid: set[int], held: contextlib.ExitStack) -> Iterator[int]:
+    candidates = [port for port in _PORTS if port not in avoid]
+    random.shuffle(candidates)
+    while count > 0:
+        if not candidates:
+            raise SandboxError(f"no free port between {_PORTS.start} and {_PORTS.stop - 1}")
+        probe = held.enter_context(socket.socket())
+        with contextlib.suppress(OSError):
+            port = candidates.pop()
+            probe.bind(("127.0.0.1", port))
+            count -= 1
+            yield port

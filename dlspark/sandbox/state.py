@@ -1,0 +1,98 @@
+"""What a sandbox keeps in its directory (`sandbox.json`): its ports, and who owns it while it runs.
+
+A state file outlives the process that it names (SIGKILL, a power cut), so the process is believed to run only if it
+started when the file says: a number alone may be another program's by now. Nothing of the sandbox itself is imported
+here, for every program looks for one that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from metadata.foundation import processes
+from metadata.foundation.errors import CallerError
+
+NAMESPACE_PATH = "/distributedlog"
+DEFAULT_NODES = 4
+_STATE_FILE = "sandbox.json"
+
+
+def default_directory() -> Path:
+    """Return where `dlspark sandbox start` keeps its data if no other directory is given."""
+    return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxState:
+    """The ports, which stay; and while the sandbox runs, the process that owns it, when that was started, and which
+    proxies it has: the first `proxies` of the write proxies' ports, and where there are any, the read proxy."""
+
+    zookeeper_port: int
+    node_ports: tuple[int, ...]
+    pid: int | None = None
+    started: str | None = None
+    proxy_ports: tuple[int, ...] = ()
+    """Of write proxies, for frames; for gRPC they have `proxy_grpc_ports`."""
+    read_proxy_port: int | None = None
+    proxies: int = 0
+    proxy_grpc_ports: tuple[int, ...] = ()
+    read_proxy_grpc_port: int | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI of the sandbox's namespace."""
+        return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
+
+    @classmethod
+    def load(cls, directory: Path) -> SandboxState | None:
+        """Return the state kept in `directory`, None where there is none. Raises CallerError for one that cannot be
+        used."""
+        path = directory / _STATE_FILE
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CallerError(
+                f"the sandbox's state cannot be read: {error.strerror}", path=str(path), advice="Name another directory"
+            ) from error
+        try:
+            raw = json.loads(text)
+            ports = tuple(int(port) for port in raw["node_ports"])
+            pid, start = raw["pid"], raw.get("started")
+            reader, reader_grpc = raw.get("read_proxy_port"), raw.get("read_proxy_grpc_port")
+            return cls(
+                int(raw["zookeeper_port"]),
+                ports,
+                None if pid is None else int(pid),
+                start and str(start),
+                tuple(int(port) for port in raw.get("proxy_ports", ())),
+                None if reader is None else int(reader),
+                int(raw.get("proxies", 0)),
+                tuple(int(port) for port in raw.get("proxy_grpc_ports", ())),
+                None if reader_grpc is None else int(reader_grpc),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CallerError(
+                f"{path} is not a sandbox's state file: {error!r}",
+                advice="Name another directory, or restore the file; the logs beside it are untouched",
+            ) from error
+
+    def save(self, directory: Path) -> None:
+        """Keep the state in `directory`; a reader sees the old file or the new one, whole."""
+        path = directory / _STATE_FILE
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        scratch.replace(path)  # a rename is atomic
+
+    def running(self) -> bool:
+        """Return whether the process that owns the sandbox is alive, and is the one that was recorded."""
+        return self.pid is not None and self.started is not None and processes.started(self.pid) == self.started
+
+    def signal_owner(self, number: signal.Signals) -> bool:
+        """Send a signal to the owner; False where it does not run any more: another process never gets it."""
+        return self.pid is not None and self.started is not None and processes.send(self.pid, self.started, number)

@@ -1,0 +1,295 @@
+"""`ServiceHost`: what every proxy has around its service, from the page to the member that it announces.
+
+A proxy takes these steps in this order, with its own between them, and ends in the opposite one:
+
+    begin       page         health and metrics, so that a probe is answered that the proxy is not ready yet
+                namespace    the session with ZooKeeper, the ledger client
+                frames       the port, which is part of the proxy's location; a request that comes now is refused (503)
+    serve       door         what comes goes to the proxy's service from here on
+                gRPC         the second binding
+    watch       proxies      those of both kinds that are announced
+    announce    member       last: only now do clients and other proxies find it
+
+Each step leaves on one stack (`ending`) what ends it, and so does a proxy for its own parts.
+
+Fault model: the member is announced again in the session that follows one that has ended. Where it cannot be withdrawn
+it ends with the session, and the proxy ends all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from dlspark.core.metrics.registries import Statistics, registry_of
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.errors import ServiceUnavailableError
+from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
+from dlspark.serving.bindings.frames_server import CLOSE_GRACE_S, FramesServer, frames_network
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.membership import (
+    READ_PROXIES,
+    WRITE_PROXIES,
+    Announcement,
+    MemberWatch,
+    ProxyEndpoint,
+    ProxyMember,
+    proxy_member,
+    read_proxy_member,
+    watch_members,
+)
+from dlspark.serving.process.page import ProxyPage, ShownProxy
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import ProxyKind, Request
+from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.store import join
+from storage_node.edge import Network
+
+if TYPE_CHECKING:
+    from dlspark.serving.bindings.grpc_server import GrpcServer
+
+_LOG: Final = logging.getLogger(__name__)
+
+NO_PORT: Final = -1
+"""Of gRPC, and of the page: there is none."""
+FOLDERS: Final[Mapping[ProxyKind, str]] = {ProxyKind.WRITE: WRITE_PROXIES, ProxyKind.READ: READ_PROXIES}
+
+MembersChanged: TypeAlias = Callable[[ProxyKind, tuple[ProxyMember, ...], frozenset[str]], None]
+"""Takes all members of a kind, and the addresses of those that are gone."""
+
+
+class HostSettings(Protocol):
+    """The settings of a proxy that say where it listens, and how it is named."""
+
+    @property
+    def host(self) -> str:
+        """The address to listen on; empty: every one."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """For frames; 0: any."""
+        ...
+
+    @property
+    def grpc_port(self) -> int:
+        """For gRPC; 0: any, NO_PORT: none."""
+        ...
+
+    @property
+    def stats_port(self) -> int:
+        """For the page; 0: any, NO_PORT: none."""
+        ...
+
+    @property
+    def advertised_host(self) -> str:
+        """The name under which others reach this host; empty: the host's own name."""
+        ...
+
+    @property
+    def shard(self) -> int:
+        """The number of this proxy among those of its kind; -1: none."""
+        ...
+
+
+class ServiceDoor:
+    """Stands at the port as soon as it is open; the service comes behind it when the location is known."""
+
+    def __init__(self) -> None:
+        self._service: ProxyService | None = None
+
+    def open(self, service: ProxyService) -> None:
+        """Hand everything on from here on."""
+        self._service = service
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """See `ProxyService`."""
+        if self._service is None:
+            reply(refusal_of(ServiceUnavailableError("the proxy is starting", advice="Ask another one, or again")))
+            return
+        self._service.submit(request, caller, reply)
+
+    def caller_gone(self, caller: Caller) -> None:
+        """See `ProxyService`."""
+        if self._service is not None:
+            self._service.caller_gone(caller)
+
+
+class ServiceHost:
+    """The host of one proxy of a kind. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        kind: ProxyKind,
+        settings: HostSettings,
+        limits: FramesLimits,
+        *,
+        network: Network | None = None,
+        statistics: Statistics | None = None,
+    ) -> None:
+        """`limits`: of the frames server. `network`: TCP, unless given."""
+        self.network = network or frames_network(limits)
+        self.statistics = statistics or Statistics()
+        self.door = ServiceDoor()
+        self.directory = ProxyDirectory()
+        self.ending = AsyncExitStack()
+        """What ends the steps that were taken, the last one first."""
+        self._kind = kind
+        self._settings = settings
+        self._limits = limits
+        self._page: ProxyPage | None = None
+        self._namespace: AsyncNamespace | None = None
+        self._endpoint: ProxyEndpoint | None = None
+        self._member: ProxyMember | None = None
+        self._announcement: Announcement | None = None
+        self._watches: dict[ProxyKind, MemberWatch] = {}
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a page is asked for."""
+        return self._settings.stats_port != NO_PORT
+
+    @property
+    def location(self) -> str:
+        """How clients, locks and other proxies name it; empty before its port is known."""
+        return proxy_member(self._endpoint, self._settings.shard).location if self._endpoint is not None else ""
+
+    @property
+    def member(self) -> ProxyMember:
+        """What it announces. Raises CallerError before it serves."""
+        if self._member is None:
+            raise CallerError("the proxy does not serve yet")
+        return self._member
+
+    @property
+    def announced(self) -> bool:
+        """Whether it is a member now, as far as this process knows."""
+        return self._announcement is not None and self._announcement.announced
+
+    def members(self, kind: ProxyKind) -> tuple[ProxyMember, ...]:
+        """Return the proxies of a kind, as of the last look."""
+        return self._watches[kind].members if kind in self._watches else ()
+
+    def others(self, members: tuple[ProxyMember, ...]) -> tuple[ProxyMember, ...]:
+        """Return `members` without this proxy."""
+        return tuple(one for one in members if one.endpoint != self._endpoint)
+
+    # ------------------------------------------------------------------ the steps of a start
+
+    async def start(self, steps: Callable[[], Awaitable[None]]) -> None:
+        """Take the steps of a start; where one raises, end those that were taken."""
+        try:
+            await steps()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def begin(
+        self,
+        shown: ShownProxy,
+        open_namespace: Callable[[], Awaitable[AsyncNamespace]],
+        *,
+        grace_s: float = CLOSE_GRACE_S,
+    ) -> tuple[AsyncNamespace, FramesServer]:
+        """Start the page, open the namespace, listen for frames; return the latter two.
+
+        `grace_s`: how long an end waits for answers to leave. Raises CallerError for the page's port, OSError for that
+        of frames where it is taken, and what `open_namespace` raises.
+        """
+        settings = self._settings
+        if self.has_page:
+            self._page = ProxyPage(shown, registry_of(self.statistics))
+            await self._page.start(settings.host, settings.stats_port)
+            self.ending.push_async_callback(self._page.close)
+        namespace = self._namespace = await open_namespace()
+        self.ending.push_async_callback(namespace.close)
+        frames = FramesServer(self.network, self.door, limits=self._limits)
+        self.ending.push_async_callback(frames.close, grace_s=grace_s)
+        await frames.start(settings.host, settings.port)
+        self._endpoint = self._own(frames.port)
+        return namespace, frames
+
+    async def serve(self, service: ProxyService, grpc_limits: GrpcLimits | None = None) -> ProxyMember:
+        """Hand what comes to `service`, open gRPC; return the member that is to be announced.
+
+        Raises CallerError where gRPC is not installed, OSError where its port is taken.
+        """
+        check(self._endpoint is not None, "the host has not begun")
+        assert self._endpoint is not None
+        self.door.open(service)
+        grpc = await self._start_grpc(grpc_limits)
+        make_member = read_proxy_member if self._kind is ProxyKind.READ else proxy_member
+        member = self._member = make_member(
+            self._endpoint,
+            self._settings.shard,
+            grpc=self._own(grpc.port) if grpc is not None else None,
+            stats=self._own(self._page.port) if self._page is not None else None,
+        )
+        self.directory.use_own(member)
+        return member
+
+    async def _start_grpc(self, limits: GrpcLimits | None) -> GrpcServer | None:
+        if self._settings.grpc_port == NO_PORT:
+            return None
+        try:
+            from dlspark.serving.bindings.grpc_server import GrpcServer
+        except ImportError as error:
+            raise CallerError(
+                f"gRPC is not installed: {error}",
+                advice="Install grpcio, grpcio-health-checking, grpcio-reflection; or serve frames alone, with -1 for "
+                "server_grpc_port (--grpc-port) of a write proxy, grpcPort of a read proxy",
+            ) from error
+        server = GrpcServer(self.door, limits=limits, names=self.directory)
+        await server.start(self._settings.host, self._settings.grpc_port)
+        self.ending.push_async_callback(server.close)
+        return server
+
+    def _own(self, port: int) -> ProxyEndpoint:
+        return ProxyEndpoint(self._settings.advertised_host or socket.gethostname(), port)
+
+    async def watch(self, changed: MembersChanged) -> None:
+        """Know the proxies of both kinds from here on; `changed` is called when the directory knows them."""
+        for kind, folder in FOLDERS.items():
+            watch = await watch_members(self._opened.store, self._path(folder), partial(self._changed, changed, kind))
+            self._watches[kind] = watch
+            self.ending.push_async_callback(watch.close)
+
+    def _changed(self, changed: MembersChanged, kind: ProxyKind, members: tuple[ProxyMember, ...]) -> None:
+        changed(kind, members, self.directory.use(kind, members))
+
+    async def announce(self) -> None:
+        """Become a member. Raises MetadataUnavailableError or an OutcomeUnknownError."""
+        announcement = Announcement(self._opened.store, self._path(FOLDERS[self._kind]), self.member)
+        await announcement.begin()
+        self._announcement = announcement
+        self.ending.push_async_callback(self.withdraw)
+
+    @property
+    def _opened(self) -> AsyncNamespace:
+        check(self._namespace is not None, "the host has not begun")
+        assert self._namespace is not None
+        return self._namespace
+
+    def _path(self, folder: str) -> str:
+        return join(self._opened.uri.path, folder)
+
+    # ------------------------------------------------------------------ ending
+
+    async def withdraw(self) -> None:
+        """Be a member no longer, as far as that can be done. Idempotent."""
+        if self._announcement is not None:
+            try:
+                await self._announcement.withdraw()
+            except DistributedLogError as error:
+                _LOG.warning("the member could not be withdrawn, it ends with the session: %s", error)
+
+    async def close(self) -> None:
+        """End the steps that were taken, the last one first. Idempotent."""
+        await self.ending.aclose()

@@ -1,0 +1,414 @@
+"""How a request is begun on an open log, and how its answer is made. Nothing here waits: what the writer answers later
+comes by callbacks, so that a write costs neither a task nor an `await`.
+
+Records that came one by one in one turn of the event loop are given to the writer together at its end, and what was
+written in a turn is sent together. While several entries of the stream are under way (`server_entries_under_way`), what
+comes is collected until one of them is answered: entries then grow with the load instead of in number. A buffer that is
+full goes out at once, whatever is under way.
+
+Fault model: the writer says what became of records, and its errors, whether they may have been stored. A request is
+answered with success only after that was said of each of its records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import decode_record_set, record_set_count
+from dlspark.core.codec.producer_records import ProducerRequest
+from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.append_requests import Condition
+from dlspark.core.writing.appending import append_epoch, append_run, append_token, write_run
+from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.errors import CallerError, InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    BeginEpoch,
+    BulkReceipt,
+    Done,
+    EpochBegun,
+    Heartbeat,
+    ProducerStamp,
+    Refusal,
+    SetFencingToken,
+    StatusCode,
+    WriteReceipt,
+    WriteRecords,
+)
+from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.write_proxy.streams.limits import ClientProducers
+from dlspark.serving.write_proxy.streams.requests import TakenRequest
+from storage_node.protocol.frames import Buffer
+
+T = TypeVar("T")
+
+OF_THE_WHOLE_BULK: Final = frozenset(
+    {StatusCode.FOUND, StatusCode.ALREADY_CLOSED, StatusCode.LOCKING_EXCEPTION},
+)
+"""A bulk whose first record fails with one of these is refused as one; else each record has a result of its own."""
+
+
+class Failures(Protocol):
+    """Who hears of failures: the stream."""
+
+    def request_failed(self, error: BaseException) -> None:
+        """Note that a request, or a record of one, has ended with `error`."""
+        ...
+
+
+class _SendRound:
+    """What is sent together: it is under way until all of it has its outcome."""
+
+    __slots__ = ("sent", "waiting")
+
+    def __init__(self) -> None:
+        self.sent = False
+        self.waiting = 0
+
+
+class Execution:
+    """Begins requests on one open writer."""
+
+    def __init__(
+        self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int, producers_per_client: int
+    ) -> None:
+        self.writer = writer
+        self._producers = ClientProducers(lambda name: writer.producer_state(name) is not None)
+        self._most_producers = producers_per_client
+        self._failures = failures
+        self._loop = asyncio.get_running_loop()
+        self._most_sent = entries_under_way
+        self._sent = 0
+        self._turn = _SendRound()
+        self._scheduled = False
+        self._held_back = False
+        """Something is to be sent when an entry that is under way is answered."""
+        # Records that came one by one and are not with the writer yet.
+        self._taken: list[TakenRequest] = []
+        self._payloads: list[Buffer] = []
+        self._begin: Mapping[type, Callable[[TakenRequest], None]] = {
+            WriteRecords: self._write,
+            BeginEpoch: self._begin_epoch,
+            SetFencingToken: self._set_token,
+            Heartbeat: self._heartbeat,
+        }
+
+    def begins(self, kind: type) -> bool:
+        """Return whether requests of this kind are begun here."""
+        return kind in self._begin
+
+    def begin(self, taken: TakenRequest) -> None:
+        """Begin a request behind all that were begun before. Never raises."""
+        try:
+            request = taken.request
+            if (
+                type(request) is WriteRecords
+                and len(request.payloads) == 1
+                and request.transaction_ids is None
+                and not (request.is_whole or request.context.is_record_set)
+            ):
+                self._taken.append(taken)
+                self._payloads.append(request.payloads[0])
+                self._send_soon()
+            else:
+                self._hand_over()
+                self._begin[type(request)](taken)
+        except Exception as error:
+            self._fail(taken, error)
+
+    # ------------------------------------------------------------------ records
+
+    def _hand_over(self) -> None:
+        """Give the writer the records that came one by one, before what comes behind them."""
+        taken, payloads = self._taken, self._payloads
+        if taken:
+            self._taken, self._payloads = [], []
+            write_run(self.writer, None, payloads, partial(self._written, taken, self._begun()), bulk=False)
+
+    def _written(
+        self, taken: Sequence[TakenRequest], turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        if first + count == len(taken):
+            self._ended(turn)
+        theirs = taken[first : first + count]
+        if isinstance(outcome, Appended):
+            for one, place in zip(theirs, _places(outcome, count), strict=True):
+                one.answer(WriteReceipt(place, 1))
+        else:
+            for one in theirs:
+                self._fail(one, outcome)
+
+    def _write(self, taken: TakenRequest) -> None:
+        request = taken.request
+        assert isinstance(request, WriteRecords)
+        # Ids that the client has not given come with a record's place: a request that is refused moves none (I4).
+        payloads, ids = request.payloads, request.transaction_ids
+        if not payloads:
+            raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
+        if ids is not None and len(ids) != len(payloads):
+            raise InvalidRecordError(
+                f"{len(ids)} transaction ids came with {len(payloads)} payloads; nothing was written",
+                advice="Give one for each, or none",
+            )
+        if request.context.is_record_set:
+            check_record_sets(request)
+        if request.is_whole:
+            self._append(taken, request, ids)
+        elif request.context.is_record_set:
+            self._write_sets(taken, payloads, ids)
+        elif len(payloads) == 1:
+            write_run(self.writer, ids, payloads, partial(self._written, [taken], self._begun()), bulk=True)
+        else:
+            bulk = _Bulk(taken, len(payloads), self._failures)
+            write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
+
+    def _bulk_written(
+        self, bulk: _Bulk, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        if first + count == bulk.records:
+            self._ended(turn)
+        bulk.ended(first, count, outcome)
+
+    def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int] | None) -> None:
+        sets = opened_sets(payloads) if taken.sets is None else taken.sets
+        futures = [self._write_set(ids[number] if ids is not None else None, one) for number, one in enumerate(sets)]
+        if len(futures) == 1:
+            self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
+            return
+        bulk, turn = _Bulk(taken, len(futures), self._failures), self._begun()
+
+        def ended(number: int, future: asyncio.Future[DLSN]) -> None:
+            error = _error_of(future)
+            self._bulk_written(bulk, turn, number, 1, Appended(future.result(), 1) if error is None else error)
+
+        for number, future in enumerate(futures):
+            future.add_done_callback(partial(ended, number))
+
+    def _write_set(self, txid: int | None, one: CheckedSet | CallerError) -> asyncio.Future[DLSN]:
+        if isinstance(one, CheckedSet):
+            return self.writer.write_encoded_set(txid, one)
+        refused: asyncio.Future[DLSN] = self._loop.create_future()
+        refused.set_exception(one)
+        return refused
+
+    def _append(self, taken: TakenRequest, request: WriteRecords, ids: Sequence[int] | None) -> None:
+        stamp, position, token = request.stamp, request.expected_position, request.fencing_token
+        payloads: Sequence[Buffer] = request.payloads
+        if request.context.is_record_set:
+            ids, payloads = _members(payloads, ids)
+        producer: ProducerRequest | None = None
+        if stamp is not None:
+            _check_stamp(stamp)
+            self._check_producer(taken, stamp.name)
+            producer = ProducerRequest(stamp.name, stamp.epoch, stamp.sequence, len(payloads))
+        asked = position is not None or token is not None
+        append_run(
+            self.writer,
+            ids,
+            payloads,
+            partial(self._appended, taken, self._begun()),
+            producer=producer,
+            condition=Condition(position, token) if asked else None,
+        )
+
+    def _appended(
+        self, taken: TakenRequest, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+    ) -> None:
+        del first, count  # all of it is in one entry
+        self._ended(turn)
+        if isinstance(outcome, Appended):
+            taken.answer(WriteReceipt(outcome.first, outcome.records, outcome.repeated))
+        else:
+            self._fail(taken, outcome)
+
+    # ------------------------------------------------------------------ other requests
+
+    def _begin_epoch(self, taken: TakenRequest) -> None:
+        request = taken.request
+        assert isinstance(request, BeginEpoch)
+        if request.epoch is not None and request.epoch < 0:
+            raise InvalidRecordError(f"{request.epoch} is not an epoch; nothing was written", advice="They begin at 0")
+        self._check_producer(taken, request.producer)
+        epoch, appended = append_epoch(self.writer, request.producer, request.epoch)
+
+        def answer(result: Appended) -> Answer | None:
+            if request.epoch is None and result.repeated:  # another call has begun this one at the same time
+                self._begin_epoch(taken)
+                return None
+            known = self.writer.producer_state(request.producer)
+            return EpochBegun(epoch, known.last + 1 if known is not None and known.epoch == epoch else 0)
+
+        self._when_done(taken, appended, answer)
+
+    def _check_producer(self, taken: TakenRequest, name: str) -> None:
+        caller = taken.caller
+        client = caller.principal or caller.address.rpartition(":")[0] or caller.address
+        self._producers.check(client, name, self._most_producers, self._loop.time())
+
+    def _set_token(self, taken: TakenRequest) -> None:
+        request = taken.request
+        assert isinstance(request, SetFencingToken)
+        appended = append_token(self.writer, request.token, request.expected)
+        self._when_done(taken, appended, lambda result: Done())
+
+    def _heartbeat(self, taken: TakenRequest) -> None:
+        request = taken.request
+        assert isinstance(request, Heartbeat)
+        if not request.to_readers:
+            taken.answer(Done())
+            return
+        beat = self.writer.heartbeat()
+        self._when_done(taken, beat, lambda result: Done(result.first))
+
+    # ------------------------------------------------------------------ answers
+
+    def _when_done(self, taken: TakenRequest, future: asyncio.Future[T], answer: Callable[[T], Answer | None]) -> None:
+        """Answer the request with what `answer` makes of the future's result, unless that is None."""
+        turn = self._begun()
+
+        def ended(done: asyncio.Future[T]) -> None:
+            self._ended(turn)
+            error = _error_of(done)
+            try:
+                if error is None and (made := answer(done.result())) is not None:
+                    taken.answer(made)
+            except Exception as failure:
+                error = failure
+            if error is not None:
+                self._fail(taken, error)
+
+        future.add_done_callback(ended)
+
+    def _fail(self, taken: TakenRequest, error: BaseException) -> None:
+        # First the stream: who asks again in the answer's callback finds it in its new state.
+        self._failures.request_failed(error)
+        taken.fail(error)
+
+    # ------------------------------------------------------------------ sending
+
+    def _begun(self) -> _SendRound:
+        """Something more is written: it is sent with the rest of this turn of the loop. `_ended` must follow."""
+        self._turn.waiting += 1
+        self._send_soon()
+        return self._turn
+
+    def _send_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._scheduled = False
+        self._hand_over()
+        self._send()
+
+    def _send(self) -> None:
+        self._held_back = self._sent >= self._most_sent
+        if self._held_back:
+            return
+        turn, self._turn = self._turn, _SendRound()
+        if turn.waiting:
+            turn.sent = True
+            self._sent += 1
+        self.writer.push()
+
+    def _ended(self, turn: _SendRound) -> None:
+        """Something that was written in `turn` has its outcome."""
+        turn.waiting -= 1
+        if turn.sent and not turn.waiting:
+            self._sent -= 1
+            if self._held_back:
+                self._send()
+
+
+class _Bulk:
+    """Records of one request that each have their own fate."""
+
+    __slots__ = ("_failures", "_results", "_taken", "_waiting", "records")
+
+    def __init__(self, taken: TakenRequest, records: int, failures: Failures) -> None:
+        self.records = records
+        self._taken = taken
+        self._failures = failures
+        self._results: list[DLSN | Refusal | None] = [None] * records
+        self._waiting = records
+
+    def ended(self, first: int, count: int, outcome: Appended | BaseException) -> None:
+        """Note the outcome of some records; with the last of them, answer."""
+        if isinstance(outcome, Appended):
+            self._results[first : first + count] = _places(outcome, count)
+        else:
+            # One that was not tried, because one before it was refused, says nothing of the log.
+            if not isinstance(outcome, WriteCancelledError) or outcome.__cause__ is not None:
+                self._failures.request_failed(outcome)
+            self._results[first : first + count] = [refusal_of(outcome)] * count
+        self._waiting -= count
+        if not self._waiting:
+            self._taken.answer(bulk_answer([one for one in self._results if one is not None]))
+
+
+def bulk_answer(results: Sequence[DLSN | Refusal]) -> BulkReceipt | Refusal:
+    """Return the answer to a bulk: the header's refusal only where the first record's failure is one of ownership, else
+    each record's result."""
+    first = results[0]
+    if isinstance(first, DLSN) or first.code not in OF_THE_WHOLE_BULK:
+        return BulkReceipt(tuple(results))
+    if all(isinstance(one, Refusal) and one.applied is not Applied.UNKNOWN for one in results):
+        return first
+    # Said as such, for one refusal stands for all of them: some may be in the log.
+    return Refusal(first.code, first.message, first.location, Applied.UNKNOWN, "", first.actual, first.advice)
+
+
+def opened_sets(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
+    """Returns the record sets, those that readers could not open as the error that says so. Any thread may call it."""
+    sets: list[CheckedSet | CallerError] = []
+    for payload in payloads:
+        try:
+            sets.append(CheckedSet.check(payload))
+        except CallerError as error:
+            sets.append(error)
+    return sets
+
+
+def _error_of(future: asyncio.Future[T]) -> BaseException | None:
+    if future.cancelled():
+        return OutcomeUnknownError("the write was cancelled", advice="Read the log's end before writing again")
+    return future.exception()
+
+
+def _places(outcome: Appended, count: int) -> list[DLSN]:
+    """Return where `count` records are that lie side by side."""
+    first = outcome.first
+    return first.run(count) if first is not None else [DLSN.INVALID] * count
+
+
+def _members(payloads: Sequence[Buffer], ids: Sequence[int] | None) -> tuple[list[int] | None, list[Buffer]]:
+    """Return the records of record sets: what is written whole lies in one entry as it is."""
+    txids: list[int] = []
+    members: list[Buffer] = []
+    for number, encoded in enumerate(payloads):
+        try:
+            found = decode_record_set(memoryview(encoded))
+        except InvalidEntryError as error:
+            raise InvalidRecordError(
+                f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
+            ) from error
+        if ids is not None:
+            txids += [ids[number]] * len(found)
+        members += found
+    return txids if ids is not None else None, members
+
+
+def _check_stamp(stamp: ProducerStamp) -> None:
+    if stamp.sequence < 0 or stamp.epoch < 0:
+        raise InvalidRecordError(
+            f"epoch {stamp.epoch} or sequence number {stamp.sequence} is below 0; nothing was written",
+            advice="Both begin at 0",
+        )

@@ -1,0 +1,116 @@
+"""Handing a stream over to another proxy, without an error that a client sees.
+
+    source                                    target
+    asks the target to take the stream    ->  checks that it may; reads what it can have before it has the lock; asks
+                                              for the lock: it waits in its queue
+    lets its writer finish, closes the
+    segment, releases the lock            ->  has the lock, opens the writer: nothing is to be recovered
+    answers what waited: found at target      holds what comes until the writer is open
+
+From the moment at which the source gives up it begins nothing, so what clients send again to the target comes behind
+everything that the source has answered. Both remember the move: the source says where the stream is for two thirds of
+the session timeout, the target forgets that the source had it.
+
+Fault model: a target that refuses, or does not answer, leaves the stream where it is. One that dies afterwards leaves
+it free: clients come back, or the next proxy takes it. A source that dies is a crash as any other; the target waits for
+the lock no longer than `server_take_timeout_ms`.
+
+Several streams go one after the other (`in_turns`): hand-overs take each other's time, and a stream is served until
+its turn comes, so the fewer are on their way at once, the shorter is each one's pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol, TypeVar
+
+from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
+from dlspark.serving.protocol.failures import error_of
+from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
+from dlspark.serving.write_proxy.streams.requests import found_at
+from dlspark.serving.write_proxy.streams.stream import ProxyStream
+from dlspark.serving.write_proxy.streams.stream_host import StreamHost
+from metadata.foundation.tasks import end_tasks
+
+Stream = TypeVar("Stream")
+
+HAND_OVERS_AT_ONCE: Final = 32
+"""Streams that are on their way at the same time, at most."""
+LONGEST_TURN_S: Final = 0.1
+"""How long the others wait for one stream, at most: several times what a hand-over takes as a rule. Where it takes
+longer, the machine is busy or the target away, and to wait would keep the proxy from its end."""
+
+
+class Forwarder(Protocol):
+    """Asks other proxies."""
+
+    async def call(self, location: str, request: Request, timeout_ms: int = 10_000) -> Answer:
+        """Return what the proxy at `location` answers; where it cannot be asked, or does not answer in time, a
+        Refusal."""
+        ...
+
+
+def same_proxy(one: str, other: str) -> bool:
+    """Return whether two locations name one address; either may be `host:port` alone."""
+    return one.rpartition(";")[2] == other.rpartition(";")[2]
+
+
+async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder, target: str) -> None:
+    """Hand a stream over that this proxy owns; returns once its lock is released.
+
+    Raises what the target refuses it with, or StreamUnavailableError where it is not to be handed over: it stays here.
+    OutcomeUnknownError where closing its writer takes longer than `server_take_timeout_ms`: it goes on.
+    """
+    name = stream.name
+    if stream.moving or not stream.owned:
+        raise StreamUnavailableError("the stream is not served here, or is on its way already", log=name)
+    stream.moving = True
+    try:
+        take = TakeStream(name, host.location)
+        answer = await forwarder.call(target, take, host.settings.take_timeout_ms)
+        if isinstance(answer, Refusal):
+            raise error_of(answer, stream=name)
+        if not stream.owned:
+            raise StreamUnavailableError("the stream has ended here before it was handed over", log=name)
+        stream.give_up(found_at(target, name), host.found_kept_s)
+        await asyncio.wait([stream.ended], timeout=host.settings.take_timeout_ms / 1000)
+    finally:
+        stream.moving = False
+    if not stream.ended.done():
+        raise OutcomeUnknownError(
+            "the stream's writer is still being closed: it goes on, and the target takes the stream then", log=name
+        )
+
+
+async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
+    """End streams one after the other; returns how many have not ended when `time_s` is over: those are cut off.
+
+    The next one's turn comes when the one before it has ended, or has had LONGEST_TURN_S, or its share of half of the
+    time: one that hangs keeps no other from its turn, and where the time is short for many, several go at once.
+    """
+    loop = asyncio.get_running_loop()
+    begun_by_s, deadline_s = loop.time() + time_s / 2, loop.time() + time_s
+    waiting = deque(streams)
+    under_way: set[asyncio.Future[None]] = set()
+
+    async def wait_for(some: Iterable[asyncio.Future[None]], until_s: float, *, every: bool = True) -> None:
+        when = asyncio.ALL_COMPLETED if every else asyncio.FIRST_COMPLETED
+        await asyncio.wait(some, timeout=max(0.0, until_s - loop.time()), return_when=when)
+
+    try:
+        while waiting and loop.time() < deadline_s:
+            now_s = loop.time()
+            turn_s = min(LONGEST_TURN_S, max(0.0, begun_by_s - now_s) / len(waiting))
+            newest = asyncio.ensure_future(end(waiting.popleft()))
+            under_way.add(newest)
+            newest.add_done_callback(under_way.discard)
+            await wait_for([newest], now_s + turn_s)
+            if len(under_way) >= HAND_OVERS_AT_ONCE:
+                await wait_for(under_way, deadline_s, every=False)
+        if under_way:
+            await wait_for(under_way, deadline_s)
+        return len(waiting) + len(under_way)
+    finally:
+        await end_tasks(under_way, drop_errors=True)

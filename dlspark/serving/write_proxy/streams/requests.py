@@ -1,0 +1,122 @@
+"""`TakenRequest`: one request on a stream, from the moment at which the proxy takes it until it is answered. No I/O.
+
+`RequestsUnderWay` is what all of them hold together; it is bounded, for their payloads come from clients.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.errors import CallerError, OverCapacityError, OwnershipAcquireFailedError, WriteCancelledError
+from dlspark.serving.bindings.service import Caller, Reply
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import (
+    AcceptStreams,
+    Answer,
+    Applied,
+    Handshake,
+    ListProxies,
+    Refusal,
+    Request,
+    WriteRecords,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+class RequestsUnderWay:
+    """Payload bytes that are under way in one proxy."""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.requests = 0
+
+    def take(self, size: int, limit: int) -> None:
+        """Count a request in. One is taken always, however large. Raises OverCapacityError."""
+        if self.requests and self.bytes + size > limit:
+            raise OverCapacityError(
+                f"{self.bytes} bytes are under way in this proxy, the most is {limit}; the request was not taken",
+                advice="Send less at a time, or ask again later",
+            )
+        self.bytes += size
+        self.requests += 1
+
+    def give_back(self, size: int) -> None:
+        """Note that its request is answered."""
+        self.bytes -= size
+        self.requests -= 1
+
+
+OnEnd: TypeAlias = Callable[["TakenRequest"], None]
+
+
+class TakenRequest:
+    """One request that is not answered yet. Compared by identity."""
+
+    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "sets", "size")
+
+    def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
+        """`size`: its payloads' bytes. `began_s`: when it came, by the event loop's clock."""
+        self.request = request
+        self.caller = caller
+        self.size = size
+        self.began_s = began_s
+        self.answered = False
+        self.sets: list[CheckedSet | CallerError] | None = None
+        """Its record sets, or why one cannot be written; None as long as they were not opened."""
+        self.on_end: OnEnd | None = None
+        """Called when it is answered, before the answer goes out."""
+        self._reply = reply
+
+    def is_too_late(self, now_s: float) -> bool:
+        """Return whether nobody waits for its answer any more."""
+        if isinstance(self.request, AcceptStreams | Handshake | ListProxies):
+            return False
+        timeout_ms = self.request.context.timeout_ms
+        return timeout_ms > 0 and now_s > self.began_s + timeout_ms / 1000
+
+    def answer(self, answer: Answer) -> None:
+        """Answer it, unless it is answered. Never raises."""
+        if self.answered:
+            return
+        self.answered = True
+        if self.on_end is not None:
+            self.on_end(self)
+        try:
+            self._reply(answer)
+        except Exception:
+            # A binding's fault must not take a stream, or the answers of others, with it.
+            _LOG.exception("the answer to %s for %s was not taken", type(self.request).__name__, self.caller.address)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer it with a refusal that says what `error` says."""
+        self.answer(refusal_of(error))
+
+
+def payload_bytes(request: WriteRecords) -> int:
+    """Return how many bytes of payload it carries."""
+    payloads = request.payloads
+    return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+
+
+def not_begun(refusal: Refusal) -> Refusal:
+    """Return the same for a request that was not begun, whatever happened to what it would have needed."""
+    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
+
+
+def found_at(location: str, stream: str) -> Refusal:
+    """Return the refusal that says where a stream is served."""
+    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
+
+
+def too_late_error(stream: str) -> WriteCancelledError:
+    """Returns the error of a request that waited until nobody waits for its answer any more."""
+    return WriteCancelledError(
+        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
+    )

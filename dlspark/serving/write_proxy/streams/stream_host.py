@@ -1,0 +1,106 @@
+"""`StreamHost`: what all streams of a write proxy share: its namespace, its bounds, its turns, whom they tell. No I/O.
+
+Fault model: none of its own. What it counts and keeps is bounded by the streams of the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.serving.bindings.service import Caller
+from dlspark.serving.process.fair_turns import FairTurns
+from dlspark.serving.routing.hosts import is_address
+from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
+from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
+from metadata.foundation.plurals import counted
+from storage_node.transport.turns import Turns
+
+_LOG: Final = logging.getLogger(__name__)
+
+FOUND_LOG_S: Final = 1.0
+"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
+the others for all of its streams, several times a second, until its session has ended."""
+
+
+class HostedStream(Protocol):
+    """What is asked of a stream (`streams.ProxyStream`)."""
+
+    name: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait to be begun."""
+        ...
+
+    def caller_gone(self, caller: Caller) -> None:
+        """Note that what this caller asked and was not begun is not begun any more."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class StreamHost:
+    """What all streams of a proxy share, and whom they tell."""
+
+    namespace: AsyncNamespace
+    location: str
+    settings: WriteProxySettings
+    traffic: RequestsUnderWay
+    opening: FairTurns
+    opening_sets: FairTurns
+    """Lets one request's record sets be opened in a thread at a time: they may expand to 64 MiB."""
+    turns: Turns
+    """Streams on which so much waited that one turn of the loop is too short for it."""
+    waited: set[HostedStream]
+    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
+    must not cost a look at ten thousand others."""
+    tasks: set[asyncio.Task[None]]
+    """What runs for streams, until it has ended."""
+    on_owned: Callable[[str, bool], None]
+    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
+    on_removed: Callable[[HostedStream], None]
+    """Called once, when a stream is not this proxy's any more."""
+    on_fatal: Callable[[str], None]
+    """Called with the reason when the process has to end."""
+    former_until_s: float = 0.0
+    """Until then a log that this very location owns is that of a process which was here before: its session ends."""
+    announced: Callable[[str], bool] = lambda _: True
+    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
+    found: int = 0
+    """How many streams were found to be owned elsewhere since that was logged last."""
+    found_logged_s: float = -FOUND_LOG_S
+
+    def log_found(self, stream: str, owner: str, now_s: float) -> None:
+        """Log that another proxy owns a stream, unless that was logged for one just now."""
+        self.found += 1
+        if now_s - self.found_logged_s >= FOUND_LOG_S:
+            more = f"; {counted(self.found - 1, 'other')} before it" if self.found > 1 else ""
+            _LOG.info("stream %s is owned by %s%s", stream, owner, more, extra=about(log=stream))
+            self.found, self.found_logged_s = 0, now_s
+
+    @property
+    def found_kept_s(self) -> float:
+        """How long it is remembered that another proxy has a log."""
+        return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
+
+    def kept_s(self, owner: str) -> float:
+        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
+        is_proxy = is_address(owner) and self.announced(owner)
+        return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
+
+    def is_former(self, owner: str, now_s: float) -> bool:
+        """Return whether the owner of a log is the process that was at this location before, as far as anyone can
+        tell."""
+        return owner == self.location and now_s < self.former_until_s
+
+    def run(self, work: Awaitable[None]) -> None:
+        """Run something in a task that is waited for at the end."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)

@@ -1,0 +1,368 @@
+"""Staging: what a sink task does with its rows, before anything of them can be seen.
+
+Each task writes its rows into ledgers of its own, one for each log it meets (a new one whenever one has grown to the
+namespace's segment size), closes them and reports them to the driver. No log refers to these ledgers until the driver
+publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger that exists is listed under
+the sink, so what is not published is found and swept.
+
+Encoding runs in Spark's thread while the entries of the batch before travel; the bytes in flight of all ledgers of a
+task together are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.codec.entries import Compression, EncodedEntry
+from dlspark.core.codec.vector_encoding import encode_entries
+from dlspark.spark.errors import BatchRefusedError
+from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order, rows_by_log
+from dlspark.spark.sink.messages import StagedSegment
+from metadata.foundation.errors import check
+from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
+from storage_node.client.writer import LedgerWriter
+
+ENTRY_BYTES = 256 * 1024
+"""Size that entries are filled to."""
+PENDING_BYTES = 4 * ENTRY_BYTES
+"""Rows of one log are gathered to about this size before they are cut into entries, so that few entries are short."""
+MAX_PENDING_BYTES = 64 * ENTRY_BYTES
+"""Most bytes gathered over all logs of a task; above it, everything gathered is written."""
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+"""Most bytes sent and not yet acknowledged, over all ledgers of a task."""
+MAX_LOGS_PER_TASK = MAX_NUM_LOGS
+"""Most logs that one task may write: each has a ledger open at once."""
+LOGS_AT_ONCE = 16
+"""Ledgers that are made, and closed, at the same time."""
+ROLL_POSITION = 2**31 - 2**24
+"""A segment ends before its positions do (31 bits): one cut holds far fewer records than the difference."""
+RECORD_HEADER_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """How a task writes."""
+
+    columns: SinkColumns
+    compression: Compression
+    max_segment_bytes: int
+    partition: int
+
+    @property
+    def task(self) -> str:
+        """The task's name in messages."""
+        return f"task {self.partition}"
+
+
+class WriteWindow:
+    """The adds of one task that wait for acknowledgement, bounded in bytes over all its ledgers."""
+
+    def __init__(self, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._adds: deque[tuple[asyncio.Future[int], int]] = deque()
+        self._bytes = 0
+
+    def push(self, add: asyncio.Future[int], size: int) -> None:
+        """Take up an add under way, of `size` bytes."""
+        self._adds.append((add, size))
+        self._bytes += size
+
+    async def room(self) -> None:
+        """Wait until another add fits. Raises what an add failed with."""
+        while self._adds and (self._bytes > self._max_bytes or self._adds[0][0].done()):
+            await self._oldest()
+
+    async def drain(self) -> None:
+        """Wait for every add. Raises the first failure."""
+        while self._adds:
+            await self._oldest()
+
+    async def _oldest(self) -> None:
+        add, size = self._adds.popleft()
+        self._bytes -= size
+        await add
+
+    def abandon(self) -> None:
+        """Wait for nothing more. Failures of adds under way are taken note of, so that asyncio does not log them."""
+        for add, _ in self._adds:
+            add.add_done_callback(_seen)
+        self._adds.clear()
+        self._bytes = 0
+
+
+def _seen(add: asyncio.Future[int]) -> None:
+    if not add.cancelled():
+        add.exception()
+
+
+class StagedSegmentWriter:
+    """Writes one ledger as a segment to be, keeping what its metadata will say."""
+
+    def __init__(self, ledger: LedgerWriter, window: WriteWindow) -> None:
+        self._ledger = ledger
+        self._window = window
+        self._count = 0
+        self._first_txid = self._last_txid = -1
+        self._last_entry = self._last_slot = -1
+        self._user_bytes = 0
+
+    async def add(self, entry: EncodedEntry) -> None:
+        """Send one entry, once there is room for it."""
+        await self._window.room()
+        await self._ledger.wait_for_room()  # a bookie beyond the ack quorum may be slow: its queue is memory, too
+        self._window.push(self._ledger.add(*entry.buffers), stored_bytes(entry))
+        if self._count == 0:
+            self._first_txid = entry.first_txid
+        self._count += entry.record_count
+        self._last_txid = entry.last_txid
+        self._last_entry = self._ledger.last_add_pushed
+        self._last_slot = entry.record_count - 1
+        self._user_bytes += entry.user_bytes
+
+    async def abandon(self) -> None:
+        """Leave the ledger as it is."""
+        await self._ledger.abandon()
+
+    async def close(self, log: str, partition: int, ordinal: int, *, stamped: bool) -> StagedSegment:
+        """Close the ledger, with everything acknowledged; its end is final from here on (I2)."""
+        metadata = await self._ledger.close()
+        # Readers go by the end that is stored (I2): the segment's metadata must say the same.
+        check(
+            metadata.last_entry == self._last_entry,
+            f"a staged ledger closed at entry {metadata.last_entry} instead of {self._last_entry}",
+            ledger_id=self._ledger.ledger_id,
+        )
+        return StagedSegment(
+            log=log,
+            ledger_id=self._ledger.ledger_id,
+            partition=partition,
+            ordinal=ordinal,
+            first_txid=self._first_txid,
+            last_txid=self._last_txid,
+            record_count=self._count,
+            last_entry=self._last_entry,
+            last_slot=self._last_slot,
+            user_bytes=self._user_bytes,
+            stamped=stamped,
+        )
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Rows of one log that wait to be cut into entries, and where its segment has got to (kept in Spark's thread)."""
+
+    stamp: int | None
+    last_txid: int = -1
+    rows: list[LogRows] = field(default_factory=list)
+    size: int = 0
+    next_position: int = 1
+    stored_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Staged:
+    """The open segment of one log and those closed before it (kept on the event loop)."""
+
+    segment: StagedSegmentWriter | None = None
+    closed: list[StagedSegment] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesToSend:
+    """Entries of one log, encoded and to be sent; `last`: its segment has grown enough and ends with them."""
+
+    log: str
+    entries: list[EncodedEntry]
+    last: bool
+
+
+class TaskWriter:
+    """Stages the rows of one task. `split`, `take` and `rest` run in Spark's thread, the coroutines on the event loop.
+
+    `create(log)` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
+    """
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        create: Callable[[str], Awaitable[LedgerWriter]],
+        stamp: Callable[[str], Awaitable[int]],
+    ) -> None:
+        self._settings = settings
+        self._create = create
+        self._stamp = stamp
+        self._window = WriteWindow()
+        self._gathered: dict[str, _Gathered] = {}
+        self._staged: dict[str, _Staged] = {}
+        self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
+        self._waiting: dict[str, None] = {}
+        """Logs that were met and for which no ledger is being made yet, in the order in which they were met."""
+        self._covered: dict[str, int] = {}
+        self._pending_bytes = 0
+
+    @property
+    def covered(self) -> tuple[tuple[str, int], ...]:
+        """The logs that are skipped, with the rows that came for them."""
+        return tuple(sorted(self._covered.items()))
+
+    def split(self, batch: pa.RecordBatch) -> list[LogRows]:
+        """Check a batch's rows and cut them by log. Raises BatchRefusedError; nothing of the batch is taken then."""
+        return rows_by_log(batch, self._settings.columns, self._settings.task)
+
+    def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
+        """Return those of `rows` whose log was not met before."""
+        return [part for part in rows if part.log not in self._gathered and part.log not in self._covered]
+
+    async def meet(self, rows: Sequence[LogRows]) -> None:
+        """Get ready for new logs: each will have a ledger, so some are made while rows are still coming."""
+        if len(self._gathered) + len(rows) > MAX_LOGS_PER_TASK:
+            raise BatchRefusedError(
+                f"{self._settings.task} writes more than {MAX_LOGS_PER_TASK} logs; nothing of the batch is visible",
+                advice='Bring the rows of a log together: df.repartition("log")',
+            )
+        self._waiting |= dict.fromkeys(part.log for part in rows)
+        self._make_some()
+        await for_each(rows, min(len(rows), LOGS_AT_ONCE), self._meet)
+
+    async def _meet(self, part: LogRows) -> None:
+        # One stamp a log and task, taken once: ids within a segment must not decrease (I4).
+        stamp = None if part.txids is not None else await self._stamp(part.log)
+        self._staged[part.log] = _Staged()
+        self._gathered[part.log] = _Gathered(stamp)
+
+    def _make_some(self) -> None:
+        """Make ledgers for the logs that wait for one, LOGS_AT_ONCE at a time."""
+        while self._waiting and len(self._ahead) < LOGS_AT_ONCE:
+            log = next(iter(self._waiting))
+            del self._waiting[log]
+            self._ahead[log] = asyncio.ensure_future(self._create(log))
+
+    async def skip(self, logs: Iterable[str]) -> None:
+        """Only count the rows of these logs, for which none was taken yet: they have the batch."""
+        for log in logs:
+            self._covered[log] = 0
+            self._gathered.pop(log, None)
+            self._staged.pop(log, None)
+            self._waiting.pop(log, None)
+            ahead = self._ahead.pop(log, None)
+            if ahead is not None:
+                await (await ahead).abandon()  # listed under a batch that the log has: its commit sweeps it
+
+    def take(self, rows: Sequence[LogRows]) -> Iterator[EntriesToSend]:
+        """Gather rows of logs that were met; gives what is large enough to be sent."""
+        for part in rows:
+            if part.log in self._covered:
+                self._covered[part.log] += len(part.values)
+                continue
+            gathered = self._gathered[part.log]
+            check_order(part.txids, part.log, self._settings.task, gathered.last_txid)
+            if part.txids is not None:
+                gathered.last_txid = int(part.txids[-1])
+            size = part.values.nbytes + RECORD_HEADER_BYTES * len(part.values)
+            gathered.rows.append(part)
+            gathered.size += size
+            self._pending_bytes += size
+            if gathered.size >= PENDING_BYTES:
+                yield self._cut(part.log, gathered)
+        if self._pending_bytes > MAX_PENDING_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[EntriesToSend]:
+        """Yield everything gathered and not yet given."""
+        for log, gathered in self._gathered.items():
+            if gathered.rows:
+                yield self._cut(log, gathered)
+
+    def _cut(self, log: str, gathered: _Gathered) -> EntriesToSend:
+        values = _joined([part.values for part in gathered.rows])
+        entries = cut_entries(
+            self._txids(gathered, len(values)), values, gathered.next_position, self._settings.compression
+        )
+        self._pending_bytes -= gathered.size
+        gathered.rows, gathered.size = [], 0
+        gathered.next_position += len(values)
+        gathered.stored_bytes += sum(map(stored_bytes, entries))
+        last = gathered.stored_bytes >= self._settings.max_segment_bytes or gathered.next_position > ROLL_POSITION
+        if last:
+            gathered.next_position, gathered.stored_bytes = 1, 0
+        return EntriesToSend(log, entries, last)
+
+    def _txids(self, gathered: _Gathered, count: int) -> npt.NDArray[np.int64]:
+        if gathered.stamp is not None:
+            return np.full(count, gathered.stamp, dtype=np.int64)
+        return np.concatenate([part.txids for part in gathered.rows if part.txids is not None])
+
+    async def send(self, cut: EntriesToSend) -> None:
+        """Send entries to the log's segment, beginning one if none is open."""
+        staged = self._staged[cut.log]
+        if staged.segment is None:
+            ahead = self._ahead.pop(cut.log, None)
+            self._waiting.pop(cut.log, None)
+            self._make_some()
+            # Entries wait until the ledger's metadata exist: a storage node deletes entries of a ledger that the
+            # metadata do not list (I13).
+            staged.segment = StagedSegmentWriter(
+                await (self._create(cut.log) if ahead is None else ahead), self._window
+            )
+        for entry in cut.entries:
+            await staged.segment.add(entry)
+        if cut.last:
+            await self._close(cut.log, staged)
+
+    async def finish(self) -> tuple[StagedSegment, ...]:
+        """Close every segment, with every entry acknowledged. Raises the first failure; nothing is visible then."""
+        # Before any close: a task of which an add has failed must not offer segments to the commit (I9).
+        await self._window.drain()
+        await for_each(
+            self._staged.items(), min(len(self._staged), LOGS_AT_ONCE), lambda item: self._close(item[0], item[1])
+        )
+        return tuple(segment for staged in self._staged.values() for segment in staged.closed)
+
+    async def _close(self, log: str, staged: _Staged) -> None:
+        if staged.segment is not None:
+            segment, staged.segment = staged.segment, None
+            stamped = self._gathered[log].stamp is not None
+            staged.closed.append(
+                await segment.close(log, self._settings.partition, len(staged.closed), stamped=stamped)
+            )
+
+    async def abandon(self) -> None:
+        """Give up: the ledgers stay as they are, listed, for a sweep."""
+        self._window.abandon()
+        self._waiting.clear()
+        ahead = list(self._ahead.values())
+        self._ahead.clear()
+        await end_tasks(ahead, drop_errors=True)
+        # A task that had made its ledger before it was ended leaves an open writer.
+        for creation in ahead:
+            if not creation.cancelled() and creation.exception() is None:
+                await creation.result().abandon()
+        for staged in self._staged.values():
+            if staged.segment is not None:
+                await staged.segment.abandon()
+
+
+def stored_bytes(entry: EncodedEntry) -> int:
+    """Return the entry's size as it is stored."""
+    return sum(len(buffer) for buffer in entry.buffers)
+
+
+def cut_entries(
+    txids: npt.NDArray[np.int64], values: pa.Array, position: int, compression: Compression
+) -> list[EncodedEntry]:
+    """Encode rows into entries of about ENTRY_BYTES, the first record at `position`."""
+    return list(
+        encode_entries(txids, values, first_position=position, compression=compression, max_entry_bytes=ENTRY_BYTES)
+    )
+
+
+def _joined(values: list[pa.Array]) -> pa.Array:
+    return values[0] if len(values) == 1 else pa.concat_arrays(values)

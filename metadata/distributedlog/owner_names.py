@@ -1,0 +1,60 @@
+"""What the name of a lock's owner says of who that is.
+
+    1;<shard>;<host>:<port>              a write proxy
+    dlspark-sink/<host>/<pid>            a Spark query that publishes a batch: it gives the lock up in a moment
+    dlspark-sink/<host>/<pid>/appends    a query's process, which keeps its logs for the next batch until one waits
+    anything else                        a writer of this library or of Java's, which keeps its log until it closes it
+
+A name is a hint for who waits, and never decides who owns a log.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SINK: Final = "dlspark-sink/"
+_APPENDS: Final = "/appends"
+_PROXY: Final = "1;"
+
+
+def sink_owner(host: str, pid: int, *, appending: bool = False) -> str:
+    """Return the name of a Spark query's process. It must not look like an address: a client that a proxy sends to a
+    log's owner would dial it."""
+    return f"{_SINK}{host}/{pid}{_APPENDS if appending else ''}"
+
+
+def gives_way(owner: str) -> bool:
+    """Return whether the owner gives its lock up in a moment if another client waits in the lock's queue."""
+    return owner.startswith(_SINK)
+
+
+def appends(owner: str) -> bool:
+    """Return whether it is a query's process that keeps its logs for the next batch."""
+    return gives_way(owner) and owner.endswith(_APPENDS)
+
+
+def process_of(owner: str) -> int | None:
+    """Return the number of such a process, on the host that the name has."""
+    number = owner.removesuffix(_APPENDS).rpartition("/")[2]
+    return int(number) if appends(owner) and number.isascii() and number.isdecimal() else None
+
+
+def what_to_do(owner: str) -> str:
+    """Advice for who cannot have the lock."""
+    if gives_way(owner):
+        return "A Spark query has it, and gives it up between two batches for who waits in the queue: wait for longer"
+    if owner.startswith(_PROXY):
+        return "A write proxy has it: write through that, or have it release the log"
+    return "One writer at a time: close that one; if it has died, wait until its session has ended"
+
+
+def how_to_free(owner: str) -> str:
+    """Advice for who would take the log away from its owner, which nobody gives way to."""
+    if gives_way(owner):
+        return (
+            "A Spark query has it: stop it; its process gives the log up appendIdleRelease (1 minute) after the last "
+            "batch, or when the driver ends"
+        )
+    if owner.startswith(_PROXY):
+        return "A write proxy has it: have that one delete it, or release it first"
+    return "Close that writer; if it has died, wait until its session has ended"

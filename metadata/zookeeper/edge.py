@@ -1,0 +1,203 @@
+"""kazoo's edge to threads, sockets and time, for `metadata.zookeeper.client` alone: no other module imports this one.
+
+Fault model of the network here: a server may accept a connection and never answer on it (it is paused, a half-open
+link leads to it, or it is ZooKeeper 3.9, which forgets a connection that reaches it while it still reads its database),
+take no connection at all, or fall silent on a connection that worked. kazoo waits up to a whole session timeout in each
+of these cases (for the answer to a handshake as long as the session lives, and while requests go out it never asks
+whether anything comes back), so one such server costs the session although it, or another one, would answer if asked
+again. Here an attempt at a connection has a part of that time, and so has silence: see `BoundedConnection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, ParamSpec
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+
+P = ParamSpec("P")
+
+_DIAL_SLICE_S: Final = 0.1
+_ATTEMPTS_A_SESSION: Final = 3
+"""Attempts at a connection that a session outlives at least: silence is noticed after two thirds of its timeout, and
+the last third is left for the first of them."""
+_DOUBLINGS: Final = 2
+"""Of an attempt's limit, one with each attempt that ran out of time: mostly it is that connection which was forgotten,
+not the server that is slow."""
+_SHORTEST_ATTEMPT_S: Final = 1.0
+
+
+class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's edge to threads and sockets: callbacks go to the event loop instead of kazoo's two worker threads.
+
+    It also makes kazoo's blocking calls end: at the limits of `attempt` and `silence_limit_s`, and at once by `abort`,
+    which breaks the connection or the attempt at one.
+    """
+
+    silence_limit_s: float | None = None
+    """How long kazoo's loop may go on without a byte from the server. While nothing is asked of it, kazoo asks for a
+    sign of life after half of that."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._deadline: float | None = None
+        self._heard_at = 0.0
+        self._socket: socket.socket | None = None
+        self._aborted = False
+        self._running = True
+        self.completion_queue = _LoopQueue(self)
+
+    def start(self) -> None:
+        """Nothing to start: there are no worker threads."""
+
+    def stop(self) -> None:
+        """Nothing to stop; answers that are still to come go to the loop."""
+
+    def post(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run `callback` on the loop; may be called from any thread. On a closed loop nothing waits for it any more."""
+        try:
+            self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """kazoo's way to make a callback, a watch's for one: on the loop, in the order of its calls."""
+        self.post(callback.func, *callback.args)
+
+    @contextmanager
+    def attempt(self, limit_s: float) -> Iterator[None]:
+        """Yield what kazoo's thread does within is one attempt at a connection: TCP's handshake, the session's, the
+        sending of credentials. All of it together ends after `limit_s`."""
+        self._deadline = time.monotonic() + limit_s
+        try:
+            yield
+        finally:
+            self._deadline = None
+            self._heard_at = time.monotonic()
+
+    def select(
+        self, readers: list[Any], writers: list[Any], failing: list[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return kazoo's one way of waiting. Within an attempt nothing is ready any more when its time is up, which
+        kazoo takes as its own timeout; outside of one kazoo's loop hears of a server that has been silent for too long.
+        """
+        if self._deadline is not None:
+            left = max(0.0, self._deadline - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        ready: tuple[list[Any], list[Any], list[Any]] = super().select(readers, writers, failing, timeout)
+        if self._socket in ready[0]:
+            self._heard_at = time.monotonic()
+        elif self._deadline is None and self.silence_limit_s is not None and self._socket in readers:
+            silence_s = time.monotonic() - self._heard_at
+            if silence_s > self.silence_limit_s:
+                raise self.timeout_exception(f"nothing heard from the server for {silence_s:.1f} s")
+        return ready
+
+    def create_connection(
+        self, address: tuple[str, int], timeout: float | None = None, **_tls: object
+    ) -> socket.socket:
+        """Connect in slices, so that `abort` ends it. kazoo's TLS options are not offered by this store."""
+        deadline = math.inf if self._deadline is None else self._deadline
+        if timeout is not None:
+            deadline = min(deadline, time.monotonic() + timeout)
+        family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._await_connected(connection, connection.connect_ex(resolved), deadline)
+        except BaseException:
+            connection.close()
+            raise
+        self._socket = connection
+        return connection
+
+    def _await_connected(self, connection: socket.socket, code: int, deadline: float) -> None:
+        while code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY):
+            if self._aborted:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "closing")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "no answer to the connection attempt")
+            poll = select.poll()
+            poll.register(connection, select.POLLOUT)
+            if poll.poll(min(left, _DIAL_SLICE_S) * 1000):
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, f"cannot connect: {errno.errorcode.get(code, code)}")
+
+    def abort(self) -> None:
+        """Break the connection: kazoo's thread wakes up and finds that it was asked to stop."""
+        self._aborted = True
+        connection = self._socket
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed by the other side or by kazoo already
+
+
+class _LoopQueue:
+    """Takes the place of kazoo's queue of completion callbacks."""
+
+    def __init__(self, handler: LoopHandler) -> None:
+        self._handler = handler
+
+    def put(self, callback: Callable[[], None]) -> None:
+        self._handler.post(callback)
+
+
+class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection, with limits near those of ZooKeeper's own client in place of kazoo's.
+
+    An attempt at a connection takes no more than the session's timeout divided by the number of servers, and no more
+    than a third of it; the first ones less. Silence takes no more than two thirds of it, also while requests are sent.
+    A session that is still to be made has `connect_timeout_s` for all servers.
+    """
+
+    def __init__(self, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
+        super().__init__(client, client._connection.retry_sleeper, logger=client.logger)
+        self._edge = handler
+        self._connect_timeout_s = connect_timeout_s
+        self._session_s: float = client._session_timeout / 1000
+        self._ran_out = 0
+
+    @classmethod
+    def install(cls, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:
+        """Let `client`, which has not been started, connect by this class."""
+        client._connection = cls(client, handler, connect_timeout_s)
+
+    def _attempt_limit_s(self) -> float:
+        hosts: int = len(self.client.hosts)
+        if self.client._session_id:  # `client_id` has it only while connected
+            most_s = self._session_s / max(hosts, _ATTEMPTS_A_SESSION)
+        else:
+            most_s = min(self._connect_timeout_s, self._session_s) / hosts
+        first_s = max(_SHORTEST_ATTEMPT_S, most_s / 2**_DOUBLINGS)
+        return min(most_s, first_s * (1 << min(self._ran_out, _DOUBLINGS)))
+
+    def _connect(self, *server: Any) -> tuple[float, float]:
+        limit_s, began = self._attempt_limit_s(), time.monotonic()
+        try:
+            with self._edge.attempt(limit_s):
+                silence_ms, connect_ms = super()._connect(*server)
+        except BaseException:
+            self._ran_out += time.monotonic() - began >= limit_s
+            raise
+        self._ran_out = 0
+        # kazoo derives both from the timeout that the server granted: two thirds of it, and its part for each server.
+        self._session_s = connect_ms * len(self.client.hosts) / 1000
+        self._edge.silence_limit_s = silence_ms / 1000
+        return silence_ms, connect_ms

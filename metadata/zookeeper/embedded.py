@@ -1,0 +1,368 @@
+"""`EmbeddedZooKeeper`: a real ZooKeeper server as a child process, from the jars that PySpark ships.
+
+For sandboxes, demos and tests; a cluster has its own ensemble. The server keeps its data in one directory and syncs it
+to disk, so it survives SIGKILL. It never outlives this process: it is started by a thread that waits for it, and asks
+the kernel (Linux) to be killed when that thread, hence the process, ends, however that happens. It has a session of
+its own, so that Ctrl-C at a terminal reaches only us, and we stop things in the right order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import functools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from metadata.foundation.addresses import address_text
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from metadata.foundation.private_files import make_private_directory
+from metadata.foundation.processes import ending_with_parent
+
+MINIMUM_JAVA: Final = 17
+TICK_MS: Final = 250
+START_TIMEOUT_MS: Final = 30_000
+STOP_TIMEOUT_MS: Final = 5_000
+_LOG_TAIL_BYTES: Final = 2_000
+_POLL_S: Final = 0.02
+_PORT_ATTEMPTS: Final = 5
+
+# All five are needed: without snappy the server answers `ruok` and never serves.
+_JARS: Final = (
+    "zookeeper-3*.jar",
+    "zookeeper-jute-*.jar",
+    "slf4j-api-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+)
+_LOGGING_JARS: Final = ("log4j-slf4j2-impl-*.jar", "log4j-api-2*.jar", "log4j-core-*.jar")
+_JVM_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+HEAP_MB: Final = 64
+"""Enough for tens of thousands of znodes. With a hundred thousand ledgers the server stalls until sessions are lost."""
+_MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
+
+# A path of the data directory relative to the working directory needs no escaping, for any name of the directory.
+_CONFIG: Final = """\
+tickTime={tick_ms}
+minSessionTimeout={minimum_ms}
+maxSessionTimeout=120000
+dataDir=./data
+clientPortAddress={host}
+clientPort={port}
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=srvr,ruok,mntr,stat,cons
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+"""
+
+
+class EmbeddedZooKeeper:
+    """A ZooKeeper server in `directory`; `port` 0 takes a free one and keeps it over restarts of this object.
+
+    `tick_ms` is ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick. `heap_mb` bounds the
+    server's memory, and with it the number of znodes.
+
+    Not thread-safe. `start` and `stop` block (for a fraction of a second); run them off the event loop.
+    """
+
+    def __init__(
+        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", tick_ms: int = TICK_MS, heap_mb: int = HEAP_MB
+    ) -> None:
+        self._directory = Path(directory)
+        self._host = host
+        self._port = port
+        self._chosen = port == 0
+        self._tick_ms = tick_ms
+        self._heap_mb = heap_mb
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiter: threading.Thread | None = None
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """The client port; 0 before the first start with a port to choose."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """For ZooKeeperStore.connect, e.g. "127.0.0.1:2181"."""
+        return address_text(self._host, self._port)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, None while it does not run."""
+        return self._process.pid if self.running and self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """The file with what the server prints."""
+        return self._directory / "zookeeper.log"
+
+    def __enter__(self) -> EmbeddedZooKeeper:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and wait until it serves. A running one is left alone.
+
+        Raises CallerError where Java or PySpark is missing or too old, the port is in use, or another process uses the
+        directory; MetadataUnavailableError where the server ended or did not come up, with what it said.
+        """
+        if self.running:
+            return
+        self._reap()
+        java = find_java()
+        make_private_directory(self._directory / "data")  # what the store holds, passwords of ledgers among it
+        self._take_lock()
+        try:
+            self._start_on_some_port(java)
+        except BaseException:
+            self.kill()
+            raise
+        atexit.register(self.kill)
+
+    def _start_on_some_port(self, java: str) -> None:
+        for attempt in range(_PORT_ATTEMPTS):
+            if self._port == 0:
+                self._port = _free_port(self._host)
+            elif not _can_bind(self._host, self._port):
+                raise CallerError(
+                    f"port {self._port} of {self._host} is in use",
+                    advice="Stop what listens there, or choose another port (0: any free one)",
+                )
+            config = _CONFIG.format(
+                host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms
+            )
+            (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
+            self._spawn(_command(java, _JARS, self._heap_mb))
+            if self._serves(START_TIMEOUT_MS):
+                return
+            lost_race = self._chosen and not self.running and not _can_bind(self._host, self._port)
+            if not lost_race or attempt == _PORT_ATTEMPTS - 1:
+                break
+            self._reap()
+            self._port = 0  # another process took the free port first: choose another
+        self._fail(java)
+
+    def _spawn(self, command: list[str]) -> None:
+        """Start the child from a thread that lives as long: the kernel sends the parent-death signal per thread."""
+        started = threading.Event()
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with self.log_path.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        ending_with_parent(command),
+                        cwd=self._directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+            except BaseException as error:
+                failure.append(error)
+                return
+            finally:
+                started.set()
+            self._process.wait()
+
+        self._waiter = threading.Thread(target=run, name="dlspark-zookeeper", daemon=True)
+        self._waiter.start()
+        started.wait()
+        if failure:
+            raise CallerError(f"Java cannot be started: {failure[0]}") from failure[0]
+
+    def _serves(self, timeout_ms: int) -> bool:
+        """Return True once `srvr` answers with a mode; False when the process ended or the time is up."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while time.monotonic() < deadline:
+            if not self.running:
+                return False
+            if "Mode:" in four_letters(self._host, self._port, "srvr"):
+                return self.running
+            time.sleep(_POLL_S)
+        return False
+
+    def _fail(self, java: str) -> None:
+        """Say why it did not start. Without a logging back end the server is mute, so let it say it once with one."""
+        ended = self._process.returncode if self._process is not None and not self.running else None
+        self.kill(keep_lock=True)
+        if ended is not None:
+            self._spawn(_command(java, _JARS + _LOGGING_JARS, self._heap_mb))
+            if self._waiter is not None:
+                self._waiter.join(STOP_TIMEOUT_MS / 1000)
+            self.kill(keep_lock=True)
+        what = "did not serve in time" if ended is None else f"ended with status {ended}"
+        raise MetadataUnavailableError(
+            f"the embedded ZooKeeper {what}. The end of its log:\n{self._log_tail()}\n",
+            path=str(self.log_path),
+            node=self.address,
+        )
+
+    def _log_tail(self) -> str:
+        try:
+            data = self.log_path.read_bytes()
+        except OSError as error:
+            return f"(no log: {error})"
+        return data[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip() or "(the log is empty)"
+
+    def stop(self) -> None:
+        """Stop the server: SIGTERM, and SIGKILL if it does not end. Idempotent; the data stays."""
+        self._signal(signal.SIGTERM)
+        if self._waiter is not None:
+            self._waiter.join(STOP_TIMEOUT_MS / 1000)
+        self.kill()
+
+    def kill(self, *, keep_lock: bool = False) -> None:
+        """End the server at once with SIGKILL, as a crash would. Idempotent; the data stays."""
+        self._signal(signal.SIGKILL)
+        self._reap()
+        if not keep_lock:
+            self._release_lock()
+            atexit.unregister(self.kill)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _reap(self) -> None:
+        if self._waiter is not None:
+            self._waiter.join()
+        self._waiter = None
+        self._process = None
+
+    def _take_lock(self) -> None:
+        """One server to a directory: two would destroy each other's data."""
+        if self._lock is not None:
+            return
+        lock = (self._directory / "lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise CallerError(
+                "another process runs a ZooKeeper in this directory",
+                path=str(self._directory),
+                advice="Stop it first, or choose another directory",
+            ) from error
+        self._lock = lock
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:
+    jars = _jar_directory()
+    found = []
+    for pattern in patterns:
+        matches = sorted(jars.glob(pattern))
+        if not matches:
+            raise CallerError(
+                f"PySpark's jars lack {pattern}", path=str(jars), advice="Install pyspark 4.2 or later from PyPI"
+            )
+        found.append(str(matches[-1]))
+    return [java, f"-Xmx{heap_mb}m", *_JVM_OPTIONS, "-cp", os.pathsep.join(found), _MAIN, "zoo.cfg"]
+
+
+def _jar_directory() -> Path:
+    """Return PySpark's own jars, without importing it; SPARK_HOME may be a Spark of another kind."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("pyspark")
+    for location in (spec.submodule_search_locations or []) if spec is not None else []:
+        jars = Path(location) / "jars"
+        if jars.is_dir():
+            return jars
+    raise CallerError("PySpark's jars are not found", advice="Install pyspark 4.2 or later from PyPI")
+
+
+def find_java() -> str:
+    """Return the `java` to run, from JAVA_HOME, else from PATH. Raises CallerError where it is missing or below 17."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    candidates += [found for found in [shutil.which("java")] if found]
+    seen = []
+    for java in candidates:
+        if not os.access(java, os.X_OK):
+            seen.append(f"{java} is not there")
+            continue
+        version = _java_version(java, os.stat(java).st_mtime_ns)
+        if version >= MINIMUM_JAVA:
+            return java
+        seen.append(f"{java} is Java {version}" if version else f"{java} does not say its version")
+    raise CallerError(
+        f"Java {MINIMUM_JAVA} or later is needed" + (f", but {'; '.join(seen)}" if seen else ", and none is installed"),
+        advice=f"Install OpenJDK {MINIMUM_JAVA} or later, and set JAVA_HOME or PATH so that it is found",
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _java_version(java: str, _changed: int) -> int:
+    """Return the major version; 0 where it is not known."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
+    if match is None:
+        return 0
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])  # before Java 9: 1.8
+
+
+def four_letters(host: str, port: int, command: str, timeout_ms: int = 1_000) -> str:
+    """Return a ZooKeeper server's answer to a four-letter command; empty where nothing answers."""
+    try:
+        with socket.create_connection((host, port), timeout_ms / 1000) as connection:
+            connection.sendall(command.encode("ascii"))
+            answer = b""
+            while chunk := connection.recv(4096):
+                answer += chunk
+            return answer.decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _listener(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listener
+
+
+def _free_port(host: str) -> int:
+    with _listener(host) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with _listener(host) as listener:
+        try:
+            listener.bind((host, port))
+            listener.listen(1)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,98 @@
+"""Which connections a server has, and which one is closed when there is one too many.
+
+A connection that has asked nothing yet is closed first, the oldest of them. Then, where one address has more than half
+of all places and a client from elsewhere comes, the connection from that address that has been silent for longest; then
+whichever has been silent for longest, if that is long enough. If none can be closed the newcomer is refused: every
+place is in use. So a thousand idle connections keep no client out, and a client whose idle connection was closed makes
+another one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+IDLE_S = 5.0
+"""A connection from which something came within this time is not closed for another one from the same address."""
+
+
+class Guest(Protocol):
+    """A connection."""
+
+    @property
+    def peer(self) -> str:
+        """`host:port`."""
+        ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Admission:
+    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
+        self.limit = limit
+        self._now = now
+        self._silent: OrderedDict[Guest, None] = OrderedDict()
+        """Those that have asked nothing yet, in the order in which they came."""
+        self._heard: dict[str, OrderedDict[Guest, float]] = {}
+        """The others by address, in the order in which something last came from them, and when that was."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def arrived(self, guest: G) -> Guest | None:
+        """Return a connection was made. Returns the one to be closed for it, which is counted no more and may be
+        itself."""
+        self._count += 1
+        self._silent[guest] = None
+        if not self.limit or self._count <= self.limit:
+            return None
+        leaving = self._who_goes(_address(guest)) or guest
+        self.left(leaving)
+        return leaving
+
+    def heard(self, guest: Guest) -> None:
+        """Something came from the connection: it is not idle."""
+        address = _address(guest)
+        known = self._heard.get(address)
+        if guest in self._silent:
+            del self._silent[guest]
+            if known is None:
+                known = self._heard[address] = OrderedDict()
+        elif known is None or guest not in known:
+            return  # it has left
+        known[guest] = self._now()
+        known.move_to_end(guest)
+
+    def left(self, guest: Guest) -> None:
+        """Note that the connection is closed, or about to be; it counts no more. Idempotent."""
+        if guest in self._silent:
+            del self._silent[guest]
+            self._count -= 1
+            return
+        address = _address(guest)
+        known = self._heard.get(address)
+        if known is not None and guest in known:
+            del known[guest]
+            self._count -= 1
+            if not known:
+                del self._heard[address]
+
+    def _who_goes(self, newcomers: str) -> Guest | None:
+        if len(self._silent) > 1:
+            return next(iter(self._silent))
+        if not self._heard:
+            return None
+        crowded = max(self._heard, key=lambda address: len(self._heard[address]))
+        if crowded != newcomers and len(self._heard[crowded]) > self.limit // 2:
+            return next(iter(self._heard[crowded]))
+        quietest, since = min((next(iter(known.items())) for known in self._heard.values()), key=lambda item: item[1])
+        return quietest if self._now() - since > IDLE_S else None
+
+
+def _address(guest: Guest) -> str:
+    return guest.peer.rpartition(":")[0]

@@ -1,0 +1,195 @@
+"""A small HTTP server to observe a process: for probes of container platforms, Prometheus, an operator's browser.
+
+HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
+of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
+so that a client that holds half requests open keeps no probe out; and only one is accepted in a turn of the loop, so
+that a probe is answered long before it is the oldest. What is shown is for every client that can connect;
+nothing can be changed through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+from metadata.foundation.tasks import end_tasks
+
+logger = logging.getLogger(__name__)
+
+HTTP_CONNECTIONS: Final = 64
+"""Connections to one server, at most."""
+MAX_REQUEST_BYTES: Final = 16 * 1024
+MOST_READS_OF_REFUSED: Final = 64
+BACKLOG: Final = 1024
+"""Connections that wait in the kernel to be accepted."""
+ACCEPT_PAUSE_S: Final = 1.0
+"""While none can be accepted: descriptors or memory are lacking."""
+SLICE_BYTES: Final = 64 * 1024
+REQUEST_TIMEOUT_S: Final = 10.0
+"""For a request to arrive, and for its answer to leave."""
+TEXT: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer to a request."""
+
+    body: bytes = b""
+    content_type: str = TEXT
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
+"""What is at a path, or will be once it is made; None: nothing."""
+
+
+class HttpServer:
+    """Listens on one port, and answers by `answer`, which must not block: what takes long is to be awaited."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._socket: socket.socket | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """One a connection, in the order in which they came."""
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 while it does not."""
+        return int(self._socket.getsockname()[1]) if self._socket is not None else 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one. Raises OSError where that is not possible."""
+        self._socket = _listening(host, port)
+        self._accept_on()
+
+    async def stop(self) -> None:
+        """Listen no more, and break what is under way. Idempotent."""
+        if self._resume is not None:
+            self._resume.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        await end_tasks(list(self._tasks), drop_errors=True)
+
+    def _accept_on(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._acceptable, self._socket)
+
+    def _acceptable(self, listening: socket.socket) -> None:
+        """Accept one: the loop reads of those that are here before it comes back."""
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return  # It went away while it waited.
+        except OSError as error:
+            logger.error("the HTTP server cannot accept connections: %s", error.strerror or error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening.fileno())
+            self._resume = loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
+            return
+        connection.setblocking(False)
+        self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
+        if len(self._tasks) >= HTTP_CONNECTIONS:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        connection.close()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.wait_for(self._exchange(connection), REQUEST_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            pass  # It went away, or took too long.
+
+    async def _exchange(self, connection: socket.socket) -> None:
+        loop, head = asyncio.get_running_loop(), b""
+        while b"\r\n\r\n" not in head:
+            received = await loop.sock_recv(connection, MAX_REQUEST_BYTES)
+            if not received:
+                return
+            head += received
+            if len(head) > MAX_REQUEST_BYTES:
+                await self._refuse(connection)
+                return
+        await _send(connection, *await self._respond(head))
+
+    async def _refuse(self, connection: socket.socket) -> None:
+        """Say that the request is too large. What else is on its way is read: closing over it would lose the answer."""
+        loop = asyncio.get_running_loop()
+        await _send(connection, *_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(MOST_READS_OF_REFUSED):
+            if not await loop.sock_recv(connection, MAX_REQUEST_BYTES):
+                return
+
+    async def _respond(self, head: bytes) -> tuple[bytes, bytes]:
+        method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+        target, _, version = rest.rpartition(" ")
+        if not version.startswith("HTTP/1.") or not target.startswith("/"):
+            return _encode(_error(HTTPStatus.BAD_REQUEST), with_body=True)
+        if method not in ("GET", "HEAD"):
+            return _encode(_error(HTTPStatus.METHOD_NOT_ALLOWED), with_body=True)
+        try:
+            reply = self._answer(target.partition("?")[0]) or _error(HTTPStatus.NOT_FOUND)
+            if not isinstance(reply, Reply):
+                reply = await reply
+        except Exception:
+            logger.exception("the answer to %s %s failed", method, target)
+            reply = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _encode(reply, with_body=method == "GET")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket; without a host, on all interfaces. Raises OSError."""
+    both = not host and socket.has_dualstack_ipv6()
+    found = {info[0] for info in socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)}
+    family = socket.AF_INET6 if both or socket.AF_INET not in found else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    listening.setblocking(False)
+    return listening
+
+
+def _error(status: HTTPStatus) -> Reply:
+    return Reply(f"{status.phrase}\n".encode(), TEXT, status)
+
+
+async def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
+    """Send an answer. All clients may be given the same one, of megabytes: it is not copied for each of them, and what
+    a socket takes at once is a slice of it."""
+    loop, rest = asyncio.get_running_loop(), memoryview(body)
+    await loop.sock_sendall(connection, head)
+    while rest:
+        await loop.sock_sendall(connection, rest[:SLICE_BYTES])
+        await asyncio.sleep(0)
+        rest = rest[SLICE_BYTES:]
+
+
+def _encode(reply: Reply, *, with_body: bool) -> tuple[bytes, bytes]:
+    """Return the head and the body of an answer."""
+    lines = [
+        f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
+        f"Content-Type: {reply.content_type}",
+        f"Content-Length: {len(reply.body)}",
+        "Connection: close",
+    ]
+    if reply.status is HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append("Allow: GET, HEAD")
+    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    return head, reply.body if with_body else b""

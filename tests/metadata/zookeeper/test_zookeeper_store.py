@@ -1,0 +1,201 @@
+"""What only a real ZooKeeper can show: threads, loops that end, servers that are silent or away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.metadata_worlds import Heard, ZooKeeperWorld
+from helpers.waiting import wait_until
+
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from metadata.retry import reconnected
+from metadata.store import SessionState
+from metadata.zookeeper.client import MAX_IN_FLIGHT, ZooKeeperStore
+from metadata.zookeeper.embedded import EmbeddedZooKeeper
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("servers", ["", "host", "host:", "host:port", "host:0", "a:1,,b:2", "a:1/chroot", "u@a:1"])
+async def test_a_bad_server_list_is_a_callers_mistake(servers: str) -> None:
+    with pytest.raises(CallerError, match="host:port"):
+        await ZooKeeperStore.connect(servers)
+
+
+async def test_connecting_to_nobody_ends_in_time_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    started = time.monotonic()
+    with pytest.raises(MetadataUnavailableError) as caught:
+        await ZooKeeperStore.connect("127.0.0.1:1", connect_timeout_ms=300)
+    assert time.monotonic() - started < 10
+    assert caught.value.node == "127.0.0.1:1"
+    assert threading.active_count() == before
+
+
+async def test_one_of_several_servers_is_enough(zookeeper: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(f"127.0.0.1:1;{zookeeper.address}")
+    assert store.state is SessionState.CONNECTED
+    assert await store.exists("/zookeeper") is not None
+    await store.close()
+
+
+async def test_a_session_needs_one_thread_and_close_ends_it(zookeeper: EmbeddedZooKeeper) -> None:
+    before = threading.active_count()
+    store = await ZooKeeperStore.connect(zookeeper.address)
+    assert threading.active_count() == before + 1
+    await asyncio.gather(*(store.exists("/") for _ in range(3 * MAX_IN_FLIGHT)))
+    await store.close()
+    assert threading.active_count() == before
+
+
+async def test_a_cancelled_connect_leaves_no_thread() -> None:
+    before = threading.active_count()
+    connecting = asyncio.ensure_future(ZooKeeperStore.connect("127.0.0.1:1"))
+    await asyncio.sleep(0)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert threading.active_count() == before
+
+
+async def test_requests_under_way_are_answered_before_a_close(zookeeper: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.address)
+    requests = [asyncio.ensure_future(store.exists("/zookeeper")) for _ in range(50)]
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close())
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert all(not isinstance(result, BaseException) for result in results)
+
+
+async def test_a_silent_server_does_not_hold_up_close(zookeeper: EmbeddedZooKeeper) -> None:
+    world = ZooKeeperWorld(zookeeper)
+    store = await world.open()
+    states = Heard()
+    store.on_session(states)
+    before = threading.active_count()
+    world.freeze()
+    try:
+        started = time.monotonic()
+        await store.close()
+        assert time.monotonic() - started < 10
+        assert states.items == [SessionState.CLOSED]
+        assert threading.active_count() == before - 1
+    finally:
+        world.thaw()
+
+
+async def test_the_loop_goes_on_while_the_server_is_silent(zookeeper: EmbeddedZooKeeper) -> None:
+    world = ZooKeeperWorld(zookeeper)
+    store = await world.open()
+    loop = asyncio.get_running_loop()
+    world.freeze()
+    try:
+        requests = [asyncio.ensure_future(store.exists("/zookeeper")) for _ in range(2_000)]
+        started = loop.time()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert loop.time() - started < 2
+    finally:
+        world.thaw()
+    await asyncio.gather(*requests)
+    await store.close()
+
+
+def test_a_loop_that_was_closed_first_raises_in_no_thread(tmp_path: Path) -> None:
+    raised: list[object] = []
+    hook, threading.excepthook = threading.excepthook, raised.append
+    server = EmbeddedZooKeeper(tmp_path)
+    try:
+        server.start()
+        kept: list[ZooKeeperStore] = []
+
+        async def abandon() -> None:
+            store = await ZooKeeperStore.connect(server.address)
+            await store.exists("/", lambda event: None)
+            kept.append(store)
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(abandon())
+        loop.close()
+        server.kill()
+        client = kept[0]._client
+        wait_until(lambda: client.client_state == "CONNECTING")
+        client.stop()
+        client.close()
+    finally:
+        server.kill()
+        threading.excepthook = hook
+    assert raised == []
+
+
+async def test_uvloop_serves_as_well(zookeeper: EmbeddedZooKeeper) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def use() -> int:
+        store = await ZooKeeperStore.connect(zookeeper.address)
+        found = await asyncio.gather(*(store.exists("/zookeeper") for _ in range(300)))
+        await store.close()
+        return sum(stat is not None for stat in found)
+
+    def run() -> int:
+        loop = uvloop.new_event_loop()
+        try:
+            return int(loop.run_until_complete(use()))
+        finally:
+            loop.close()
+
+    assert await asyncio.to_thread(run) == 300
+
+
+async def test_an_ephemeral_is_there_after_an_outage_if_and_only_if_the_session_is_the_same(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+    store = await ZooKeeperStore.connect(server.address, session_timeout_ms=2_000)
+    states = Heard()
+    store.on_session(states)
+    first = store.session_id
+    await store.create("/e", ephemeral=True)
+    server.kill()
+    await states.wait(1)
+    assert states.items == [SessionState.SUSPENDED]
+    with pytest.raises(MetadataUnavailableError):
+        await store.exists("/")
+    server.start()
+    assert await reconnected(store, 30_000)
+    assert states.items[-1] is SessionState.CONNECTED
+    owner = await store.exists("/e")
+    assert (owner is not None) == (store.session_id == first)
+    await store.close()
+    server.stop()
+
+
+async def test_null_data_of_other_clients_reads_as_empty(zookeeper: EmbeddedZooKeeper) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.address)
+    from kazoo.protocol.serialization import Create as RawCreate
+    from kazoo.security import OPEN_ACL_UNSAFE
+
+    result = store._client.handler.async_result()
+    store._client._call(RawCreate("/null-data", None, OPEN_ACL_UNSAFE, 0), result)
+    await store.sync("/")
+    data, stat = await store.get("/null-data")
+    assert (data, stat.data_length) == (b"", 0)
+    await store.close()
+
+
+async def test_requests_of_a_session_with_a_limit_wait_their_turn(zookeeper: EmbeddedZooKeeper) -> None:
+    limited = await ZooKeeperStore.connect(zookeeper.address, requests_per_second=0.0001)
+    unlimited = await ZooKeeperStore.connect(zookeeper.address, requests_per_second=-1.0)
+    try:
+        await limited.exists("/")  # the one request that is free
+        waiting = asyncio.ensure_future(limited.exists("/"))
+        for _ in range(100):
+            await unlimited.exists("/")
+        assert not waiting.done()
+        waiting.cancel()
+    finally:
+        await limited.close()
+        await unlimited.close()
