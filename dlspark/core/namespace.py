@@ -261,8 +261,9 @@ class AsyncNamespace(OnOneLoop):
             async for change in changes:
                 yield change
 
-    async def rename_log(self, old: str, new: str) -> None:
-        """Give a log another name, in one step, with its permissions. Its readers must be opened again.
+    async def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
+        """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
+        who has the log's lock meanwhile, as others see it; the host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
@@ -275,7 +276,7 @@ class AsyncNamespace(OnOneLoop):
         async def moved() -> list[Op]:
             return await permissions.move_ops(old, new) if permissions is not None else []
 
-        await LogAdmin(self._services.logs).rename(old, new, moved, client_id=default_client_id())
+        await LogAdmin(self._services.logs).rename(old, new, moved, client_id=client_id or default_client_id())
 
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.

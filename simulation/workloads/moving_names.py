@@ -116,7 +116,7 @@ class MovingNamesWorkload(LogWorkload):
                     if old == new:
                         continue
                     with self.world.history.operation(client.name, "rename", old):
-                        await namespace.rename_log(old, new)
+                        await namespace.rename_log(old, new, client.name)
                     self._feeds.renamed(old, new)
             finally:
                 await self.close_namespace(namespace)
@@ -219,7 +219,7 @@ class MovingNamesWorkload(LogWorkload):
         namespace = await self.open_namespace(log, client)
         try:
             if renamed.name not in self.names.present:
-                await namespace.rename_log(log.name, renamed.name)
+                await namespace.rename_log(log.name, renamed.name, client.name)
             self._feeds.renamed(log.name, renamed.name)
         finally:
             await self.close_namespace(namespace)

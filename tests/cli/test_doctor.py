@@ -217,7 +217,7 @@ class TestMachine:
     @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this machine has no file system in memory at /dev/shm")
     def test_a_disk_that_is_memory(self) -> None:
         found = list(doctor_checks.check_disk(Path("/dev/shm/none")))
-        assert [one.found for one in found if one.verdict is doctor_checks.CheckVerdict.WARN and "tmpfs" in one.found]
+        assert [one.found for one in found if one.verdict is doctor_checks.CheckOutcome.WARN and "tmpfs" in one.found]
 
     def test_a_directory_that_takes_no_file(self) -> None:
         """Nobody writes there, root neither."""
@@ -225,15 +225,15 @@ class TestMachine:
         assert [
             one
             for one in found
-            if one.verdict is doctor_checks.CheckVerdict.FAIL and "nothing can be written" in one.found
+            if one.verdict is doctor_checks.CheckOutcome.FAIL and "nothing can be written" in one.found
         ]
 
     def test_little_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage, size = shutil.disk_usage(tmp_path), 20 << 30
         for free, verdict in (
-            (1 << 20, doctor_checks.CheckVerdict.FAIL),
-            (2 << 30, doctor_checks.CheckVerdict.WARN),
-            (8 << 30, doctor_checks.CheckVerdict.OK),
+            (1 << 20, doctor_checks.CheckOutcome.FAIL),
+            (2 << 30, doctor_checks.CheckOutcome.WARN),
+            (8 << 30, doctor_checks.CheckOutcome.OK),
         ):
             monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: type(usage)(size, size - free, free))
             assert next(doctor_checks.check_disk(tmp_path)).verdict is verdict
@@ -241,7 +241,7 @@ class TestMachine:
     def test_a_clock_that_was_never_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_checks.time, "time", lambda: 86_400.0)
         (found,) = doctor_checks.check_clock()
-        assert (found.verdict, "1970-01-02" in found.found) == (doctor_checks.CheckVerdict.FAIL, True)
+        assert (found.verdict, "1970-01-02" in found.found) == (doctor_checks.CheckOutcome.FAIL, True)
 
     def test_nothing_is_left_where_it_looked(self, tmp_path: Path) -> None:
         list(doctor_checks.check_disk(tmp_path))

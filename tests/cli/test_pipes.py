@@ -155,10 +155,10 @@ def test_a_log_can_be_read_while_it_grows_and_copied_into_itself(
 def test_raw_output_says_that_lines_are_not_records(
     sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]
 ) -> None:
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("lines") as log, log.open_writer() as writer:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("raw-lines") as log, log.open_writer() as writer:
         writer.write(1, b"a\nb")
         writer.write(2, b"c")
-    status, printed, note = read("lines", form=RecordOutput.RAW)
+    status, printed, note = read("raw-lines", form=RecordOutput.RAW)
     assert (printed, status) == (b"a\nb\nc\n", 0)
     assert b"1 record holds the delimiter" in note
 

@@ -168,14 +168,15 @@ class Namespace(OpenedHere):
         """
         yield from iterated(self._runtime, self._inner.watch_logs(prefix, existing=existing))
 
-    def rename_log(self, old: str, new: str) -> None:
-        """Give a log another name, in one step, with its permissions. Its readers must be opened again.
+    def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
+        """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
+        who has the log's lock meanwhile, as others see it; the host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
         renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
-        self._runtime.run(self._inner.rename_log(old, new))
+        self._runtime.run(self._inner.rename_log(old, new, client_id))
 
     def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
         """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.

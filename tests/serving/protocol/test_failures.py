@@ -43,7 +43,7 @@ from storage_node.errors import BookieError
 
 NO_PROXYS = (
     "dlspark.spark",
-    "dlspark.sandbox.sandbox",
+    "dlspark.sandbox",
     "dlspark.cli",
     "dlspark.testing",
     "dlspark.serving",
