@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from memory_world import URI, World
+from helpers.spark.memory_world import URI, World
 from pyspark import TaskContext
 
 from dlspark.core.codec.dlsn import DLSN
