@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import functions as f
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
-    from source_world import Logs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

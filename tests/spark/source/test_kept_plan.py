@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from memory_world import URI, World
+from helpers.spark.memory_world import URI, World
 from pyspark import TaskContext
 
 from dlspark.core.codec.dlsn import DLSN
