@@ -130,7 +130,7 @@ class RetryPolicy:
     max_backoff_ms: int
 
     def backoff_ms(self, repetition: int) -> int:
-        """Longest wait before a repetition, counted from 1."""
+        """Return the longest wait before a repetition, counted from 1."""
         doublings = min(repetition - 1, 31)
         return min(self.start_backoff_ms << doublings, self.max_backoff_ms)
 
@@ -179,7 +179,9 @@ class MetadataStore(Protocol):
         ...
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left then)."""
+        """Return data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left
+        then).
+        """
         ...
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
@@ -187,7 +189,7 @@ class MetadataStore(Protocol):
         ...
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted, and the parent's stat. Raises NoNodeError."""
         ...
 
     async def create(
@@ -277,7 +279,7 @@ def name_of(path: str) -> str:
 
 
 def join(parent: str, *names: str) -> str:
-    """`parent` with `names` below it; the root does not get a second slash."""
+    """Return `parent` with `names` below it; the root does not get a second slash."""
     base = "" if parent == "/" else parent
     return "/".join((base, *names))
 

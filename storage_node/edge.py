@@ -33,7 +33,7 @@ class Clock(Protocol):
     """Wall-clock time, and time that passes while the machine is suspended."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the epoch."""
         ...
 
     def elapsed_s(self) -> float:
@@ -46,7 +46,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
+        """Return milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
         return time.time_ns() // 1_000_000
 
     if sys.platform == "linux":
@@ -107,7 +107,7 @@ class FrameHandler(Protocol):
     """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
 
     def frame_received(self, frame: memoryview) -> None:
-        """A frame's body without its length; the view stays valid and unchanged for as long as it is held.
+        """Take a frame's body without its length; the view stays valid and unchanged for as long as it is held.
 
         Raising an exception closes the link with it.
         """
@@ -119,7 +119,7 @@ class FrameHandler(Protocol):
         ...
 
     def link_closed(self, error: Exception | None) -> None:
-        """The last call: None after the peer's orderly end or our own `close`."""
+        """End: this is the last call. None after the peer's orderly end or our own `close`."""
         ...
 
 
@@ -136,7 +136,7 @@ class Listener(Protocol):
 
 class Network(Protocol):
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
-        """Raises BookieUnreachableError (NotAppliedError)."""
+        """Open a link. Raises BookieUnreachableError (NotAppliedError)."""
         ...
 
     async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
@@ -178,7 +178,7 @@ class DiskFile(Protocol):
         ...
 
     def sync_data(self) -> None:
-        """fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
+        """Call fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
         ...
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Disk(Protocol):
         ...
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """(device id, total bytes, free bytes) of the file system that holds `path`."""
+        """Return (device id, total bytes, free bytes) of the file system that holds `path`."""
         ...
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:

@@ -68,7 +68,7 @@ class AuditorStore:
     # ---- votes ------------------------------------------------------------------------------------------------------
 
     async def vote(self, bookie_id: str) -> str:
-        """Stand for election in this session; the name of the vote. Voting twice gives the first one again.
+        """Stand for election in this session, and return the name of the vote. Voting twice gives the first one again.
 
         A vote whose answer was lost would be a candidate that no process acts for: so our own are looked for first.
         """

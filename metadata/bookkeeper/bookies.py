@@ -356,17 +356,22 @@ class BookieRegistry:
     # ---- discovery --------------------------------------------------------------------------------------------------
 
     async def writable(self) -> list[BookieAddress]:
-        """Writable bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
+        """Return the writable bookies by id. A bookie that cannot be resolved is left out, with a warning in
+        the log.
+        """
         return await self._addresses(self._available)
 
     async def readonly(self) -> list[BookieAddress]:
-        """Read-only bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
+        """Return the read-only bookies by id. A bookie that cannot be resolved is left out, with a warning in
+        the log.
+        """
         return await self._addresses(self._readonly)
 
     def keep_lists(self) -> None:
-        """From here on read a list again only after its watch fired: for callers that ask which bookies there are in
-        short intervals. A bookie that moves without its registration going away keeps its old address there;
-        `resolve` always asks."""
+        """Read a list again only after its watch fired, from here on: for callers that ask at short intervals which
+        bookies there are. A bookie that moves without its registration going away keeps its old address there;
+        `resolve` always asks.
+        """
         self._keeping = True
 
     async def _addresses(self, folder: str) -> list[BookieAddress]:
@@ -389,7 +394,9 @@ class BookieRegistry:
         return list(found)
 
     async def _ids(self, folder: str, watch: Watcher | None) -> tuple[list[str], int]:
-        """Bookie ids in `folder` and the list's version; a missing folder is made, so that it can be watched."""
+        """Return the bookie ids in `folder` and the list's version; a missing folder is made, so that it can be
+        watched.
+        """
         try:
             names, stat = await self._store.children(folder, watch)
         except NoNodeError:

@@ -317,7 +317,7 @@ class LedgerStore:
         return join(self._root, "idgen-long")
 
     async def _generate_long_id(self) -> int:
-        """High order bits from the newest HOB znode, the low 31 from the sequence below it."""
+        """Return a new id: high order bits from the newest HOB znode, the low 31 from the sequence below it."""
         for _ in range(MAX_REPEATS):
             hobs = await self._hobs()
             high = hobs[-1] if hobs else 1
@@ -403,7 +403,7 @@ class LedgerStore:
         return Versioned(metadata, 0)
 
     async def _create_joined(self, op: Create, joined: Sequence[Op]) -> None:
-        """One multi; missing parents of the ledger's znode are made as `create` would."""
+        """Create the ledger in one multi; missing parents of its znode are made as `create` would."""
 
         async def multi(first: Create) -> str:
             if first is not op:
@@ -486,7 +486,7 @@ class LedgerStore:
         raise lost or MetadataUnavailableError("the session kept being lost", ledger_id=ledger_id, path=path)
 
     async def _reread(self, path: str, lost: OutcomeUnknownError) -> tuple[bytes, int]:
-        """Data and version after a lost answer, as committed now."""
+        """Return data and version after a lost answer, as committed now."""
 
         async def look() -> tuple[bytes, int]:
             await self._store.sync(path)  # the server that answers may lag behind the one that applied the write

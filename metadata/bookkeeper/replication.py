@@ -78,7 +78,7 @@ class UnderReplicatedLedger:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> UnderReplicatedLedger:
-        """Raises CorruptDataError."""
+        """Read a mark from its znode's data. Raises CorruptDataError."""
         message: Any = parse_text(UNDERREPLICATED_LEDGER, data, path)
         return cls(tuple(message.replica), message.ctime if message.HasField("ctime") else None)
 
@@ -194,8 +194,9 @@ class ReplicationStore:
         return news
 
     async def _create_mark(self, path: str, data: bytes) -> None:
-        """Note that one write instead of three in the usual case, which counts where a lost bookie has very many
-        ledgers: of the folders only the innermost is missing, since hardly any two ledgers share it."""
+        """Create a mark in one write instead of three in the usual case, which counts where a lost bookie has very many
+        ledgers: of the folders only the innermost is missing, since hardly any two ledgers share it.
+        """
         try:
             await self._store.multi([Create(parent_of(path)), Create(path, data)])
         except (NoNodeError, NodeExistsError):

@@ -274,7 +274,7 @@ class LogAdmin:
     # ---- all names --------------------------------------------------------------------------------------------------
 
     async def names(self, prefix: str = "") -> list[str]:
-        """Full names of all logs, nested ones included, or of those below `prefix`, sorted."""
+        """Return the full names of all logs, nested ones included, or of those below `prefix`, sorted."""
         start = validate_folder(prefix)
         if start:
             try:

@@ -221,8 +221,9 @@ class FederatedFolders(LogFolders):
             self._passing.popitem(last=False)
 
     def _forget(self, first: str) -> None:
-        """Note that the log went, or the watch on it: its place is asked for again, and until then the last one
-        known."""
+        """Forget that the log's place is known, because it went, or the watch on it: the place is asked for again, and
+        until then the last one known is passed.
+        """
         self._changes += 1
         self._watched.discard(first)
         folder = self._fresh.pop(first, None)

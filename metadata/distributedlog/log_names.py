@@ -152,7 +152,9 @@ def validate_folder(prefix: str) -> str:
 
 
 def validate_new_name(name: str, partition: str) -> str:
-    """`validate_name`, stricter for a log that is to be made: every component must show in listings."""
+    """Validate the name of a log that is to be made, more strictly than `validate_name`: every component must show in
+    listings.
+    """
     plain = validate_name(name)
     for part in plain.split("/"):
         if part.startswith(RESERVED):

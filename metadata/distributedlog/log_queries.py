@@ -245,7 +245,7 @@ class LogQueries:
         return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
     async def snapshot(self, name: str, *, producers: bool = False) -> LogSnapshot:
-        """State and segments of one moment, for a caller that is going to change them.
+        """Read state and segments of one moment, for a caller that is going to change them.
 
         Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
         that begins or ends a segment sets `ledgers`, and the listing has that znode's version beside the names.

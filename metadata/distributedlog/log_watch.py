@@ -83,8 +83,9 @@ class _Lists:
                     return frozenset()
 
     def session_changed(self, state: SessionState) -> None:
-        """Note that the session's end: a list that is answered while the session closes leaves no watch that would
-        report it."""
+        """Hear of the session's end: a list that is answered while the session closes leaves no watch that would report
+        it.
+        """
         if state is SessionState.CLOSED:
             self.heard.set()
 

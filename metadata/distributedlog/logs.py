@@ -108,7 +108,9 @@ class LogStore(LogQueries):
         return not any(stats[len(parents) :])
 
     async def ensure(self, name: str, metadata: bytes = b"") -> None:
-        """`create`, where losing the race to a concurrent creator, or one's own lost answer, is a success."""
+        """Create the log unless it exists: losing the race to a concurrent creator, or one's own lost answer, is a
+        success.
+        """
 
         async def create() -> None:
             try:
@@ -168,7 +170,7 @@ class LogStore(LogQueries):
         return True
 
     async def _subtree(self, path: str) -> Names:
-        """`path` and everything below it, children before parents; empty where it does not exist."""
+        """Return `path` and everything below it, children before parents; nothing where it does not exist."""
         try:
             names, _ = await self._store.children(path)
         except NoNodeError:
@@ -295,7 +297,8 @@ class LogStore(LogQueries):
         await repeat(self._store, delete)
 
     def publish_ops(self, name: str, state: LogEnd, segments: Sequence[SegmentMetadata]) -> Ops:
-        """Operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one multi.
+        """Return the operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one
+        multi.
 
         They depend on the versions in `state`, so they fail where the log was changed since it was read (I7).
         """

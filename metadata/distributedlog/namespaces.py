@@ -154,7 +154,7 @@ class NamespaceStore:
         return True
 
     async def _make_index(self, binding: Binding) -> None:
-        """Note that a federated namespace has the znode of its sub-namespaces from the start."""
+        """Make the znode of the sub-namespaces, which a federated namespace has from the start."""
         if binding.federated:
             try:
                 await self._store.create(join(self._path, SUB_NAMESPACES))
@@ -205,8 +205,8 @@ class NamespaceStore:
             return b""
 
     async def unbind(self, *, force: bool = False) -> None:
-        """Empty the binding. Logs stay, out of reach until the path is bound again: therefore only with `force` where
-        there are any.
+        """Empty the binding. Logs stay, out of reach until the path is bound again: so where there are any, it needs
+        `force`.
 
         Raises NamespaceInUseError, NotBoundError for a missing path.
         """

@@ -40,7 +40,7 @@ def process_of(owner: str) -> int | None:
 
 
 def what_to_do(owner: str) -> str:
-    """Advice for who cannot have the lock."""
+    """Return the advice for a caller that cannot have the lock."""
     if gives_way(owner):
         return "A Spark query has it, and gives it up between two batches for who waits in the queue: wait for longer"
     if owner.startswith(_PROXY):
@@ -49,7 +49,7 @@ def what_to_do(owner: str) -> str:
 
 
 def how_to_free(owner: str) -> str:
-    """Advice for who would take the log away from its owner, which nobody gives way to."""
+    """Return the advice for a caller that would take the log away from its owner, which gives way to no other."""
     if gives_way(owner):
         return (
             "A Spark query has it: stop it; its process gives the log up appendIdleRelease (1 minute) after the last "

@@ -170,7 +170,7 @@ class PermissionStore:
                 )
 
     async def move_ops(self, old: str, new: str) -> list[Op]:
-        """Operations that move a log's own entry to its new name, for the transaction that renames it.
+        """Return the operations that move a log's own entry to its new name, for the transaction that renames it.
 
         A renamed log keeps what is denied on it; an entry that waits under the new name gives way. The new name must
         not be nested in the old one.

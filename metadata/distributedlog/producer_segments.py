@@ -54,7 +54,7 @@ class ProducerSegments:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> ProducerSegments:
-        """Raises CorruptDataError for anything but what `encode` makes."""
+        """Read what `encode` makes. Raises CorruptDataError for anything else."""
         try:
             found = json.loads(data)
         except ValueError as error:

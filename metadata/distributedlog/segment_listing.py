@@ -138,7 +138,9 @@ class SegmentListing:
         *,
         stat: Stat | None = None,
     ) -> None:
-        """`read` reads what is not in `data`; `stat` is that of the segments' parent at the moment of the names."""
+        """Hold what is known already: `read` reads what is not in `data`; `stat` is that of the segments' parent at the
+        moment of the names.
+        """
         self.log = log
         self.version = stat.version if stat is not None else -1
         """Data version of the segments' parent (`LogState.max_lssn`)."""

@@ -46,7 +46,7 @@ _HISTORY_OF_ALL: Final = 2048
 
 
 def history_kept(logs: int) -> int:
-    """Batches whose rows each mark of a publication over this many logs keeps."""
+    """Return for how many batches each mark of a publication over so many logs keeps the number of rows."""
     return max(MIN_HISTORY, min(MAX_HISTORY, _HISTORY_OF_ALL // max(1, logs)))
 
 
@@ -82,7 +82,7 @@ class SinkMark:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> SinkMark:
-        """Raises CorruptDataError for anything but a mark of this form."""
+        """Read a mark. Raises CorruptDataError for anything but one of this form."""
         return cls._of(_MarkFields.read(data, path, OLD_VERSION))
 
     @classmethod
@@ -167,7 +167,7 @@ class LogMark:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> LogMark:
-        """Raises CorruptDataError for anything but a log's mark of a version known here."""
+        """Read a log's mark. Raises CorruptDataError for anything but one of a version known here."""
         fields = _MarkFields.read(data, path, VERSION, APPENDING_VERSION, SENT_VERSION)
         return cls(
             fields.batch(),
@@ -218,7 +218,7 @@ class SinkState:
 
     @classmethod
     def decode(cls, data: bytes, stat: Stat, path: str) -> SinkState:
-        """Raises CorruptDataError for anything but a sink of a version known here."""
+        """Read a sink's state. Raises CorruptDataError for anything but one of a version known here."""
         fields = _MarkFields.read(data, path, OLD_VERSION, VERSION)
         if fields.version == OLD_VERSION:
             mark = SinkMark._of(fields)
@@ -285,7 +285,7 @@ class _MarkFields:
         raise _bad_mark_error(self.path, f"sent is {self.found.get('sent')!r}")
 
     def rows(self) -> tuple[tuple[int, int], ...]:
-        """Batches with their numbers of rows."""
+        """Return the batches with their numbers of rows."""
         value = self.found.get("rows", [])
         if not isinstance(value, list):
             raise _bad_mark_error(self.path, f"rows is {value!r}")

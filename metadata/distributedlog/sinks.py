@@ -194,8 +194,9 @@ class SinkStore:
             pass  # only this task uses the name: an earlier try whose answer was lost
 
     def listing_op(self, sink_id: str, ledger: StagedLedger, log: str) -> Op:
-        """`list_ledger` as part of the transaction that makes the ledger: then neither is ever without the other, and
-        a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`."""
+        """Return `list_ledger` as part of the transaction that makes the ledger: then neither is ever without the
+        other, and a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`.
+        """
         return Create(self.paths(sink_id).staged(ledger), log.encode())
 
     async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:

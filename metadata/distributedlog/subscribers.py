@@ -79,7 +79,9 @@ class SubscriberStore:
             await self._make(log, znode)
 
     async def read_lock(self, log: str, subscriber: str | None) -> str:
-        """Path of the lock of the log's readers, or of one subscriber's; made on demand. Raises LogNotFoundError."""
+        """Return the path of the lock of the log's readers, or of one subscriber's; made on demand. Raises
+        LogNotFoundError.
+        """
         if subscriber is None:
             path = (await self._logs.located(log)).read_lock
         else:

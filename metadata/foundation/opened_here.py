@@ -18,7 +18,7 @@ class OpenedHere:
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Called by pickle, cloudpickle and copy. Raises OpenedElsewhereError."""
+        """Refuse to be pickled or copied: pickle, cloudpickle and copy call this. Raises OpenedElsewhereError."""
         raise OpenedElsewhereError(
             f"{_named(self)} is open in this process, and can be neither pickled nor copied",
             advice="Open it where it is used: in a Spark task, open it in the task's function, once for each partition",

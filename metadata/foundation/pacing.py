@@ -157,5 +157,5 @@ class Slices:
             self.begin()
 
     def begin(self) -> None:
-        """Note that a slice begins now: what was before was a wait."""
+        """Begin a slice now: the time before it was a wait."""
         self._ends_s = self._loop.time() + self._slice_s

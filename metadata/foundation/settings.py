@@ -282,7 +282,9 @@ class Registry:
         page: str,
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        """`page` is where people find all keys. `refused`: upstream's keys that would do nothing here, and why."""
+        """Register these settings. `page` is where people find all keys. `refused`: upstream's keys that would do
+        nothing here, and why.
+        """
         self._error = error
         self._page = page
         self._refused = refused or {}
@@ -357,7 +359,7 @@ def _bound(limit: float, info: Setting) -> str:
 
 
 def nearest(key: str, known: Iterable[str], page: str) -> str:
-    """Advice for a key that is unknown: the one that was meant, perhaps, and where all of them are."""
+    """Return the advice for a key that is unknown: the one that was meant, perhaps, and where all of them are."""
     return f"{did_you_mean(key, known)}{page} lists all settings"
 
 

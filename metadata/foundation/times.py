@@ -47,7 +47,7 @@ _MAX_TEXT: Final = 64
 
 
 def read_time(text: str) -> int:
-    """Nanoseconds since 1970 of a time that is written. Raises UnreadableValue, which says why and what is near."""
+    """Return a written time as nanoseconds since 1970. Raises UnreadableValue, which says why and what is near."""
     text = text.strip()
     found = _TIME.fullmatch(text) if len(text) <= _MAX_TEXT else None
     if found is None:
@@ -96,7 +96,7 @@ def _near(text: str) -> str | None:
 
 
 def read_first_ms(text: str) -> int:
-    """`first_ms` of a time that is written, or a number of milliseconds since 1970. Raises UnreadableValue."""
+    """Return `first_ms` of a time that is written, or a number of milliseconds since 1970. Raises UnreadableValue."""
     word = text.strip()
     try:
         return WHOLE.read(word)

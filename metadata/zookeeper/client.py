@@ -228,8 +228,9 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat; data that another client stored as null is b''. Raises NoNodeError, and then leaves no
-        watch."""
+        """Return data and stat; data that another client stored as null is b''. Raises NoNodeError, and then leaves no
+        watch.
+        """
         check_path(path)
         data, stat = await self._call("get", path, lambda: self._client.get_async(path, self._watch(path, watch)))
         return data or b"", _stat(stat)  # other clients may store null, which kazoo reads as None
@@ -240,7 +241,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         return None if stat is None else _stat(stat)
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted here (ZooKeeper has no order), and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted here (ZooKeeper has no order), and the parent's stat. Raises NoNodeError."""
         check_path(path)
         names, stat = await self._call(
             "children", path, lambda: self._client.get_children_async(path, self._watch(path, watch), include_data=True)
@@ -347,7 +348,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
     # ---- session ----------------------------------------------------------------------------------------------------
 
     def _on_kazoo_state(self, state: str) -> None:
-        """kazoo's thread: pass the change on."""
+        """Pass the change on to the loop; called on kazoo's thread."""
         if state == KazooState.CONNECTED:
             session_id, _ = self._client.client_id or (0, b"")
             self._handler.post(self._hear, SessionState.CONNECTED, session_id)
@@ -366,8 +367,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._hub.hear(state, self._hub.session_id if session_id is None else session_id)
 
     def _fail_pending(self, state: SessionState) -> None:
-        """Note that what was handed to kazoo before the loss was heard may have slipped past kazoo's own clean-up:
-        settle it."""
+        """Settle what was handed to kazoo before the loss was heard: it may have slipped past kazoo's own clean-up."""
         for future in self._pending:
             if not future.done():
                 future.set_exception(kz.SessionExpiredError() if state is SessionState.EXPIRED else kz.ConnectionLoss())

@@ -59,10 +59,10 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self.completion_queue = _LoopQueue(self)
 
     def start(self) -> None:
-        """Nothing to start: there are no worker threads."""
+        """Do nothing: there are no worker threads to start."""
 
     def stop(self) -> None:
-        """Nothing to stop; answers that are still to come go to the loop."""
+        """Do nothing: answers that are still to come go to the loop."""
 
     def post(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run `callback` on the loop; may be called from any thread. On a closed loop nothing waits for it any more."""
@@ -73,7 +73,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 raise
 
     def dispatch_callback(self, callback: Any) -> None:
-        """kazoo's way to make a callback, a watch's for one: on the loop, in the order of its calls."""
+        """Make a callback for kazoo, a watch's for one: on the loop, in the order of its calls."""
         self.post(callback.func, *callback.args)
 
     @contextmanager

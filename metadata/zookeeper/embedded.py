@@ -253,7 +253,7 @@ class EmbeddedZooKeeper:
         self._process = None
 
     def _take_lock(self) -> None:
-        """One server to a directory: two would destroy each other's data."""
+        """Take the directory for this server alone: two would destroy each other's data."""
         if self._lock is not None:
             return
         lock = (self._directory / "lock").open("ab")

@@ -217,7 +217,7 @@ class MemoryTree:
             return True
 
     def _release(self, session: _Session) -> None:
-        """Note that a lost connection ends the wait of its stalled requests; they were not applied."""
+        """End the wait of a lost connection's stalled requests; they were not applied."""
         for owner, wake in self._stalled or []:
             if owner is session:
                 wake()
@@ -231,7 +231,7 @@ class MemoryTree:
         return node
 
     def get(self, session: _Session, path: str, watch: Watcher | None) -> tuple[bytes, Stat]:
-        """Data and stat of a znode, with a watch on either. Raises NoNodeError."""
+        """Return data and stat of a znode, with a watch on either. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._data_watches, path, session, watch)
         return node.data, node.stat()
@@ -422,7 +422,7 @@ class MemoryStore(MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. Raises NoNodeError. A request whose answer a fault withholds leaves no watch."""
+        """Return data and stat. Raises NoNodeError. A request whose answer a fault withholds leaves no watch."""
         check_path(path)
         return await self._observed(
             "get", path, lambda session, answered: self._tree.get(session, path, watch if answered else None)
@@ -436,7 +436,7 @@ class MemoryStore(MetadataStore):
         )
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted, and the parent's stat. Raises NoNodeError."""
         check_path(path)
         return await self._observed(
             "children", path, lambda session, answered: self._tree.children(session, path, watch if answered else None)
@@ -580,11 +580,11 @@ class MemoryStore(MetadataStore):
             self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
 
     def _hear(self, state: SessionState) -> None:
-        """Note that the session's own state changed: the tree calls this, the hub hears it on the loop."""
+        """Pass a change of the session's own state on: the tree calls this, the hub hears it on the loop."""
         self._post(self._hub.hear, state, self._session.id)
 
     def _renew(self) -> None:
-        """Note that the session expired: a new one follows by itself."""
+        """Begin the session that follows an expired one by itself."""
         self._hear(SessionState.EXPIRED)
         self._session = self._tree._begin(self)
         self._hear(SessionState.CONNECTED)

@@ -149,7 +149,7 @@ class SharedWatches:
         self._listeners: dict[str, dict[Watcher, None]] = {}
 
     def __len__(self) -> int:
-        """Listeners that wait for an event."""
+        """Return how many listeners wait for an event."""
         return sum(map(len, self._listeners.values()))
 
     def watch(self, key: str, listener: Watcher) -> Watcher:

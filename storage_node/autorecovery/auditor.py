@@ -181,7 +181,7 @@ class Auditor:
             self._timer = None
 
     async def _follow_delay(self) -> None:
-        """Setting the delay to 0, or to what it was, is an operator's "audit now"."""
+        """Audit at once where an operator sets the delay to 0, or again to what it was."""
         while True:
             changed = asyncio.Event()
 
@@ -381,7 +381,7 @@ class PlacementCheck:
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
-        """Raises the metadata store's errors."""
+        """Judge the ledgers once. Raises the metadata store's errors."""
         await for_each(self._ledgers.ids(), METADATA_READS, self._look)
         return self.report
 

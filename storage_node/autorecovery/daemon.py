@@ -142,7 +142,7 @@ class AuditorElection:
             await self._auditors.withdraw(vote)
 
     async def _term(self) -> None:
-        """Note that one vote, from casting it to its end."""
+        """Live through one vote, from casting it to its end."""
         vote = self._vote = await self._auditors.vote(self._bookie_id)
         if not await self._wait_for_turn(vote):
             return

@@ -262,7 +262,7 @@ class ReplicationWorker:
         return later
 
     async def _give_all_back(self) -> None:
-        """Note that what is still locked, within a bounded time: the rest goes with the session."""
+        """Give back what is still locked, within a bounded time: the rest goes with the session."""
         tasks, self._held = list(self._held.values()), {}
 
         async def give_back() -> None:
@@ -276,7 +276,7 @@ class ReplicationWorker:
 
 
 async def _at_once() -> None:
-    """No pause: the lock is given back as soon as that can be done."""
+    """Return without a pause: the lock is given back as soon as that can be done."""
 
 
 # ------------------------------------------------------------------------------------ copies

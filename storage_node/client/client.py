@@ -61,8 +61,9 @@ class LedgerClient:
         racks: RackResolver | None = None,
         ensemble_change_disabled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ensemble_change_disabled` is asked whenever a bookie has failed an add: while it says so, writers keep
-        their ensembles and send the bookie again what it failed."""
+        """Make a client that is not open yet. `ensemble_change_disabled` is asked whenever a bookie has failed an add:
+        while it says so, writers keep their ensembles and send the bookie again what it failed.
+        """
         self._ledgers = ledgers
         self._bookies = bookies
         self._settings = settings or ClientSettings()
@@ -227,7 +228,7 @@ class LedgerClient:
         return LedgerLocation(ledger_id, metadata, addresses)
 
     def copies(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerCopies:
-        """Single copies of a ledger's entries, for auto-recovery."""
+        """Return access to single copies of a ledger's entries, for auto-recovery."""
         return LedgerCopies(self._use(), ledger_id, metadata)
 
     async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:

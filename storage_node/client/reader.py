@@ -243,14 +243,15 @@ class LedgerReader:
         return error
 
     def _raise_lac(self, last_add_confirmed: int) -> None:
-        """Note that the LAC never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
+        """Raise the LAC: it never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
         if not self.closed and last_add_confirmed > self._last_add_confirmed:
             self._last_add_confirmed = last_add_confirmed
 
     # ------------------------------------------------------------------------------------ the tail
 
     async def poll(self, next_entry: int, timeout_ms: int) -> Entry | None:
-        """Entry `next_entry` as soon as it is committed; None after `timeout_ms`, or once the ledger ended before it.
+        """Return entry `next_entry` as soon as it is committed; None after `timeout_ms`, or once the ledger ended
+        before it.
 
         Raises what kept all bookies from answering for the whole time, or the end of the ledger's existence.
         """
@@ -341,7 +342,7 @@ class LedgerReader:
             self._wake()
 
     def _lose(self, error: DistributedLogError) -> None:
-        """Note that the ledger, or the way to follow it, is gone: every later call raises this."""
+        """Give the ledger up, or the way to follow it: every later call raises this."""
         self._gone = error
         self._wake()
 
@@ -410,7 +411,7 @@ class ReplicaReader:
         window_bytes: int = WINDOW_BYTES,
         window_entries: int = WINDOW_ENTRIES,
     ) -> AsyncIterator[Entry]:
-        """Verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
+        """Yield verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
 
         Raises CallerError for a range beyond a closed ledger's end; else what kept all replicas from answering.
         """

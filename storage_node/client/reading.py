@@ -161,7 +161,7 @@ class EntryFetcher:
         return error
 
     def _settled(self, fetch: _Fetch, _future: asyncio.Future[Entry]) -> None:
-        """Done, failed or cancelled: the other replicas' answers are not needed any more."""
+        """End a fetch that is done, failed or cancelled: the other replicas' answers are not needed any more."""
         self._open.pop(fetch, None)
         for bookie, txn_id in fetch.asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)

@@ -185,7 +185,7 @@ class _Round:
     # ------------------------------------------------------------------------------------ fencing reads
 
     def _read(self, bookie: str, entry_id: int, answer: Callable[[Answer], None]) -> None:
-        """A read that fences first, at high priority (D1)."""
+        """Send a read that fences first, at high priority (D1)."""
         txn_id = self._pool.next_txn_id()
         frame = encode_read_request(
             txn_id, self._ledger_id, entry_id, master_key=self._key, fence=True, priority=RECOVERY_PRIORITY

@@ -138,7 +138,7 @@ class LacRead:
         self.last_stored = max(self.last_stored, last_stored)
 
     def failed(self, index: int, error: DistributedLogError) -> None:
-        """Any other answer, or none: only an explicit negative makes the bookie known (D3)."""
+        """Take any other answer, or none: only an explicit negative makes the bookie known (D3)."""
         self._answered.add(index)
         if isinstance(error, MISSING):
             self._coverage.mark_known(index)  # it has nothing, so it cannot hide a committed entry
@@ -172,7 +172,7 @@ class LacTry:
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def failed(self, index: int, error: DistributedLogError) -> None:
-        """Any other answer, or none."""
+        """Take any other answer, or none."""
         self._answered.add(index)
         if isinstance(error, MISSING):
             self.valid = True
@@ -231,7 +231,7 @@ class TailRead:
         return self.ask_next()
 
     def found(self, last_add_confirmed: int) -> None:
-        """Note that the entry itself came, verified."""
+        """Take the entry itself, which came verified."""
         self.known = self.finished = True
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 

@@ -265,7 +265,7 @@ class RecoveryMachine:
         return self._mark(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
-        """Version conflict or unknown outcome: never assume either way, look."""
+        """Look again, after a version conflict or an unknown outcome: never assume either way."""
         if not self._acts(RecoveryEvent.METADATA_DOUBTFUL):
             return ()
         closing = self.state is RecoveryState.CLOSING
@@ -306,7 +306,7 @@ class RecoveryMachine:
         return self._fence_known(index)
 
     def fence_failed(self, index: int, error: DistributedLogError) -> Effects:
-        """Any other answer, or none. Only "I have nothing of it" makes the bookie known."""
+        """Take any other answer, or none. Only "I have nothing of it" makes the bookie known."""
         if not self._acts(RecoveryEvent.FENCE_FAILED):
             return ()
         if isinstance(error, UnauthorizedAccessError) and not self._key_is_certain:
@@ -330,7 +330,7 @@ class RecoveryMachine:
         return isinstance(error, MISSING)
 
     def _never_acknowledged(self, entry_id: int) -> bool:
-        """So many of the entry's bookies have another key that no ack quorum can ever have had it."""
+        """Return whether so many of the entry's bookies have another key that no ack quorum can ever have had it."""
         indices = write_set(entry_id, self.metadata.ensemble_size, self.metadata.write_quorum)
         return len(self._strangers.intersection(indices)) >= self._needed
 
@@ -359,7 +359,7 @@ class RecoveryMachine:
         return (BeginAdds(self.metadata, start), *self._read_on())
 
     def _read_on(self) -> Effects:
-        """Reads that the window allows, each of the whole write set."""
+        """Return the reads that the window allows, each of the whole write set."""
         effects: list[Effect] = []
         bookies = self.metadata.last_ensemble.bookies
         while self._next_read <= self._added + self._window:
@@ -461,7 +461,9 @@ class RecoveryMachine:
         return self._write_close(self.metadata, self._version)
 
     def measure_failed(self, error: DistributedLogError) -> Effects:
-        """Entry LAC0 is committed but no replica can give it: closing with a wrong length would be for ever."""
+        """Fail: entry LAC0 is committed but no replica can give it, and closing with a wrong length would be
+        for ever.
+        """
         if not self._acts(RecoveryEvent.MEASURE_FAILED):
             return ()
         return self._fail(self._aborted_error(f"entry {self._added}, which is committed, could not be read", error))

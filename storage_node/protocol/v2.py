@@ -94,7 +94,7 @@ def _word(version: int, opcode: int, flags: int = 0) -> int:
 
 
 def _read_word(frame: memoryview) -> tuple[int, int, int]:
-    """(version, opcode, flags) of a packet."""
+    """Return (version, opcode, flags) of a packet."""
     (word,) = _WORD.unpack_from(frame)
     version = word >> 24
     return (version, word >> 16 & 0xFF, word & 0xFFFF) if version else (0, word, 0)
@@ -162,7 +162,9 @@ def encode_auth(plugin: str, payload: bytes = b"", *, version: int = VERSION) ->
 
 
 def add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
-    """(EOK answer, key, entry) of an ordinary add of version 2, else None: all that a bookie needs of one it stores."""
+    """Return (EOK answer, key, entry) of an ordinary add of version 2, else None: all that a bookie needs of one it
+    stores.
+    """
     if len(frame) < _QUICK_ADD_BYTES or bytes(frame[:4]) not in _QUICK_ADD:
         return None
     return _QUICK_ANSWER + frame[24:40], bytes(frame[4:24]), frame[24:]

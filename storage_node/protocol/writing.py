@@ -281,7 +281,7 @@ class WriterMachine(WriterProgress):
         )
 
     def picked(self, replacements: Mapping[int, str], error: DistributedLogError | None = None) -> Effects:
-        """Replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
+        """Take replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
         if not self._asked(WriterEvent.PICKED):
             return ()
         check(
@@ -433,7 +433,7 @@ class WriterMachine(WriterProgress):
         return self._adopt(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
-        """Version conflict or unknown outcome: never assume either way, look."""
+        """Look again, after a version conflict or an unknown outcome: never assume either way."""
         if not self._asked(WriterEvent.METADATA_DOUBTFUL):
             return ()
         self.state = _LOOKING[self.state]

@@ -52,7 +52,7 @@ def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None
 
 
 def taken_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
-    """Bookies hold something under the ledger's id that its owner did not write."""
+    """Return the error for bookies that hold something under the ledger's id that its owner did not write."""
     error = LedgerTakenError(
         f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
         "acknowledged in this ledger",
@@ -65,7 +65,7 @@ def taken_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLo
 
 
 def unknown_close_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
-    """Neither the close nor a look at what came of it worked."""
+    """Return the error for a close of which neither the request nor a look at what came of it worked."""
     error = OutcomeUnknownError(
         f"whether the ledger was closed at entry {at.last_add_confirmed} is not known: {cause.message}",
         advice="Close it again, or open it with recovery",

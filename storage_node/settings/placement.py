@@ -203,7 +203,7 @@ class PlacementSettings:
         return self.policy == "rackaware" and self.enforce_min_num_racks_per_write_quorum
 
     def racks_wanted(self, write_quorum: int) -> int:
-        """R: racks that every write set must span."""
+        """Return R, the number of racks that every write set must span."""
         return min(write_quorum, self.min_num_racks_per_write_quorum)
 
 

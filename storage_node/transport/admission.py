@@ -56,7 +56,7 @@ class Admission:
         return leaving
 
     def heard(self, guest: Guest) -> None:
-        """Something came from the connection: it is not idle."""
+        """Note that something came from the connection: it is not idle."""
         address = _address(guest)
         known = self._heard.get(address)
         if guest in self._silent:
@@ -69,7 +69,7 @@ class Admission:
         known.move_to_end(guest)
 
     def left(self, guest: Guest) -> None:
-        """Note that the connection is closed, or about to be; it counts no more. Idempotent."""
+        """Count a connection no more that is closed, or about to be. Idempotent."""
         if guest in self._silent:
             del self._silent[guest]
             self._count -= 1

@@ -21,7 +21,7 @@ class Budget:
         return self.used > self.limit
 
     def change(self, by: int) -> None:
-        """Note that a connection holds `by` bytes more (or less) than before."""
+        """Count `by` bytes more (or less) that a connection holds than before."""
         self.used += by
         if by < 0 and self._waiting and self.used <= self.limit // 4 * 3:
             waiting, self._waiting = self._waiting, []

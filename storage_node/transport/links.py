@@ -69,7 +69,7 @@ class LinkNetwork(Protocol):
         ...
 
     def forget(self, link: TcpLink) -> None:
-        """Note that the link is closed."""
+        """Forget a link that is closed."""
         ...
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
@@ -77,7 +77,7 @@ class LinkNetwork(Protocol):
         ...
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """Note that what an incomplete frame of this link takes."""
+        """Count what an incomplete frame of this link takes."""
         ...
 
 
@@ -203,7 +203,7 @@ class TcpLink:
         self._network.turns.join(self.flush)  # many may be writable at a time
 
     def _watch_stuck(self, on: bool) -> None:
-        """Note that the socket took something just now: whether it is stuck will be seen."""
+        """Watch a socket that took something just now, to see whether it is stuck."""
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
         self._network.note_stuck(self, 0)
@@ -279,7 +279,7 @@ class TcpLink:
         self._watch_reads()
 
     def feed(self) -> None:
-        """There is memory for the begun frame again: read on, unless reading is paused."""
+        """Go on with the begun frame, for which there is memory again: read, unless reading is paused."""
         self._starved = False
         self._watch_reads()
 

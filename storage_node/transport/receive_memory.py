@@ -86,8 +86,9 @@ class ReceiveMemory:
         return bool(self._starved)
 
     def begun(self, sender: Sender, held: int, received: int, lacks: int) -> None:
-        """Note that a frame of this link is incomplete: it holds `held` bytes, `received` arrived, and `lacks` are to
-        come."""
+        """Count an incomplete frame of this link: it holds `held` bytes, `received` arrived, and `lacks` are to
+        come.
+        """
         if not self.limit:
             return
         if held <= SMALL_BYTES:
@@ -109,7 +110,7 @@ class ReceiveMemory:
                 self._watch()
 
     def ended(self, sender: Sender) -> None:
-        """Note that the frame is complete, or the link was closed. Idempotent."""
+        """Count a frame no more that is complete, or whose link was closed. Idempotent."""
         self._starved.pop(sender, None)
         begun = self._begun.pop(sender, None)
         if begun is not None:

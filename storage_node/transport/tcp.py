@@ -74,7 +74,7 @@ class TcpListener:
             link.start(handler)
 
     def _refused(self, error: OSError) -> None:
-        """Out of descriptors or memory: leave the rest in the backlog for a while."""
+        """Leave the rest in the backlog for a while: the process is out of descriptors or memory."""
         self._network.lines.log(logging.ERROR, "cannot accept connections on port %d: %s", self.port, error)
         if error.errno in _OUT_OF_DESCRIPTORS:
             self._loop.remove_reader(self._sock.fileno())
@@ -107,8 +107,9 @@ class TcpNetwork:
         begun_bytes: int = 0,
         stuck_bytes: int = 0,
     ) -> None:
-        """What may be held in memory, all links together, of incomplete frames (`begun_bytes`) and for peers that take
-        nothing (`stuck_bytes`); 0: any number."""
+        """Set how much may be held in memory, all links together, of incomplete frames (`begun_bytes`) and for peers
+        that take nothing (`stuck_bytes`); 0: any number.
+        """
         self.max_frame = max_frame
         self.receiving = ReceiveMemory(begun_bytes)
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
@@ -177,7 +178,7 @@ class TcpNetwork:
         return link
 
     def forget(self, link: TcpLink) -> None:
-        """Note that a link is closed: it is delivered to, flushed and counted no more."""
+        """Forget a link that is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
         self.reads.leave(link.read)
         self.turns.leave(link.deliver)
@@ -188,7 +189,8 @@ class TcpNetwork:
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
         """Note that this link's socket takes nothing of so many bytes; 0: it does again. Beyond the limit the oldest
-        are cut."""
+        are cut.
+        """
         self._stuck_used += queued - self._stuck.pop(link, 0)
         self._views.pop(link, None)
         if queued:
@@ -210,7 +212,7 @@ class TcpNetwork:
                 return
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """Note that what an incomplete frame of this link takes."""
+        """Count what an incomplete frame of this link takes."""
         if self.receiving.limit:
             self.receiving.begun(link, *frames.begun)
             self.pool.short = self.receiving.short

@@ -55,14 +55,14 @@ def read_files(limit: int) -> int:
 
 
 def reserved(settings: BookieSettings, limit: int) -> int:
-    """Descriptors that connections of clients must leave."""
+    """Return how many descriptors connections of clients must leave."""
     files = A_JOURNAL * len(settings.journal_directories) + A_DIRECTORY * len(settings.ledger_directories)
     http = HTTP_CONNECTIONS if settings.http_server_enabled else 0
     return BASE + SPARE + files + http + read_files(limit)
 
 
 def connection_limit(settings: BookieSettings, limit: int) -> int:
-    """Connections that clients may have: bookieMaxConnections, or as many as the descriptors allow.
+    """Return how many connections clients may have: bookieMaxConnections, or as many as the descriptors allow.
 
     Raises BookieConfigurationError where there is not even room for a few.
     """
@@ -145,7 +145,9 @@ class NoSpaceError(OSError):
 
 @contextmanager
 def needing_space(path: str, needed: int) -> Iterator[None]:
-    """Around writes of `needed` bytes of which nothing counts before a later step: a full disk becomes NoSpaceError."""
+    """Turn a full disk into NoSpaceError, around writes of `needed` bytes of which nothing counts before a
+    later step.
+    """
     try:
         yield
     except OSError as error:
@@ -158,8 +160,9 @@ def needing_space(path: str, needed: int) -> Iterator[None]:
 
 @contextmanager
 def needing_descriptors(path: str) -> Iterator[None]:
-    """Around what opens files and can be repeated, but is not a write that may be tried again: only a lack of
-    descriptors becomes NoSpaceError. A sync that was begun does not fail for lack of one."""
+    """Turn a lack of descriptors, and only that, into NoSpaceError, around what opens files and can be repeated, but is
+    not a write that may be tried again. A sync that was begun does not fail for lack of a descriptor.
+    """
     try:
         yield
     except OSError as error:
@@ -308,12 +311,12 @@ class Disks:
         return max(space.free for space in self._ledgers) > needed and all(space.free for space in self._journals)
 
     def capacity(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger directories' disks, each disk once."""
+        """Return (total, free) bytes of the ledger directories' disks, each disk once."""
         disks = {space.device: space for space in self._ledgers}
         return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
 
     def spaces(self) -> Spaces:
-        """(total, free) bytes of each directory, as of the last look."""
+        """Return (total, free) bytes of each directory, as of the last look."""
         journals, ledgers = (
             {space.path: (space.total, space.free) for space in directories}
             for directories in (self._journals, self._ledgers)

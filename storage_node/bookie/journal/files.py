@@ -250,8 +250,9 @@ class JournalFiles:
         journal_file.prepared = max(journal_file.prepared, end)
 
     def retire(self, below: int) -> None:
-        """Files with ids below `below` are needed no more: keep some as spares, delete the rest. NoSpaceError: nothing
-        was done, for lack of descriptors."""
+        """Retire files with ids below `below`: keep some as spares, delete the rest. NoSpaceError: nothing was done,
+        for lack of descriptors.
+        """
         with needing_descriptors(self._directory):
             names = self._disk.list_directory(self._directory)
         spares = sum(name.startswith(SPARE_PREFIX) for name in names)

@@ -141,8 +141,7 @@ class Journals:
             await journal.landed()
 
     async def retire(self, marks: Sequence[JournalMark]) -> None:
-        """Note that a checkpoint with these marks is in every ledger directory: older files may go (D7). Raises
-        OSError."""
+        """Retire older files: a checkpoint with these marks is in every ledger directory (D7). Raises OSError."""
         for journal, mark in zip(self.journals, marks, strict=True):
             await journal.retire(mark)
 

@@ -97,7 +97,7 @@ class JournalReader:
             file.close()
 
     def unused(self, mark: JournalMark) -> list[int]:
-        """Files behind the mark's that hold no batch."""
+        """Return the files behind the mark's that hold no batch."""
         later = [file_id for file_id in self.file_ids if file_id > mark.file_id]
         return [file_id for file_id in later if not self._has_batches(file_id)]
 
@@ -109,7 +109,9 @@ class JournalReader:
         return JournalReader(self._disk, self.directory, self._owner)
 
     def goes_beyond(self, mark: JournalMark) -> bool:
-        """There are files behind the mark's: after a clean stop, of a start that had no space for a checkpoint."""
+        """Return whether there are files behind the mark's: after a clean stop, of a start that had no space for a
+        checkpoint.
+        """
         return bool(self.file_ids) and self.file_ids[-1] > mark.file_id
 
     def keep_for_next_start(self, mark: JournalMark) -> bool:

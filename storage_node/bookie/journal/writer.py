@@ -118,7 +118,9 @@ class Batch:
         self.synced = False
 
     def cover(self, at: int, body_sum: int, body_length: int) -> None:
-        """Note that a large body lies at `at`: its sum, known already, saves going through it once more."""
+        """Cover a large body, which lies at `at`, by the sum that is known already: that saves going through it once
+        more.
+        """
         if crc32_combine is not None:
             before = crc32(self.slab.view[self.summed : at], self.total_sum)
             self.total_sum = crc32_combine(before, body_sum, body_length)
@@ -143,7 +145,7 @@ class Batch:
             at += end - start
 
     def records_sum(self) -> int:
-        """CRC-32 of all records, once there will be no more."""
+        """Return the CRC-32 of all records, once there will be no more."""
         return crc32(self.slab.view[self.summed : self.end], self.total_sum)
 
     @property
@@ -313,7 +315,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ committing
 
     def _close_batch(self) -> None:
-        """Note that the open batch takes no more records."""
+        """Close the open batch: it takes no more records."""
         batch = self._open
         if batch is None:
             return
@@ -351,7 +353,7 @@ class Journal:
         future.add_done_callback(partial(landed, batch, slot))
 
     def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """Note that a batch with early answers is written: give them, and sync it."""
+        """Give the early answers of a batch that is written, and sync it."""
         if future.exception() is not None or self.error is not None:
             self._landed(batch, slot, future)
             return
@@ -373,7 +375,7 @@ class Journal:
                 answers.sink.durable(answers)
 
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """Note that a batch is synced: acknowledge it and its followers, if all before it are durable too."""
+        """Acknowledge a batch that is synced, and its followers, if all before it are durable too."""
         self._calls.discard(future)
         self._slots.append(slot)
         error = future.exception()
@@ -446,8 +448,9 @@ class Journal:
             self._cannot_go_on(error)
 
     def _cannot_go_on(self, error: BaseException) -> None:
-        """Note that nothing could be prepared. A lack of space is not a failure here: nothing was written where it
-        counts."""
+        """Fail because nothing could be prepared. A lack of space is not a failure here: nothing was written where it
+        counts.
+        """
         if not isinstance(error, NoSpaceError):
             self._fail(error)
         elif not self.full:
@@ -488,7 +491,7 @@ class Journal:
         self._kick()
 
     async def retire(self, mark: JournalMark) -> None:
-        """Note that a checkpoint with this mark is durable: older files may go. Raises OSError."""
+        """Retire older files: a checkpoint with this mark is durable. Raises OSError."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing])  # it may be writing to a file that is about to be closed
         for file in [file for file in self._retired if file.file_id < mark.file_id]:
@@ -513,7 +516,7 @@ class Journal:
 
 
 def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
-    """One write, one sync (on a journal thread)."""
+    """Write a batch with one write and one sync (on a journal thread)."""
     slab = batch.slab.view
     copied = batch.copied
     header = BatchHeader(

@@ -131,7 +131,7 @@ GC_MEANINGS: Final = {
 
 
 def exposition(bookie: Bookie) -> tuple[str, bytes]:
-    """Content type and text."""
+    """Return the content type and the text."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 

@@ -47,7 +47,9 @@ def software_version() -> str | None:
 
 
 def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:
-    """Id and address. Raises BookieConfigurationError for a loopback address that the settings do not ask for."""
+    """Return the node's id and address. Raises BookieConfigurationError for a loopback address that the settings do not
+    ask for.
+    """
     host = settings.advertised_address or _own_host(settings)
     if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
         raise BookieConfigurationError(

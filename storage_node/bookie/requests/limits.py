@@ -59,11 +59,11 @@ class Gate:
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
-        """Note that a request begins; what is urgent may begin although the gate is closed."""
+        """Count a request that begins; an urgent one may begin although the gate is closed."""
         self.taken += 1
 
     def give(self, count: int = 1) -> None:
-        """Requests have ended: let others in, in the order in which they came."""
+        """Note that requests have ended: let others in, in the order in which they came."""
         self.taken -= count
         check(self.taken >= 0, "more requests ended than began")
         while self._waiting and not self.closed:
@@ -221,7 +221,9 @@ class Flow:
         )
 
     def check(self) -> None:
-        """Called after every step that may have queued or begun something."""
+        """Stop reading, or count what is owed, where it has become too much; called after every step that may have
+        queued or begun something.
+        """
         queued = self._link.queued_bytes
         if self.in_flight + queued > IN_FLIGHT_BYTES:
             self.stop()
@@ -229,21 +231,21 @@ class Flow:
             self.settle()
 
     def owe(self, size: int) -> None:
-        """Note that an answer of about `size` bytes is being prepared."""
+        """Count an answer of about `size` bytes that is being prepared."""
         self.in_flight += size
         self.owed += size
         if size > ALLOWANCE_BYTES or self._counted or self._budget.exceeded:
             self.settle()
 
     def paid(self, size: int) -> None:
-        """Note that that answer was sent, or will not be."""
+        """Count that answer no more: it was sent, or will not be."""
         self.owed -= size
         if self._counted:
             self.settle()
         self.done(size)
 
     def done(self, size: int) -> None:
-        """Note that a request of that size has ended."""
+        """Count a request of that size no more: it has ended."""
         self.in_flight -= size
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
@@ -287,7 +289,7 @@ class Flow:
                 self.stop()
 
     def close(self) -> None:
-        """Note that the link is gone, and with it what it had queued."""
+        """Give up what the link had queued: it is gone."""
         self.closed = True
         if self._counted:
             self._budget.change(-self._counted)
@@ -309,7 +311,7 @@ class Flow:
             self._watching.add_done_callback(self._looked)
 
     def _freed(self) -> None:
-        """Note that the budget has room again."""
+        """Go on if reading is stopped: the budget has room again."""
         self._waiting = False
         if self.stopped and not self.closed:
             self._go_on()

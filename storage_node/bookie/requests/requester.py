@@ -61,7 +61,7 @@ class NodeServices(Protocol):
         ...
 
     def disk_space(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger disks."""
+        """Return (total, free) bytes of the ledger disks."""
         ...
 
 
@@ -81,7 +81,7 @@ class Requester:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def acknowledge(self, answer: bytes) -> None:
-        """Note that the record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        """Acknowledge an add, for which `in_flight` counts REQUEST_BYTES: its record is durable."""
         self.link.send(answer)
         self.flow.done(REQUEST_BYTES)
 
@@ -109,11 +109,11 @@ class Requester:
         self.link.close()
 
     def cancel_tasks(self) -> None:
-        """Note that the link is gone: what runs for it ends soon."""
+        """Cancel what runs for the link, which is gone; it ends soon."""
         self.node.limits.endings.add(self._tasks)
 
     def cancel_polls(self) -> None:
-        """Note that the link is gone: its long polls end without an answer."""
+        """End the long polls of the link, which is gone, without an answer."""
         for poll in self.polls.take_all():
             self.node.limits.polls.discard(poll)
             poll.cancel()

@@ -128,7 +128,7 @@ class LedgerIndex:
         return self._strays.get(entry_id)
 
     def bytes_by_log(self) -> Iterator[tuple[int, int]]:
-        """(log id, bytes of records) of all entries; a log may come more than once."""
+        """Yield (log id, bytes of records) of all entries; a log may come more than once."""
         for start in range(0, len(self._sizes), COUNTED_TOGETHER):
             logs = self._logs[start : start + COUNTED_TOGETHER]
             sizes = self._sizes[start : start + COUNTED_TOGETHER]
@@ -143,7 +143,7 @@ class LedgerIndex:
             yield log_id, size
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Contiguous runs (first, last) of entry ids, ascending."""
+        """Return the contiguous runs (first, last) of entry ids, ascending."""
         return (run for run in self.steps() if run is not None)
 
     def steps(self) -> Iterator[tuple[int, int] | None]:
@@ -264,7 +264,8 @@ Runs: TypeAlias = "list[tuple[int, int, array[int], array[int]]]"
 
 
 def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | None:
-    """(the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all of it.
+    """Return (the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all
+    of it.
 
     Blocks behind `length` belong to a checkpoint that was not finished; they are left out.
     """

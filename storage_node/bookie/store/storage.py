@@ -67,15 +67,17 @@ class StorageSupervisor(Protocol):
     """What a storage reports to: its node."""
 
     def journal_failed(self, error: BaseException) -> None:
-        """Note that a journal cannot be written: nothing may be answered any more."""
+        """Stop answering: a journal cannot be written."""
         ...
 
     def degraded(self, error: BaseException) -> None:
-        """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
+        """Refuse writes after one to a ledger directory failed; what is not there yet is in the journal and in
+        memory.
+        """
         ...
 
     def no_space(self) -> None:
-        """Note that a disk is full, and what came in waits in memory or on what is prepared."""
+        """Take nothing more: a disk is full, and what came in waits in memory or on what is prepared."""
         ...
 
 
@@ -191,7 +193,7 @@ class Storage:
         return True
 
     def _refuse_orphans(self, readers: list[JournalReader]) -> None:
-        """Without any checkpoint there must be nothing either."""
+        """Raise where there is no checkpoint, but journal files or entry logs."""
         # A node that lost its checkpoints must not begin as a new one: it would answer "no such entry" (I11).
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
@@ -288,7 +290,7 @@ class Storage:
         self._logs.close()
 
     async def _last_checkpoint(self) -> None:
-        """Note that a clean one, unless something waits for space or cannot be written any more."""
+        """Take a clean checkpoint, unless something waits for space or cannot be written any more."""
         try:
             if not self.journal.stalled:
                 await self.journal.durable()
@@ -468,7 +470,7 @@ class Storage:
         return Status.EOK
 
     def leave(self, directories: Collection[str]) -> None:
-        """Note that these directories are full: go on in a log elsewhere."""
+        """Go on in a log elsewhere: these directories are full."""
         self._logs.leave(directories)
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -478,7 +480,7 @@ class Storage:
     # ------------------------------------------------------------------------------------ what its parts report
 
     def room_made(self) -> None:
-        """Note that a slab has become free: every caller of `when_room` is called, once."""
+        """Call every callback of `when_room`, once: a slab has become free."""
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
@@ -488,26 +490,28 @@ class Storage:
         self._logs.align(slab)
 
     def journal_rolled(self) -> None:
-        """Note that a journal has begun another file: a checkpoint lets the former one be used again."""
+        """Ask for a checkpoint, which lets the former journal file be used again: a journal has begun another one."""
         self.checkpoints.due.set()
 
     def journal_without_space(self) -> None:
-        """Note that a checkpoint may give the journal files to use again."""
+        """Ask for a checkpoint, which may give the journal files to use again, and report the full disk."""
         self.checkpoints.due.set()
         self._supervisor.no_space()
 
     def journal_failed(self, error: BaseException) -> None:
-        """Reported to the node, which stops: nothing more can be made durable."""
+        """Report to the node that nothing more can be made durable: it stops."""
         self._supervisor.journal_failed(error)
 
     def logs_without_space(self, error: NoSpaceError) -> None:
-        """Note that the entry logs or a checkpoint wait for space."""
+        """Report to the node that the entry logs or a checkpoint wait for space."""
         self._no_space_error = error
         self._stuck.set()
         self._supervisor.no_space()
 
     def logs_failed(self, error: BaseException) -> None:
-        """Reported to the node, which becomes read-only: what is not in the logs is in the journal and in memory."""
+        """Report to the node that nothing more is written to the logs, for which it becomes read-only: what is not
+        there yet is in the journal and in memory.
+        """
         self._supervisor.degraded(error)
 
     # ------------------------------------------------------------------------------------ reading
@@ -570,4 +574,4 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _nothing() -> None:
-    """Note that a call that marks the end of those before it."""
+    """Do nothing: this marks the end of the calls before it."""

@@ -90,19 +90,19 @@ class LacWaiters:
         heappush(self._heap, (waiter.previous_lac, self._number, waiter))
 
     def ended(self) -> None:
-        """Note that a poll has been woken or cancelled."""
+        """Count a poll no more: it has been woken or cancelled."""
         self._waiting -= 1
         if len(self._heap) > 2 * self._waiting + _DEAD_POLLS:
             self._heap = [item for item in self._heap if item[2].waiting]
             heapify(self._heap)
 
     def advance(self) -> None:
-        """Note that the ledger's LAC has moved: wake the polls that this satisfies, the first of them at once."""
+        """Wake the polls that this LAC satisfies, the first of them at once."""
         if not self._scheduled:
             self._wake_some()
 
     def wake_all(self) -> None:
-        """Note that every one of them has its answer."""
+        """Wake every poll: each has its answer."""
         self._due.extend(waiter for _, _, waiter in sorted(self._heap, key=_arrival))
         self._heap = []
         self.advance()
@@ -170,7 +170,7 @@ class PollLine:
         return list(polls)
 
     def timed_out(self, poll: LacWaiter) -> None:
-        """Note that a poll's time is over: it is answered in one of the next turns."""
+        """Answer a poll whose time is over, in one of the next turns."""
         self._over.append(poll)
         if not self._scheduled:
             self._scheduled = True

@@ -50,7 +50,7 @@ class ReadOnlyDisk(SystemDisk):
     """The real disk, for readers: what they would repair on the way is left as it is."""
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Note that nothing is written: it is only logged that the node would do so."""
+        """Write nothing; log that the node would do so."""
         logger.info("%s would be written anew by the node", path)
 
 
@@ -201,7 +201,7 @@ class Offline:
 
 
 def _apply(ledgers: dict[int, Ledger], record: Record) -> None:
-    """Note that what a record of the journal changes."""
+    """Apply what a record of the journal changes."""
     ledger = ledgers.get(record.ledger_id)
     if ledger is None:
         ledger = ledgers[record.ledger_id] = Ledger(record.ledger_id)

@@ -191,7 +191,7 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 
 
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
-    """Note that a checkpoint like the last one, in which these ledgers are not in limbo any more."""
+    """Write a checkpoint like the last one, in which these ledgers are not in limbo any more."""
     written: list[str] = []
     for directory in node.ledgers:
         path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 class Placement(Protocol):
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
-        """`size` distinct writable bookies. Raises NotEnoughBookiesError."""
+        """Return `size` distinct writable bookies. Raises NotEnoughBookiesError."""
         ...
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
@@ -135,11 +135,11 @@ class UniformPlacement(_Policy):
         raise _too_few_error(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
-        """Always MEETS_STRICT: this policy has no rule that an ensemble could break."""
+        """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
-        """Always True: without racks an ack quorum alone decides."""
+        """Return True always: without racks an ack quorum alone decides."""
         return True
 
 
