@@ -10,7 +10,7 @@ WANTED = ("log_writer_write_count", "transmit_packetsize_sum", "log_reader_recor
 
 
 def free_port() -> int:
-    """A port for this example; a real program has a fixed one, which Prometheus knows."""
+    """Return a port for this example; a real program has a fixed one, which Prometheus knows."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

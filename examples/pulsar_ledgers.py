@@ -18,7 +18,7 @@ NAME = "pulsar/managed-ledger"  # where a broker notes in a ledger's metadata wh
 
 
 async def topics(ledgers: LedgerStore) -> dict[str, list[int]]:
-    """The ledgers of each topic ("tenant/namespace/persistent/topic"), in order: they are its log."""
+    """Return the ledgers of each topic ("tenant/namespace/persistent/topic"), in order: they are its log."""
     found: dict[str, list[int]] = {}
     async for ledger in ledgers.ids():
         custom = (await ledgers.read(ledger)).value.custom

@@ -86,11 +86,11 @@ class SimulatedClock:
         self.offset_ms = 0
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
+        """Return milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
         return EPOCH_MS + int(self._loop.time() * 1000) + self.offset_ms
 
     def elapsed_s(self) -> float:
-        """Virtual seconds: no fault moves them."""
+        """Return virtual seconds: no fault moves them."""
         return self._loop.time()
 
 
@@ -150,7 +150,7 @@ class Machine:
         self.ended.set_result(None)
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Stop the process as SIGSTOP does."""
         if self.process is not None and not self.process.halted:
             self.world.trace.note(f"pause {self.process.name}")
             self.world.loop.pause(self.process)
@@ -169,7 +169,7 @@ class Machine:
         return process
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the process as SIGCONT does."""
         if self.process is not None and self.process.paused:
             self.world.trace.note(f"resume {self.process.name}")
             self.world.loop.resume(self.process)
@@ -256,7 +256,7 @@ class NodeMachine(Machine):
         self.world.loop.call_soon(self._exit, self.process, bookie.failure, context=self.world.context)
 
     def _exit(self, process: Process, error: BaseException) -> None:
-        """Note that the process ends by itself."""
+        """Let the process die of its own error."""
         if process is not self.process or process.dead:
             return
         self.world.trace.note(f"exit {process.name} {type(error).__name__}")

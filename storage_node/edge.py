@@ -170,7 +170,7 @@ class DiskFile(Protocol):
         ...
 
     def size(self) -> int:
-        """Return bytes of the file as it is now. Raises OSError."""
+        """Return how many bytes the file has now. Raises OSError."""
         ...
 
     def truncate(self, size: int) -> None:

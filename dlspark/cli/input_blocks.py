@@ -39,7 +39,7 @@ class InputBlocks:
     """Standard input, to be entered. Its file is not closed."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` may be a file, a pipe, a socket or a terminal."""
+        """Read from `fd`, which may be a file, a pipe, a socket or a terminal."""
         self.signal: int | None = None
         """The first signal that asked to end."""
         self.at_once: Callable[[], None] | None = None
@@ -55,7 +55,7 @@ class InputBlocks:
 
     @classmethod
     def standard(cls) -> InputBlocks:
-        """Those of standard input. Raises CallerError where it is closed."""
+        """Read from standard input. Raises CallerError where it is closed."""
         if sys.stdin is None:
             raise CallerError("standard input is closed; nothing was written")
         return cls(sys.stdin.fileno())
@@ -110,7 +110,7 @@ class InputBlocks:
         return self.signal is not None
 
     def read(self, idle_s: float | None) -> bytes | None:
-        """The next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
+        """Return the next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
 
         Raises CallerError where the input cannot be read.
         """
@@ -130,7 +130,9 @@ class InputBlocks:
                 return data
 
     def _rest(self) -> bytes:
-        """What came before the signal: a block at most, so that who goes on writing does not hold the end up."""
+        """Return the bytes that came before the signal: a block at most, so that a process that goes on writing does
+        not hold the end up.
+        """
         rest = b""
         while len(rest) < BLOCK_BYTES and self._ready(0):
             data = self._available()  # of a terminal a line at a time
@@ -152,7 +154,7 @@ class InputBlocks:
         return self._fd in found
 
     def _available(self) -> bytes | None:
-        """What can be read now; None for nothing, where another process made the input not wait."""
+        """Return what can be read now; None for nothing, where another process made the input not wait."""
         try:
             return os.read(self._fd, BLOCK_BYTES)
         except BlockingIOError:

@@ -50,7 +50,9 @@ class _Commands(TyperGroup):
     """The first word of a command line; what is the second word of a command is answered with that command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As in the base. Raises UsageError."""
+        """Find the command, as the base does. Raises UsageError, which names the groups that have a command of that
+        name.
+        """
         groups = [] if args[0] in self.commands else list(self.commands)
         places = [f"'{one} {args[0]}'" for one in groups if args[0] in getattr(self.commands[one], "commands", ())]
         if places:
@@ -97,7 +99,7 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def output_failed(error: OSError) -> bool:
-    """Whether standard output could not be written; says so then."""
+    """Return whether standard output could not be written; says so then."""
     if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
         return False
     _forget_output()
@@ -143,7 +145,7 @@ def options(
 def demo(
     output: Annotated[Path, typer.Option(help="Where the plot is written.")] = Path("demo-output"),
 ) -> None:
-    """The main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
+    """Run the main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
     missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
     if missing:
         raise CallerError(

@@ -105,7 +105,7 @@ def write(
 
 
 def _left(splitter: Splitter) -> str:
-    """What was read and is no record, because a signal cut it off."""
+    """Return the note on bytes that were read and make no record, because a signal cut it off."""
     left = splitter.incomplete
     return f"; {counted(left, 'byte')} of an unfinished {splitter.unit} were not written" if left else ""
 
@@ -125,13 +125,13 @@ class _Done:
         self._said_at = 0.0
 
     def add(self, records: int, last: DLSN | None) -> None:
-        """So many more are on disks, the last of them there."""
+        """Count so many more records that are on disks, the last of them there."""
         self.records += records
         self.last = last if last is not None else self.last
         self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
 
     def shown(self) -> None:
-        """Readers see all of them."""
+        """Report: readers see all of them."""
         self._report(True)
 
     def _report(self, due: bool) -> None:
@@ -213,7 +213,7 @@ class _Appending:
         return refusal
 
     def _take(self, taken: Taken) -> None:
-        """Raises CallerError where a record cannot be taken; those before it are."""
+        """Take records over. Raises CallerError where one cannot be taken; those before it are."""
         if taken.payloads:
             if not self._payloads:
                 self._since = time.monotonic()
@@ -241,7 +241,7 @@ class _Appending:
         self._write(ids, pa.array(payloads, pa.binary()))
 
     def _write(self, ids: npt.NDArray[np.int64], payloads: pa.Array) -> None:
-        """One block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
+        """Write one block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
         from dlspark.errors import OverCapacityError, TransactionIdOutOfOrderError
 
         last = self._writer.last_txid
@@ -293,7 +293,7 @@ class _Appending:
 
 
 def _in_order(ids: npt.NDArray[np.int64], last: int) -> int:
-    """How many of the first ids are in order, behind `last`."""
+    """Return how many of the first ids are in order, behind `last`."""
     import numpy as np
 
     below = np.flatnonzero(ids < np.maximum.accumulate(np.concatenate(([last], ids[:-1]))))
@@ -346,7 +346,7 @@ def read(
 
 
 def _end(log: Log) -> DLSN | None:
-    """Where the log ends now: its own copy into it (`read a | write a`) would have no end else.
+    """Return where the log ends now: its own copy into it (`read a | write a`) would have no end else.
 
     None where its storage nodes do not say: the reader waits for them, and prints what is in older segments.
     """
@@ -357,8 +357,9 @@ def _end(log: Log) -> DLSN | None:
 
 
 def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None) -> Iterator[Records]:
-    """Everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what comes,
-    too. A sealed log's end is an end like any other."""
+    """Yield everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what
+    comes, too. A sealed log's end is an end like any other.
+    """
     from dlspark.core.codec.records import Records
     from dlspark.errors import EndOfStreamError
 

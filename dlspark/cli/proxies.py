@@ -217,7 +217,7 @@ async def drain(
 
 
 def _taking(reports: Sequence[ProxyReport], but: str | None = None) -> list[ProxyReport]:
-    """Those that take streams, and the one that gives."""
+    """Return the proxies that take streams, and the one that gives."""
     from dlspark.serving.protocol.operations import ProxyStatus
 
     return [one for one in reports if one.status is ProxyStatus.WRITE_AND_ACCEPT or one.location == but]
@@ -245,7 +245,7 @@ async def balance(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Even out the streams of the write proxies: those that have more than the average hand some over."""
+    """Balance the streams of the write proxies: those that have more than the average hand some over."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
     async with _tier(at) as (namespace, peers, members):
@@ -349,7 +349,9 @@ def _shown(step: StreamMove) -> str:
 
 @asynccontextmanager
 async def _tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
-    """The namespace, connections to proxies, and the write proxies. Raises CallerError where there are none."""
+    """Open the namespace, connections to proxies, and find the write proxies. Raises CallerError where there
+    are none.
+    """
     from dlspark.serving.process.membership import WRITE_PROXIES, read_members
     from dlspark.serving.process.peers import ProxyPeers
     from metadata.store import join

@@ -65,7 +65,9 @@ class RecordOutput(str, Enum):
 
 
 def delimiter_of(text: str | None, form: RecordInput | RecordOutput) -> bytes:
-    r"""The bytes between raw records that an option names: `\n`, `\0`, `\r\n`, `\x1e`, `--`. Raises CallerError."""
+    r"""Return the bytes between raw records that an option names: `\n`, `\0`, `\r\n`, `\x1e`, `--`. Raises
+    CallerError.
+    """
     if text is not None and form not in (RecordInput.RAW, RecordOutput.RAW):
         raise CallerError(f"records in the form {form.value} have no delimiter; nothing was done")
 
@@ -117,27 +119,27 @@ class Splitter:
         return len(self._rest)
 
     def feed(self, data: bytes) -> Taken:
-        """The records that end in `data`."""
+        """Return the records that end in `data`."""
         found = self._cut(self._rest + data if self._rest else data)
         self.taken += len(found.payloads)
         return found
 
     def end(self) -> Taken:
-        """The record that the end of the input ends."""
+        """Return the record that the end of the input ends."""
         found = self._last()
         self.taken += len(found.payloads)
         self._rest = b""
         return found
 
     def _cut(self, data: bytes) -> Taken:
-        """The records of `data`; `_rest` becomes what is left of it."""
+        """Return the records of `data`; `_rest` becomes what is left of it."""
         raise NotImplementedError
 
     def _last(self) -> Taken:
         raise NotImplementedError
 
     def _refused(self, before: int, why: str) -> str:
-        """The refusal of the record that comes `before` others of this block."""
+        """Return the refusal of the record that comes `before` others of this block."""
         return f"{self.unit} {self.taken + before + 1:,} {why}"
 
 
@@ -200,7 +202,7 @@ class JsonSplitter(Splitter):
     unit = "line"
 
     def __init__(self, *, keep_txids: bool) -> None:
-        """`keep_txids`: whether each object says its transaction id."""
+        """Cut objects; with `keep_txids` each says its transaction id."""
         super().__init__()
         self._keep = keep_txids
 
@@ -293,7 +295,7 @@ def _too_long(size: int | None) -> str:
 
 
 def splitter_of(form: RecordInput, delimiter: str | None, *, keep_txids: bool) -> Splitter:
-    """What cuts input in this form. Raises CallerError for options that do not go together."""
+    """Return the splitter of input in this form. Raises CallerError for options that do not go together."""
     cut = delimiter_of(delimiter, form)
     if keep_txids and form is not RecordInput.JSON:
         raise CallerError("only records in JSON have transaction ids to keep; nothing was written")
@@ -309,7 +311,9 @@ class RecordPrinter:
     """Prints records in one form."""
 
     def __init__(self, out: BinaryIO, encoding: str, form: RecordOutput, delimiter: str | None) -> None:
-        """`encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises CallerError."""
+        """Print in a form; `encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises
+        CallerError.
+        """
         self._out = out
         self._form = form
         self._delimiter = delimiter_of(delimiter, form)
@@ -340,7 +344,7 @@ class RecordPrinter:
         self._out.write(data)
 
     def note(self) -> str | None:
-        """What to say to who reads what was printed: that its records cannot be told apart."""
+        """Return the warning, for readers of what was printed, that its records cannot be told apart."""
         if not self._ambiguous:
             return None
         holds = counted(self._ambiguous, "record holds", "records hold")
@@ -348,8 +352,9 @@ class RecordPrinter:
 
 
 def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:
-    """A record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is UTF-8,
-    else `value_base64`; or `value_hex`."""
+    """Return a record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is
+    UTF-8, else `value_base64`; or `value_hex`.
+    """
     fields: dict[str, Json] = {
         "dlsn": str(record.dlsn),
         "transaction_id": record.txid,
@@ -367,7 +372,7 @@ def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = T
 
 
 def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> str:
-    """A record on one line, without control characters; without its payload how long that is."""
+    """Return a record on one line, without control characters; without its payload how long that is."""
     if not payload:
         text = counted(len(record.payload), "byte")
     elif as_hex:

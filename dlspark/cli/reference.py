@@ -158,7 +158,7 @@ _RECORDS: Final = "How records are printed."
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION, PIPES, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -179,7 +179,7 @@ def _upstream() -> Iterator[str]:
 
 
 def _commands(group: Any, path: str) -> Iterator[str]:
-    """A group's commands, then the groups in it."""
+    """Yield a group's commands, then the groups in it."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield f"## `{path} {name}`\n\n{_help(command)}\n"
@@ -192,7 +192,7 @@ def _commands(group: Any, path: str) -> Iterator[str]:
 
 
 def _usage(command: Any, path: str) -> str:
-    """The command with its arguments."""
+    """Return the command with its arguments."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [one.metavar or one.name.upper() for one in arguments]
     shown = [

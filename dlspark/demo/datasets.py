@@ -68,7 +68,7 @@ def csv_rows() -> Iterator[dict[str, str]]:
 
 
 def scheduled_ms(row: dict[str, str]) -> int:
-    """Scheduled departure in milliseconds since the epoch: the row's hour (UTC) and minute."""
+    """Return the scheduled departure in milliseconds since the epoch: the row's hour (UTC) and minute."""
     return _hour_ms(row["time_hour"]) + int(row["minute"]) * 60_000
 
 

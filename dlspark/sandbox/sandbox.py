@@ -204,17 +204,17 @@ class Sandbox(OpenedHere):
             self._lock = None
 
     def kill_node(self, index: int) -> None:
-        """SIGKILL one storage node."""
+        """Kill one storage node with SIGKILL."""
         process = self._processes[index]
         process.kill()
         process.wait()
 
     def pause_node(self, index: int) -> None:
-        """SIGSTOP one storage node; `resume_node` lets it go on."""
+        """Stop one storage node with SIGSTOP; `resume_node` lets it go on."""
         self._processes[index].send_signal(signal.SIGSTOP)
 
     def resume_node(self, index: int) -> None:
-        """SIGCONT a storage node that `pause_node` has stopped."""
+        """Let a storage node go on with SIGCONT that `pause_node` has stopped."""
         self._processes[index].send_signal(signal.SIGCONT)
 
     def start_node(self, index: int) -> None:
@@ -223,7 +223,7 @@ class Sandbox(OpenedHere):
         self._await_ready(index)
 
     def kill_zookeeper(self) -> None:
-        """SIGKILL ZooKeeper; its data stay on disk."""
+        """Kill ZooKeeper with SIGKILL; its data stay on disk."""
         if self._zookeeper is not None:
             self._zookeeper.kill()
             self._zookeeper = None
@@ -394,7 +394,7 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
 
 
 def _free_ports(count: int, avoid: set[int]) -> list[int]:
-    """`count` ports that are free now; all are held open until the last is chosen, so that they differ."""
+    """Return `count` ports that are free now; all are held open until the last is chosen, so that they differ."""
     with contextlib.ExitStack() as held:
         return list(_bound_ports(count, avoid, held))
 

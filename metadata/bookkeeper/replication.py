@@ -499,7 +499,7 @@ class RepairQueue:
         return RepairTask(lock, mark)
 
     async def settle(self, task: RepairTask) -> bool:
-        """Return the ledger is whole: remove its mark unless it was set again, then give the lock back.
+        """Remove the mark of a ledger that is whole, unless it was set again; then give the lock back.
 
         False where it was marked again, or the lock's session has ended: then it is not ours to say.
         """

@@ -226,7 +226,7 @@ class StructFields:
         return value
 
     def required(self, number: int, name: str) -> str:
-        """Return a string field that must be there and not be empty; `name` is what an error calls it."""
+        """Return a string field, which must be there and not be empty; `name` is what an error calls it."""
         value = self.text(number)
         if not value:
             raise self._corrupt_error(f"{name} is missing")

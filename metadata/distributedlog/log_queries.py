@@ -189,7 +189,7 @@ class LogQueries:
         return sorted(found)
 
     def logs_among(self, names: Iterable[str]) -> Names:
-        """Return of the children of a znode, those that are logs or lead to some."""
+        """Return those children of a znode that are logs or lead to some."""
         return [name for name in names if not name.startswith(RESERVED) and name != self._partition]
 
     async def _look(self, path: str) -> Stat | None:

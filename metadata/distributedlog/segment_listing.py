@@ -81,7 +81,7 @@ class SegmentCache:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return segments kept."""
+        """Return how many segments are kept."""
         return self._count
 
     def refresh(self, log: str, names: frozenset[str], stat: Stat) -> dict[str, SegmentMetadata]:
@@ -305,7 +305,7 @@ class SegmentLister:
     async def _names(
         self, log: str, path: str, watch: Watcher | None
     ) -> tuple[list[str], dict[str, SegmentMetadata], Stat]:
-        """Return names of segments, what is kept of them and right, and their parent's stat."""
+        """Return the names of segments, what is kept of them and right, and their parent's stat."""
         names, stat = await repeat(self._store, lambda: self._store.children(path, watch))
         data = self._cache.refresh(log, frozenset(names), stat)
         segments = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]

@@ -219,12 +219,14 @@ def _unpack(numbers: list[int], version: int, *, in_progress: bool, name: str) -
 
 
 def _signed(number: int) -> int:
-    """Return as a signed 64-bit number, wrapped around."""
+    """Return the value as a signed 64-bit number, wrapped around."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def order(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
-    """Return by LSSN; by first transaction id where one of two has none; in progress before completed where equal."""
+    """Return the key to sort segments by: LSSN; first transaction id where one of two has none; in progress before
+    completed where equal.
+    """
     return sorted(segments, key=cmp_to_key(_compare))
 
 

@@ -299,7 +299,9 @@ class SinkStore:
 
 
 def _state_data(sink_id: str, state: SinkState) -> bytes:
-    """Return a batch write's sink has one publication, and the old form of a mark says all of it."""
+    """Return a sink's state as it is stored: a batch write's sink has one publication, and the old form of a mark says
+    all of it.
+    """
     if sink_id.startswith(JOB_PREFIX):
         rows = () if state.rows is None else ((state.batch, state.rows),)
         return SinkMark(state.batch, state.attempt, rows).encode()

@@ -364,7 +364,7 @@ def nearest(key: str, known: Iterable[str], page: str) -> str:
 
 
 def near_word(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of the `known` words that was meant by another one, perhaps; its capitals do not count."""
+    """Return the one of the `known` words that was perhaps meant by another one; its capitals do not count."""
     folded = {one.lower(): one for one in known}
     close = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=0.6)
     return folded[close[0]] if close else None

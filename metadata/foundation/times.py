@@ -79,7 +79,7 @@ def _offset_s(found: re.Match[str]) -> int:
 
 
 def _near(text: str) -> str | None:
-    """Return the time that was meant, perhaps, as `read_time` reads it."""
+    """Return the time that was perhaps meant, as `read_time` reads it."""
     found = _LOOSE.fullmatch(text) if len(text) <= _MAX_TEXT else None
     if found is None:
         return None

@@ -78,8 +78,9 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     @contextmanager
     def attempt(self, limit_s: float) -> Iterator[None]:
-        """Yield what kazoo's thread does within is one attempt at a connection: TCP's handshake, the session's, the
-        sending of credentials. All of it together ends after `limit_s`."""
+        """Take what kazoo's thread does within the block as one attempt at a connection: TCP's handshake, the
+        session's, the sending of credentials. All of it together ends after `limit_s`.
+        """
         self._deadline = time.monotonic() + limit_s
         try:
             yield
@@ -90,8 +91,9 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: list[Any], writers: list[Any], failing: list[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return kazoo's one way of waiting. Within an attempt nothing is ready any more when its time is up, which
-        kazoo takes as its own timeout; outside of one kazoo's loop hears of a server that has been silent for too long.
+        """Wait as kazoo does, which has this one way. Within an attempt nothing is ready any more when its time is up,
+        which kazoo takes as its own timeout; outside of one kazoo's loop hears of a server that has been silent for too
+        long.
         """
         if self._deadline is not None:
             left = max(0.0, self._deadline - time.monotonic())

@@ -97,7 +97,7 @@ class RequestObservers:
         return forget
 
     def request(self, operation: str, path: str) -> _Request:
-        """Return a block that is one request."""
+        """Note that the block is one request."""
         return _Request(self, operation, path)
 
     def notify(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:

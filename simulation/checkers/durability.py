@@ -64,7 +64,7 @@ class Durability:
         """How many nodes have each (ledger, entry)."""
 
     def node_starts(self, host: str) -> None:
-        """Note that a node is about to start: the numbers of a journal's batches go on where replay finds its end."""
+        """Prepare for a node's start: the numbers of a journal's batches go on where replay finds its end."""
         self.nodes[host].journals.clear()
 
     def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:

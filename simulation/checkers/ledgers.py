@@ -150,7 +150,9 @@ class LedgerCheckers:
                     self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
-        """Reads of ranges speak version 2, on connections of their own; no request fences there."""
+        """Look at answers of version 2, which reads of ranges speak on connections of their own; no request fences
+        there.
+        """
         if isinstance(response, ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
             if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
@@ -194,7 +196,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ nodes
 
     def node_started(self, node: WatchedNode) -> None:
-        """Note that a node serves again: what it promised must be there."""
+        """Check that a node that serves again has what it promised."""
         if node.bookie is None:
             return
         self._world.trace.note(f"serves {node.name}")
@@ -225,8 +227,7 @@ class LedgerCheckers:
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
     def _check_replayed(self, host: str, storage: Storage) -> None:
-        """Note that what is in memory right after the start came from the journal: its bytes are those of a writer
-        (I12)."""
+        """Check that what is in memory right after the start, from the journal, has the bytes of a writer (I12)."""
         for ledger_id, truth in self.ledgers.items():
             ledger = storage.ledgers.get(ledger_id)
             if ledger is not None and not truth.foreign:
@@ -255,8 +256,9 @@ class LedgerCheckers:
         return not truth.deleted and truth.metadata is not None and not truth.metadata.is_closed
 
     def final_state(self) -> None:
-        """Note that every node that serves still has what it acknowledged, after all collecting and compacting (I13,
-        D8)."""
+        """Check that every node that serves still has what it acknowledged, after all collecting and compacting (I13,
+        D8).
+        """
         for node in self._world.nodes:
             if node.serving:
                 self._check_promises(node, "is")
@@ -264,7 +266,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Note that a transaction was applied: judge each change of a ledger's znode, before any client hears of it."""
+        """Judge each change of a ledger's znode by a transaction that was applied, before any client hears of it."""
         for op in ops:
             ledger_id = ledger_of(op.path)
             if ledger_id is None:
@@ -461,7 +463,7 @@ def decode_answer(frame: memoryview) -> Response | ResponseV2:
 
 
 def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
-    """(ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
+    """Return (ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
     at = 2 + frame[1]
     if frame[at : at + 4] != _EOK_TO_ADD or frame[at + 5 : at + 8] != _EOK:
         return None
@@ -470,7 +472,7 @@ def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
 
 
 def _varint(frame: bytes, at: int) -> tuple[int, int]:
-    """(value, offset behind it)"""
+    """Return (value, offset behind it)."""
     value = shift = 0
     while frame[at] > 127:
         value |= (frame[at] & 127) << shift

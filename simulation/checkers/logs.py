@@ -176,18 +176,18 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """Return a writer is about to be opened."""
+        """Begin the session of a writer that is about to be opened."""
         if client.process is None:
             raise RuntimeError("the client was not started")
         self._sessions[log] += 1
         return WriterSession(log, client.name, client.process, self._sessions[log])
 
     def ledger_created(self, session: WriterSession, ledger_id: int) -> None:
-        """The session made a ledger: a segment with it is the session's own."""
+        """Note that the session made a ledger: a segment with it is the session's own."""
         self._owners[ledger_id] = session
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
-        """Return a record is given to the session's writer."""
+        """Note a record that is given to the session's writer, and return it."""
         record = WrittenRecord(session, txid, payload, self._tick(), txids={txid})
         self.truth_of(session).records[payload] = record
         session.records.append(record)
@@ -268,7 +268,7 @@ class LogCheckers:
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Return a reader was opened; `before` is what it had delivered until it was closed."""
+        """Begin the span of a reader that was opened; `before` is what it had delivered until it was closed."""
         span = ReadSpan(name, log, start, txid, before)
         self.truth(log).spans.append(span)
         return span
@@ -299,13 +299,13 @@ class LogCheckers:
         span.read.append(seen)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
-        """Readers that are opened now need not deliver what is below."""
+        """Return the position below which readers that are opened now need not deliver anything."""
         return DLSN(0, 0, 0)
 
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: segment lists are looked at once all of it is applied."""
+        """Judge a transaction: segment lists are looked at once all of it is applied."""
         changed: dict[str, LogTruth] = {}
         for op in ops:
             parts = op.path.split("/")
@@ -318,7 +318,7 @@ class LogCheckers:
         self.deliveries.metadata_applied(ops)
 
     def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
-        """Note that every change of a list depends on the version that was read, and on a lock (I7)."""
+        """Check that every change of a list depends on the version that was read, and on a lock (I7)."""
         read = f"{partition}/ledgers"
         if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
             self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
@@ -348,7 +348,7 @@ class LogCheckers:
                 self._completed(truth, segment)
 
     def _removed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        """Note that an in-progress segment went without a completed one in its place: it must have been empty."""
+        """Check that an in-progress segment that went without a completed one in its place was empty."""
         self._world.reached("log.empty-segment-removed")
         kept = [dlsn for dlsn in truth.at if dlsn.lssn == segment.lssn]
         if kept:
@@ -397,7 +397,9 @@ class LogCheckers:
             self._world.reached("log.overtaken-while-paused")
 
     def _check_list(self, truth: LogTruth) -> None:
-        """Numbers follow each other, one znode each; at most the last two are in progress."""
+        """Check that numbers follow each other, one znode each, and that at most the last two segments are in progress
+        (I7).
+        """
         segments = truth.ordered()
         numbers = [segment.lssn for segment in segments]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
@@ -413,8 +415,7 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that the whole log, as a reader with all nodes healthy delivered it, after its last writer has
-        closed."""
+        """Check the whole log, as a reader with all nodes healthy delivered it, after its last writer has closed."""
         truth = self.truth(log)
         self._check_list(truth)
         if any(segment.in_progress for segment in truth.segments.values()):
@@ -445,7 +446,9 @@ class LogCheckers:
         return 0
 
     def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
-        """Nothing stands before what had been acknowledged when it was written (in an order that time allows)."""
+        """Check that no record stands before one that had been acknowledged when it was written (in an order that time
+        allows).
+        """
         # From the end on: `earliest_end` is when the first of the records behind was acknowledged.
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
@@ -514,7 +517,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------------ spans
 
     def begins(self, span: ReadSpan, seen: SeenRecord, hidden: DLSN) -> None:
-        """The span's first record; what is below `hidden` need not be given any more."""
+        """Note the span's first record; what is below `hidden` need not be given any more."""
         span.hidden = hidden
         if seen.dlsn < span.due:
             self._fail(span.log, f"{span.name} was given {seen.dlsn} again, due was {span.due} (exactly once)")
@@ -525,7 +528,7 @@ class Deliveries:
                 self._fail(span.log, f"{span.name} went on with {seen} after {last} (exactly once)")
 
     def check_starts(self, truth: LogTruth) -> None:
-        """Nothing was left out before the first record of any span (at the end)."""
+        """Check that nothing was left out before the first record of any span (at the end)."""
         places = sorted(truth.at)
         for span in truth.spans:
             first = span.next if not span.read else span.read[0].dlsn
@@ -572,7 +575,7 @@ class Deliveries:
         self._reached("log.subscriber-committed")
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: positions are stored by lock holders, and go forwards."""
+        """Judge a transaction: positions are stored by lock holders, and go forwards."""
         for op in ops:
             parts = op.path.split("/")
             if not isinstance(op, Create | SetData) or len(parts) != _DEPTH or parts[4] != SUBSCRIBERS or not op.data:

@@ -96,7 +96,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: judge what it does to names, then give the rest, by incarnation, to `LogCheckers`."""
+        """Judge what a transaction does to names, then give the rest, by incarnation, to `LogCheckers`."""
         self._moment += 1
         begun = [name for op in ops if isinstance(op, Create) and (name := _log_of(op.path)) is not None]
         ended = [name for op in ops if isinstance(op, Delete) and (name := _log_of(op.path)) is not None]
@@ -160,7 +160,7 @@ class MovingNamesCheckers(LogCheckers):
             self._world.reached("names.renamed-in-progress")
 
     def _cleared(self, ops: Sequence[Op]) -> set[str]:
-        """Znodes of segments that are taken off the list because their log is being deleted."""
+        """Return the znodes of segments that are taken off the list because their log is being deleted."""
         created = {op.path for op in ops if isinstance(op, Create)}
         cleared: set[str] = set()
         for op in ops:
@@ -207,7 +207,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """Return a writer is about to be opened."""
+        """Begin the session of a writer that is about to be opened."""
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
         self._opened_from[session] = self._moment
@@ -238,8 +238,9 @@ class MovingNamesCheckers(LogCheckers):
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """Return a writer whose log was deleted while it could not hear of that may still hear of what it wrote
-        before."""
+        """Return a segment that the incarnation has or had: a writer whose log was deleted while it could not hear of
+        that may still hear of what it wrote before.
+        """
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers
@@ -288,8 +289,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that the whole log, as a reader delivered it at the end, compared with the incarnation that has the name
-        then."""
+        """Check the whole log, as a reader delivered it at the end, against the incarnation that has the name then."""
         super().final(self.present[log], seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
@@ -301,7 +301,7 @@ class MovingNamesCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """Note that what of it is still there is a piece of the log; numbers go on but behind a clearing."""
+        """Check that what of a span is still there is a piece of the log; numbers go on but behind a clearing."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]
         for before, after in zip(span.read, span.read[1:], strict=False):

@@ -198,7 +198,7 @@ class ProxyCheckers:
         return sender
 
     def sent(self, sender: ClientWrites, payload: bytes) -> WrittenRecord:
-        """Return a record is given to the client."""
+        """Note a record that is given to the client, and return it."""
         record = self._logs.written(sender.session, 0, payload)
         sender.records.append(record)
         self._asked.setdefault(record.session.log, self._world.loop.time())
@@ -235,7 +235,7 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """The whole log: what `LogCheckers.final` does not look at."""
+        """Check of the whole log what `LogCheckers.final` does not look at."""
         self._check_numbers(log, seen)
         places = {one.payload: one.dlsn for one in seen}
         for sender in self._senders.get(log, ()):
@@ -247,7 +247,7 @@ class ProxyCheckers:
                 self._ledgers.fail(f"log {log}: the records of {sender.session.client} are not in its order (I4)")
 
     def _check_numbers(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that records that were sent under one number only show the order of the numbers."""
+        """Check that records that were sent under one number only show the order of the numbers."""
         last: dict[str, ProducerStamp] = {}
         for one in seen:
             stamps = self._stamps.get(one.payload, set())

@@ -97,13 +97,13 @@ class _ScheduledCall(asyncio.TimerHandle):
         return f"_ScheduledCall({self._callback!r})"
 
     def cancel(self) -> None:
-        """Never run it. It leaves the heap when its time comes."""
+        """Drop the call. It leaves the heap when its time comes."""
         self._cancelled = True
         self._callback, self._args = _nothing, ()
 
 
 def _nothing() -> None:
-    """Note that what a cancelled call does."""
+    """Do what a cancelled call does: nothing."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -142,17 +142,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
-        """Nothing of this process runs any more."""
+        """End a process: nothing of it runs any more."""
         process.dead = process.halted = True
         self.graveyard.extend(process.held)
         process.held.clear()
 
     def pause(self, process: Process) -> None:
-        """SIGSTOP: callbacks of this process are kept until `resume`."""
+        """Keep callbacks of this process until `resume`, as SIGSTOP does."""
         process.paused = process.halted = True
 
     def resume(self, process: Process) -> None:
-        """SIGCONT: what was kept runs first, in its order. A dead process stays dead."""
+        """Run what was kept first, in its order, as SIGCONT does. A dead process stays dead."""
         process.paused = False
         process.halted = process.dead
         if not process.dead:
@@ -175,13 +175,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ turns
 
     def time(self) -> float:
-        """Virtual seconds since the loop began."""
+        """Return virtual seconds since the loop began."""
         return self._now
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Return the simulation has one thread."""
+        """Run the callback as `call_soon` does: the simulation has one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_soon(
@@ -210,11 +210,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return call
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Raises SimulationStuckError: a simulation has no threads."""
+        """Refuse: a simulation has no threads. Raises SimulationStuckError."""
         raise SimulationStuckError("there are no threads in a simulation")
 
     def _run_once(self) -> None:
-        """One turn: what is ready now, in order; with nothing ready, on to the next timer."""
+        """Run one turn: what is ready now, in order; with nothing ready, go on to the next timer."""
         ready = self._ready
         if not ready:
             self._jump()
@@ -282,7 +282,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ the end
 
     def leftovers(self) -> list[str]:
-        """Tasks of living processes that have not ended (I16)."""
+        """Return the tasks of living processes that have not ended (I16)."""
         return [repr(task) for p in self.processes if not p.dead for task in p.tasks if not task.done()]
 
     def finish(self) -> None:
@@ -313,7 +313,9 @@ def _close(task: asyncio.Task[object]) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """While the remains of dead processes are taken apart: warnings and errors of their clauses mean nothing then."""
+    """Drop warnings and errors while the remains of dead processes are taken apart: those of their clauses mean nothing
+    then.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():

@@ -124,7 +124,7 @@ class SimulatedLink(Link):
     # ------------------------------------------------------------------------------------ what the fabric does
 
     def arrive(self, data: bytes) -> None:
-        """Note that bytes for this end, in its process."""
+        """Take bytes for this end, in its process."""
         if self.closed:
             return
         if self._reading_paused or self._inbox:
@@ -166,7 +166,7 @@ class SimulatedLink(Link):
                     self._fabric.loop.call_soon(_resolve, waiter, context=self.process.context)
 
     def shut(self, error: Exception | None) -> None:
-        """Note that this end is over; its handler hears of it, in its process."""
+        """End this end; its handler hears of it, in its process."""
         if self.closed:
             return
         self.closed = True
@@ -275,8 +275,9 @@ class Fabric:
             link.other.arrive(data)
 
     def _arrive_at_dead(self, link: SimulatedLink, since: float) -> None:
-        """Note that the process at the other end is dead: its host's kernel resets the connection, once the host is
-        up."""
+        """Have the kernel of the other end's host reset the connection, once the host is up: the process there
+        is dead.
+        """
         if link.closed:
             return
         source, target = link.process.host, link.other.process.host
@@ -294,7 +295,7 @@ class Fabric:
             self.loop.call_later(RETRANSMIT_S, self._arrive_at_dead, link, since, context=_NO_PROCESS)
 
     def end(self, link: SimulatedLink, *, orderly: bool) -> None:
-        """Note that an end is closing: the other one hears of it behind what was sent, or at once and instead of it."""
+        """Close an end: the other one hears of it behind what was sent, or at once and instead of it."""
         other = link.other
         if other.closed:
             return
@@ -330,7 +331,7 @@ class Fabric:
         return near
 
     def _open(self, one: str, other: str) -> bool:
-        """Return both directions pass, and the other host has power."""
+        """Return whether both directions pass, and the other host has power."""
         return (one, other) not in self.blocked and (other, one) not in self.blocked and other not in self.silent
 
     def listen(self, process: Process, port: int, accept: Callable[[Link], FrameHandler]) -> SimulatedListener:
@@ -357,7 +358,7 @@ class Fabric:
                     self._carry(link, data)
 
     def heal(self) -> None:
-        """Note that every host reaches every other one, at full speed."""
+        """Let every host reach every other one, at full speed."""
         self.slow.clear()
         for source, target in sorted(self.blocked):
             self.unblock(source, target)
@@ -375,7 +376,9 @@ class Fabric:
                 self.loop.call_later(delay, end.shut, error, context=_NO_PROCESS)
 
     def forget(self, process: Process, *, power: bool) -> None:
-        """Note that a process was killed: its host's kernel ends its connections, unless the host lost its power."""
+        """End the connections of a process that was killed, as its host's kernel does, unless the host lost its
+        power.
+        """
         for link in [link for link in self.links if link.process is process]:
             self.links.pop(link)
             link.closed = True

@@ -82,11 +82,11 @@ class Operator:
             await self._tier.all_serve()
 
     async def balance(self) -> None:
-        """Even out the cluster, as `dlspark proxy balance` does."""
+        """Balance the cluster, as `dlspark proxy balance` does."""
         await self._machine.spawn(self._balance())
 
     async def drain(self) -> None:
-        """Note that empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
+        """Empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
         await self._machine.spawn(self._drain())
 
     # ------------------------------------------------------------------------------------ in the operator's process

@@ -60,7 +60,9 @@ class Workload:
         raise NotImplementedError
 
     async def verify(self, client: ClientMachine) -> None:
-        """What was written is there, and writing goes on (in `client`'s process, with everything healthy)."""
+        """Verify that what was written is there, and writing goes on (in `client`'s process, with everything
+        healthy).
+        """
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------ programs
@@ -91,7 +93,7 @@ class Workload:
             await client.store.close()
 
     async def _guarded(self, client: ClientMachine, program: Program) -> None:
-        """Note that a program that meets an error of the product tries again; a broken invariant ends the run."""
+        """Run a program, which tries again where it meets an error of the product; a broken invariant ends the run."""
         rng = self.world.rng(f"program/{client.name}/{client.runs}")
         while self.goes_on(client):
             try:
@@ -116,7 +118,7 @@ class Workload:
             program.result()
 
     async def patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Progress must follow: repeat for HEALTHY_S at most."""
+        """Repeat for HEALTHY_S at most: progress must follow."""
         world = self.world
         deadline = world.loop.time() + HEALTHY_S
         while True:
@@ -176,7 +178,7 @@ class Deposer:
             client.process.at_step(rng.randint(1, WITHIN_STEPS), trap)
 
     def _depose(self, client: ClientMachine, rng: Random) -> None:
-        """Note that its session ends, with nothing wrong otherwise; from then on it is late."""
+        """End its session, with nothing wrong otherwise; from then on it is late."""
         world = self._workload.world
         service = world.service
         if client.store is None or self._workload.over:

@@ -125,8 +125,9 @@ class ProxyReaders(Workload):
         return span.next > max(self.world.log_checkers.truth(span.log).at, default=DLSN.NON_INCLUSIVE_LOWER_BOUND)
 
     async def to_the_end(self) -> None:
-        """Note that all logs are written, and their writers closed: every reader gets to its log's end, and ends
-        there."""
+        """Wait until every reader gets to its log's end, and ends there: all logs are written, and their writers
+        closed.
+        """
         self._ending = True
         await self.finished(HEALTHY_S)
         self.over = True

@@ -62,7 +62,7 @@ FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 
 class Timer(Protocol):
     def time(self) -> float:
-        """Return seconds, monotonic: the running loop's."""
+        """Return the running loop's time: seconds, monotonic."""
         ...
 
 

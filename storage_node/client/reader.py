@@ -141,8 +141,9 @@ class LedgerReader:
         return [entry async for entry in run.entries(first, last)]
 
     async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
-        """Return no replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not fired
-        yet."""
+        """Read the entry by newer metadata. No replica that was `known` had it: perhaps it lies elsewhere by now, and
+        the watch has not fired yet.
+        """
         try:
             self._take(await self._context.ledgers.read(self.ledger_id))
         except DistributedLogError as second:
@@ -291,7 +292,7 @@ class LedgerReader:
                 pause_s = min(pause_s * 2, RETRY_S)
 
     def _within(self, entry_id: int) -> bool:
-        """Return not behind the end that the ledger may have got meanwhile (I17)."""
+        """Return whether an entry is not behind the end that the ledger may have got meanwhile (I17)."""
         return not self.closed or entry_id <= self._last_add_confirmed
 
     async def _pause(self, seconds: float) -> None:

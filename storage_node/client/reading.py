@@ -258,7 +258,7 @@ class EntryFetcher:
         return future
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
-        """Return the entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
+        """Return the entries at an answer's beginning that were asked for: nothing behind `last`, nothing unverified.
 
         Bookies do not cut a batch there: docs/reference/wire.md#reading-in-batches.
         """

@@ -229,7 +229,7 @@ def encode_force_ledger_response(txn_id: int, status: int, ledger_id: int) -> by
 def encode_bookie_info_response(
     txn_id: int, status: int, total_disk_capacity: int | None = None, free_disk_space: int | None = None
 ) -> bytes:
-    """Return bytes of all ledger disks together; None for what was not asked for."""
+    """Return the answer with the bytes of all ledger disks together; None for what was not asked for."""
     message = b""
     if total_disk_capacity is not None:
         message += b"\x10" + varint(total_disk_capacity)

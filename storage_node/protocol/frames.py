@@ -42,7 +42,7 @@ LENGTH_BYTES = 4
 
 
 def _unreferenced(chunk: bytearray) -> bool:
-    """Return True when no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
+    """Return whether no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
     try:
         last = chunk.pop()
     except BufferError:

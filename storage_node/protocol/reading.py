@@ -222,7 +222,7 @@ class TailRead:
         return self._order[self._position - 1]
 
     def _closed(self) -> int | None:
-        """Return one question less is open: the index to ask now, or None (then look at `finished`)."""
+        """Count one question less as open. Returns the index to ask now, or None (then look at `finished`)."""
         self._open -= 1
         if self._open or self.finished:
             return None
@@ -236,7 +236,7 @@ class TailRead:
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def empty(self, max_lac: int | None) -> int | None:
-        """Return the bookie waited and has no entry to give. Gives the index to ask now, or None."""
+        """Note that the bookie waited and has no entry to give. Returns the index to ask now, or None."""
         self.known = True
         self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:

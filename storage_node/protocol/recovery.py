@@ -257,7 +257,7 @@ class RecoveryMachine:
         return (WriteMetadata(metadata.with_state(LedgerState.IN_RECOVERY), version),)
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the conditional write was applied."""
+        """Go on after the conditional write was applied."""
         if not self._acts(RecoveryEvent.METADATA_WRITTEN):
             return ()
         if self.state is RecoveryState.CLOSING:
@@ -286,7 +286,7 @@ class RecoveryMachine:
         return (StartOver(metadata, version),)
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Fail: the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._acts(RecoveryEvent.METADATA_FAILED):
             return ()
         return self._fail(error)
@@ -323,7 +323,7 @@ class RecoveryMachine:
         return self.metadata.password is not None
 
     def _is_negative(self, index: int, error: DistributedLogError) -> bool:
-        """Return the bookie says that it has nothing of what was asked, and never had (D3)."""
+        """Return whether the bookie says that it has nothing of what was asked, and never had (D3)."""
         if isinstance(error, UnauthorizedAccessError) and self._key_is_certain:
             self._strangers.add(index)
             return True
@@ -414,8 +414,9 @@ class RecoveryMachine:
         return tuple(effects)
 
     def added_again(self, entry_id: int, ensembles: tuple[Ensemble, ...]) -> Effects:
-        """Return entries up to `entry_id` are acknowledged again; `ensembles` includes the adds' local changes
-        (I18)."""
+        """Go on after entries up to `entry_id` were acknowledged again; `ensembles` includes the adds' local changes
+        (I18).
+        """
         if not self._acts(RecoveryEvent.ADDED_AGAIN):
             return ()
         check(self._added < entry_id < self._next_verdict, "an entry added again that was not asked for")
@@ -427,7 +428,7 @@ class RecoveryMachine:
         return self._read_on()
 
     def add_failed(self, error: DistributedLogError) -> Effects:
-        """Return an entry that was found could not be replicated."""
+        """Fail, because an entry that was found could not be replicated, unless it can never have been acknowledged."""
         if not self._acts(RecoveryEvent.ADD_FAILED):
             return ()
         if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could

@@ -219,8 +219,9 @@ class WriterMachine(WriterProgress):
         return self._begin_change()
 
     def forced(self, entry_id: int, length: int) -> Effects:
-        """Return every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
-        it."""
+        """Note that every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
+        it.
+        """
         if not self._asked(WriterEvent.FORCED):
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
@@ -329,7 +330,7 @@ class WriterMachine(WriterProgress):
         return (WriteMetadata(changed, self._version),)
 
     def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
+        """Take the last ensemble of `metadata` for the truth: fill the seats, resend in entry order, resume."""
         self.metadata, self._version = metadata, version
         bookies = metadata.last_ensemble.bookies
         changed = 0
@@ -370,7 +371,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ another ledger
 
     def _give_up(self) -> Effects:
-        """Return the id is taken: close the ledger empty, and go on in another; fail where no other may be made.
+        """Close the ledger empty, whose id is taken, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
@@ -398,7 +399,7 @@ class WriterMachine(WriterProgress):
         return self._fail(errors.taken_over_error(self, metadata))
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return another ledger was made, empty and open: all that is pending goes there."""
+        """Send all that is pending to another ledger, which was made, empty and open."""
         if not self._asked(WriterEvent.REPLACED):
             return ()
         self.ledger_id = ledger_id
@@ -413,7 +414,7 @@ class WriterMachine(WriterProgress):
         return (Moved(), *sends, *self._close_if_drained())
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
-        """Return no other ledger could be made, or it is not known whether one was."""
+        """Fail: no other ledger could be made, or it is not known whether one was."""
         if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
@@ -423,7 +424,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the conditional write was applied."""
+        """Go on after the conditional write was applied."""
         if not self._asked(WriterEvent.METADATA_WRITTEN):
             return ()
         if self.state is WriterState.CLOSING:
@@ -464,7 +465,7 @@ class WriterMachine(WriterProgress):
         return self._propose(metadata, tuple(still.get(i, bookie) for i, bookie in enumerate(found)))
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Fail: the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._asked(WriterEvent.METADATA_FAILED):
             return ()
         if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):

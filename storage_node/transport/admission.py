@@ -45,8 +45,9 @@ class Admission:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """Return a connection was made. Returns the one to be closed for it, which is counted no more and may be
-        itself."""
+        """Count a connection that was made. Returns the one to be closed for it, which is counted no more and may be
+        itself.
+        """
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:

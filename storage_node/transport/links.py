@@ -284,7 +284,7 @@ class TcpLink:
         self._watch_reads()
 
     def has_more(self) -> bool:
-        """Return bytes that arrived wait in the kernel."""
+        """Return whether bytes that arrived wait in the kernel."""
         count = bytearray(4)
         try:
             fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)

@@ -41,7 +41,7 @@ class Sender(Protocol):
         ...
 
     def has_more(self) -> bool:
-        """Return bytes that arrived wait in the kernel."""
+        """Return whether bytes that arrived wait in the kernel."""
         ...
 
     def cut(self, reason: str) -> None:
@@ -118,7 +118,7 @@ class ReceiveMemory:
             self._feed()
 
     def _is_first(self, sender: Sender) -> bool:
-        """Return it is one of those that are read in any case."""
+        """Return whether a link is one of those that are read in any case."""
         lacks, before, itself = self._begun[sender].lacks, 0, False
         for other, begun in self._begun.items():
             itself = itself or other is sender

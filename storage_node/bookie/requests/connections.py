@@ -303,7 +303,9 @@ def _too_late(request: AddRequest | WriteLacRequest) -> bytes:
 
 
 def _is_urgent(request: Heard) -> bool:
-    """Return recovery's reads and adds carry a priority; only recovery asks for fences."""
+    """Return whether a request is a recovery's: its reads and adds carry a priority, and only recovery asks for
+    fences.
+    """
     if isinstance(request, (AddRequest, ReadRequest, BatchReadRequest)):
         return request.priority > 0 or (not isinstance(request, AddRequest) and request.fence)
     return False

@@ -136,7 +136,7 @@ async def _finish_fence(requester: Requester, request: ReadRequest, pending: asy
 
 
 def _cost(requester: Requester, request: ReadRequest | BatchReadRequest) -> int:
-    """Return about what the first entry of an answer takes."""
+    """Return about how much the first entry of an answer takes."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     return REQUEST_BYTES + (0 if isinstance(found, Status) else requester.storage.size_of(*found))
 

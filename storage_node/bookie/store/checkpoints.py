@@ -324,7 +324,9 @@ class Checkpointer:
             self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
 
     def _remove_files(self, paths: set[str]) -> set[str]:
-        """Return on the files thread. What cannot be removed now is tried again later; it does no harm meanwhile."""
+        """Remove files (on the files thread). Those that cannot be removed now are tried again later; they do no harm
+        meanwhile.
+        """
         left: set[str] = set()
         for path in sorted(paths):
             try:

@@ -242,11 +242,11 @@ class Contents:
                 self.changed.add(ledger_id)
 
     def unknown(self, ledger_id: int) -> bool:
-        """Return what is not found of this ledger is unknown, not absent."""
+        """Return whether entries that are not found of this ledger are unknown, not absent (I11)."""
         return self.lossy or ledger_id in self.limbo
 
     def create(self, ledger_id: int) -> Ledger:
-        """Return a ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
+        """Make a ledger that was not here; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
         # Its former writer may still send adds: the fence outlives the deletion (I5).
         ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
@@ -261,7 +261,7 @@ class Contents:
         self.crowded.clear()
 
     def create_bare(self, ledger_id: int, limit: int) -> Ledger | None:
-        """Return a ledger comes into existence without an entry; None: there are `limit` such ledgers already."""
+        """Make a ledger without an entry; None: there are `limit` such ledgers already."""
         for _ in range(min(_LOOKED_AT, len(self._bare))):
             known = self.ledgers.get(self._bare[0])
             if known is not None and known.index.last < 0:

@@ -250,7 +250,7 @@ class NewPlaces:
         run.next = entry_id + 1
 
     def block(self, log_id: int, start: int, end: int) -> bytes:
-        """Return the sidecar block that says: this is what the log holds from `start` to `end`."""
+        """Return the sidecar block that says what the log holds from `start` to `end`."""
         parts: list[bytes] = []
         for ledger_id, runs in self._runs.items():
             for run in runs:

@@ -396,7 +396,7 @@ class Storage:
                 batch.acknowledgements.append(acknowledge)
 
     def _keyed(self, ledger_id: int, master_key: bytes) -> Ledger | None:
-        """Return the ledger if it has this key; an unknown ledger comes into existence, its key journaled first."""
+        """Return the ledger if it has this key; an unknown ledger is made, its key journaled first."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is not None and ledger.master_key is not None:
             return ledger if ledger.master_key == master_key else None
@@ -539,7 +539,7 @@ class Storage:
         return None if record is None else record[HEADER_BYTES:]
 
     def size_of(self, ledger: Ledger, entry_id: int) -> int:
-        """Return bytes that reading the entry takes."""
+        """Return how many bytes reading the entry takes."""
         place = ledger.index.get(entry_id)
         return 0 if place is None else place[2]
 

@@ -165,7 +165,7 @@ class PollLine:
         self._polls.pop(poll, None)
 
     def take_all(self) -> list[LacWaiter]:
-        """Return empty the line, and return the polls that were in it."""
+        """Empty the line, and return the polls that were in it."""
         polls, self._polls = self._polls, OrderedDict()
         return list(polls)
 

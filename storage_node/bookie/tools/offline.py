@@ -123,7 +123,9 @@ class Offline:
         self._unlock()
 
     def cookie(self) -> Cookie:
-        """Return whose directories these are. Raises CorruptDataError where none of them says so."""
+        """Return the cookie, which says whose directories these are. Raises CorruptDataError where none of them says
+        so.
+        """
         for directory in self.directories:
             path = f"{directory}/{COOKIE_FILE}"
             data = self.disk.read_file(path)

@@ -180,7 +180,7 @@ def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
 
 
 def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bool:
-    """Return the entry is here and has its checksum."""
+    """Return whether the entry is here and has its checksum."""
     if snapshot.ledgers[ledger_id].index.get(entry_id) is None:
         return False
     try:

@@ -199,7 +199,9 @@ def effective_weights(free: Mapping[str, int], multiple: int) -> dict[str, float
 
 
 def weighted_order(bookies: Sequence[str], weights: Mapping[str, float], rng: random.Random) -> list[str]:
-    """Return as if drawn one after the other without replacement, each with probability in proportion to its weight."""
+    """Return the bookies as if drawn one after the other without replacement, each with probability in proportion to
+    its weight.
+    """
     due = {bookie: rng.expovariate(weights[bookie]) for bookie in bookies}  # the first of independent clocks to ring
     return sorted(bookies, key=lambda bookie: due[bookie])
 

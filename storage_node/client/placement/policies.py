@@ -96,7 +96,9 @@ class _Policy:
             raise RequestTimeoutError(f"the list of storage nodes did not come within {limit_ms} ms") from None
 
     async def _stages_for(self, wanted: PickReplacements) -> Stages:
-        """Return a bookie that failed a moment ago is taken only where the writer cannot do without."""
+        """Return the candidates in stages: a bookie that failed a moment ago is taken only where the writer cannot do
+        without.
+        """
         usable = await self._usable(wanted.bookies)
         return await self._candidates.stages(usable, self._pause_ms, failed_too=wanted.last_resort)
 
@@ -248,7 +250,9 @@ class RackAwarePlacement(_Policy):
     def _pick_otherwise(
         self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
     ) -> str | None:
-        """Return it will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
+        """Return a replacement that costs a rack: a bookie with which the rule is kept even so, else, without
+        enforcement, any.
+        """
         size, write_quorum = len(wanted.bookies), wanted.write_quorum
         racks_wanted = self._settings.racks_wanted(write_quorum)
         lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
@@ -258,8 +262,9 @@ class RackAwarePlacement(_Policy):
 
 
 def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
-    """Return addresses of bookies that may not be registered any more, taken from their ids where these are
-    addresses."""
+    """Return the addresses of bookies that may not be registered any more, taken from their ids where these are
+    addresses.
+    """
     found = []
     for bookie in bookies:
         try:
