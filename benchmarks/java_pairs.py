@@ -49,7 +49,7 @@ SMALL_WARM_UPS = 6
 
 
 class Load(Enum):
-    """What a client is made to do, and what it reports."""
+    """Which work does a client do, and which figures does it report?"""
 
     APPENDS = auto()
     """Median and 99th percentile, microseconds."""

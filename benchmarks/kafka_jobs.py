@@ -1,4 +1,4 @@
-"""What Spark is made to do with a log, the same for every system, and what it reports.
+"""Jobs of Spark with a log, the same for every system, and their figures.
 
 Every job that is timed runs to its end, with the same frames, numbers of rows and partitions. Rates are of as many
 whole runs as a window takes.
@@ -58,7 +58,7 @@ _SEED = 20_130_701
 
 
 class Load(Enum):
-    """What is measured; the figures that `Jobs.measure` gives, in their order."""
+    """Which figures does `Jobs.measure` give, in which order?"""
 
     SOURCE_SMALL = auto()
     """Thousands of rows a second: a batch query from a log of 100 B records to no-op."""
@@ -100,7 +100,7 @@ class Arrivals:
 
     @property
     def complete(self) -> bool:
-        """Whether every record that was sent has been collected."""
+        """True once every record that was sent has been collected."""
         return self.sent.keys() <= self.collected.keys()
 
     def figures(self) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What the machine can do without us: the figures that ours are divided by.
+"""The speed of the machine without us: the figures that ours are divided by.
 
 * disk: three processes at once, each writing blocks over a file whose blocks were all written before, O_DIRECT where
   the file system takes it, fdatasync after every block. 4 KB blocks give the commit latency, 1 MB blocks the bandwidth.
@@ -41,7 +41,7 @@ _processes = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class DiskFigures:
-    """What three writers at once got from the disk."""
+    """How fast was the disk for three writers at once?"""
 
     latencies_s: list[float]
     bytes_per_s: float

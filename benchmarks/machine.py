@@ -1,4 +1,4 @@
-"""What a table of figures has to say about itself: machine, versions, how the load was made."""
+"""The lines that a table of figures needs: machine, versions, how the load was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes cost: processor time of whole trees, and bytes that cross the loopback interface."""
+"""Costs of processes: processor time of whole trees, and bytes that cross the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Key: TypeAlias = "tuple[int, float]"
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a process had spent when it was looked at, seconds."""
+    """How many seconds had a process spent when it was looked at?"""
 
     parent: int
     own: float

@@ -54,7 +54,7 @@ class Row:
     target: Target | None
     """None: for information only."""
     counts: bool = False
-    """Whether 0 can be: what is measured is a number of events, and not a time, a rate or a size."""
+    """True where 0 can be: a number of events is measured, and not a time, a rate or a size."""
     job: str = ""
     """The name of what is measured where a second row measures it too; and of what `limits` measure:"""
     limit_job: str = ""
@@ -90,8 +90,9 @@ class Row:
 
     @property
     def reached_half(self) -> bool:
-        """Whether half of the target was reached (in the median); rows without a target have nothing to reach but to
-        be believed."""
+        """True where half of the target was reached (in the median); rows without a target have nothing to reach but to
+        be believed.
+        """
         if self.faults:
             return False
         return self.target is None or (bool(self.measured) and self.target.half_met(statistics.median(self.ratios)))

@@ -51,7 +51,7 @@ from metadata.foundation.errors import check
 
 AT_ONCE = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
 COLLECTED = {"writerOutputBufferSize": 512 * 1024, "periodicFlushFrequencyMilliSeconds": 0}
-"""What a write proxy buffers, too."""
+"""Bytes that a write proxy buffers, too."""
 RECORD_BYTES = 1024
 TURN = 20
 """Records that a direct writer is given at a time."""
@@ -227,7 +227,7 @@ async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) ->
 
 @dataclass(slots=True)
 class Moved:
-    """What moves did to the writes of a log."""
+    """How long did writes of a log wait while it moved?"""
 
     pauses_ms: list[float] = field(default_factory=list)
     between_ms: list[float] = field(default_factory=list)

@@ -47,7 +47,7 @@ _RECORD_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class SharedReading:
-    """What many readers of one log got, and what that cost."""
+    """How fast did many readers of one log get its records, and at which cost?"""
 
     entries: int
     fetched: int

@@ -155,7 +155,7 @@ class StorageBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a closed loop of adds reached."""
+    """How fast was a closed loop of adds?"""
 
     entries_per_s: float
     bytes_per_s: float

@@ -46,7 +46,7 @@ _CLIENT: Final = {"requestTimeoutMs": 120_000}
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """What one cost."""
+    """What did one take-over cost?"""
 
     seconds: float
     memory_mb: float

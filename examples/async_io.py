@@ -33,6 +33,7 @@ async def follow(log: AsyncLog, name: str) -> int:
 
 
 async def main() -> None:
+    """Write the log and follow it with two readers, all at the same time."""
     async with await AsyncNamespace.open() as namespace:
         if await namespace.log_exists(LOG):
             await namespace.delete_log(LOG)

@@ -30,6 +30,7 @@ def copy_files(directory: Path) -> None:
 
 
 def records() -> int:
+    """Return how many records the log has."""
     with namespace.open_log(LOG) as log:
         return log.record_count()
 

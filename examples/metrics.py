@@ -1,4 +1,6 @@
-"""What a program writes and reads, as Prometheus scrapes it. Needs a running cluster: see examples/README.md."""
+"""Metrics of what a program writes and reads, as Prometheus scrapes them. Needs a running cluster: see
+examples/README.md.
+"""
 
 import socket
 import urllib.request

@@ -28,6 +28,7 @@ async def topics(ledgers: LedgerStore) -> dict[str, list[int]]:
 
 
 async def main(root: str | None) -> None:
+    """Print every topic with its ledgers."""
     async with await AsyncNamespace.open() as namespace:
         services = namespace.services
         root = root or services.ledger_store.root

@@ -109,7 +109,7 @@ class Machine:
 
     @property
     def running(self) -> bool:
-        """Whether its process lives; a paused one does."""
+        """True while its process lives; a paused one does."""
         return self.process is not None and not self.process.dead
 
     def begin(self) -> tuple[Process, SimulatedStore]:

@@ -77,12 +77,12 @@ class ServingMachine(Machine):
 
     @property
     def address(self) -> str:
-        """What clients dial."""
+        """The address that clients dial."""
         return f"{self.name}:{self.port}"
 
     @property
     def serving(self) -> bool:
-        """Whether it has started, and does not end."""
+        """True once it has started, until it begins to end."""
         raise NotImplementedError
 
     def start(self) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Wall-clock time, and time that passes while the machine is suspended."""
+    """Which time is it? Wall-clock time, and time that passes while the machine is suspended."""
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch."""
@@ -43,7 +43,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """Which time is it by this machine's clocks?"""
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
@@ -52,21 +52,24 @@ class SystemClock:
     if sys.platform == "linux":
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment, sleep included."""
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     elif sys.platform == "darwin":
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment, sleep included."""
             return time.clock_gettime(time.CLOCK_MONOTONIC)  # goes on in sleep, unlike time.monotonic() there
 
     else:
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment."""
             return time.monotonic()
 
 
 class Link(Protocol):
-    """One framed connection, from either side."""
+    """How are frames sent to the other end? One framed connection, from either side."""
 
     @property
     def peer(self) -> str:
@@ -104,7 +107,9 @@ class Link(Protocol):
 
 
 class FrameHandler(Protocol):
-    """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
+    """Which frames came? A connection delivers to this. Calls come from the loop, never from inside `send` or
+    `close`.
+    """
 
     def frame_received(self, frame: memoryview) -> None:
         """Take a frame's body without its length; the view stays valid and unchanged for as long as it is held.
@@ -145,7 +150,9 @@ class Network(Protocol):
 
 
 class DiskFile(Protocol):
-    """An open file. A direct file takes writes whose offsets, lengths and buffer addresses are multiples of 4096."""
+    """How is an open file read and written? A direct file takes writes whose offsets, lengths and buffer addresses are
+    multiples of 4096.
+    """
 
     @property
     def path(self) -> str:
@@ -187,7 +194,7 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
-    """The files of a bookie. All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
+    """Which files has a bookie? All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
 
     def make_directory(self, path: str) -> None:
         """Create it and its parents, durably and for this user alone; existing is fine."""

@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection to a namespace, questions before what cannot be undone, results.
+"""Shared by the commands: options, the connection to a namespace, questions before what cannot be undone, results.
 
 A command over a namespace is a coroutine whose first parameter is an `At`; `over_namespace` makes it a command with the
 options `--uri`, `--conf`, `--set` and `--output` behind its own. Every result is one JSON object, or JSON lines where
@@ -117,7 +117,7 @@ class At:
 
     @property
     def as_json(self) -> bool:
-        """Whether the result is printed as JSON."""
+        """True where the result is printed as JSON."""
         return self.output is Output.JSON
 
     def result(self, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:

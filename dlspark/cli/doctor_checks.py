@@ -1,4 +1,4 @@
-"""What `dlspark doctor` looks at; nothing here changes anything it looks at.
+"""The checks of `dlspark doctor`; nothing here changes anything that it looks at.
 
 * The machine: descriptors, ports, disks and the clock, for a sandbox or a storage node in a directory.
 * The namespace and its cluster: whether they answer, and whether a record could be written.
@@ -298,12 +298,12 @@ _THREADS = (
     "a session of dlspark.spark.builder writes from every thread; in one of plain SparkSession.builder, begin each "
     "thread but the first with dlspark.spark.register(spark), or a write there ends in DATA_SOURCE_NOT_FOUND"
 )
-"""What no look at an installation can find, said where a user who has seen that error looks."""
+"""Advice on errors that no look at an installation can find, where a user who has seen one looks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What the interpreter of Spark's workers says of itself."""
+    """Which interpreter do Spark's workers have, by its own words?"""
 
     python: str
     executable: str

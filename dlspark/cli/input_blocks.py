@@ -106,7 +106,7 @@ class InputBlocks:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal asked to end."""
+        """True once a signal asked to end."""
         return self.signal is not None
 
     def read(self, idle_s: float | None) -> bytes | None:

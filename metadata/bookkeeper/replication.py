@@ -105,7 +105,12 @@ def mark_name(ledger_id: int) -> str:
 
 
 class ReplicationStore:
-    """The marks, locks and switches of one cluster, below `root`. Needs an initialised cluster."""
+    """Which ledgers lack copies, and which of them does a worker repair? The marks, locks and switches of one cluster.
+
+    Args:
+        store: the session, whose end gives its locks back.
+        root: the znode of the cluster's ledgers; the cluster must be initialised.
+    """
 
     def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT) -> None:
         check_path(root)
@@ -418,7 +423,7 @@ def _seconds(seconds: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """A marked ledger that is ours to repair: its lock, and the mark as read once the lock was held."""
+    """Which marked ledger is ours to repair? Its lock, and the mark as read once the lock was held."""
 
     lock: LedgerLock
     mark: Versioned[UnderReplicatedLedger]
@@ -430,10 +435,17 @@ class RepairTask:
 
 
 class RepairQueue:
-    """Hands `owner` the marked ledgers that no worker repairs yet, each under its lock. Not for use by several tasks.
+    """Which ledger can be repaired next? Hands out the marked ones that no worker repairs yet, each under its lock; not
+    for several tasks.
 
     A descent through the folders of marks, in random order so that many workers do not meet. What it has listed is used
     up before anything is listed again: with a hundred thousand marks a folder's names are a megabyte.
+
+    Args:
+        marks: the cluster's marks and locks.
+        owner: the name that the locks give.
+        rng: draws the order.
+        watch: hears of marks that come where there were none.
     """
 
     def __init__(self, marks: ReplicationStore, owner: str, rng: random.Random, watch: Watcher | None = None) -> None:

@@ -38,7 +38,7 @@ Paths: TypeAlias = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What an allocator's znode holds, as last read or written."""
+    """Has an allocator a ledger that belongs to no segment yet? Its znode's content, as last read or written."""
 
     path: str
     data: bytes
@@ -54,7 +54,11 @@ class Allocation:
 
 
 class AllocatorStore:
-    """Allocators in one metadata store. `counters` counts lost answers, by whether the change was applied."""
+    """Which ledgers are allocated ahead, and for what? The allocators in one metadata store.
+
+    Args:
+        counters: counts lost answers, by whether the change was applied.
+    """
 
     def __init__(self, store: MetadataStore, counters: Counter[str] | None = None) -> None:
         self._store = store

@@ -45,7 +45,7 @@ class ForgottenExecutionError(CallerError):
 
 
 class ExecutionStore:
-    """The notes of one namespace's executions."""
+    """Which executions of a Spark query are under way? The notes of one namespace's."""
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:
         self._store = store

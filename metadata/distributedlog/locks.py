@@ -87,7 +87,7 @@ class OwnershipAcquireFailedError(NotAppliedError):
 
 
 class LockId(NamedTuple):
-    """Who a member belongs to."""
+    """Which client and session does a member of a lock's queue belong to?"""
 
     client_id: str
     session_id: int
@@ -173,7 +173,9 @@ def parse_member(name: str) -> LockId | None:
 
 
 class DistributedLock:
-    """The lock at `path`, which must exist. One object is acquired once; not for use by several tasks at a time."""
+    """Do we own the log, and if not, which client does? The lock at `path`, which must exist. One object is acquired
+    once; not for use by several tasks at a time.
+    """
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class DistributedLock:
 
     @property
     def held(self) -> bool:
-        """Whether we own the lock, by what this session has heard; `confirmed` asks the store."""
+        """True while we own the lock, by what this session has heard; `confirmed` asks the store."""
         return self._state is _State.HELD
 
     @property

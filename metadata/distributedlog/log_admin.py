@@ -58,7 +58,7 @@ MAX_LISTINGS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A name directly below another. It may be both a log, and a folder that further logs' names begin with."""
+    """Is a name directly below another a log, a folder that further logs' names begin with, or both?"""
 
     name: str
     is_log: bool
@@ -77,7 +77,7 @@ async def _no_ops() -> list[Op]:
 
 
 class LogAdmin:
-    """Administers the logs of a `LogStore`."""
+    """How are logs listed, renamed, deleted and counted? Administration of the logs of a `LogStore`."""
 
     def __init__(self, logs: LogStore) -> None:
         self._logs = logs

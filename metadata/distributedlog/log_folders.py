@@ -128,7 +128,7 @@ class _Forget:
 
 
 class FederatedFolders(LogFolders):
-    """The sub-namespaces of the federated namespace at `root`; none gets more than `max_logs`."""
+    """In which sub-namespace of the federated namespace at `root` is a log? None gets more than `max_logs`."""
 
     def __init__(self, store: MetadataStore, root: str, *, max_logs: int, ask_on_miss: bool = True) -> None:
         self._store = store

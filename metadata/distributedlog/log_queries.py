@@ -59,9 +59,18 @@ class LogSnapshot(NamedTuple):
 
 
 class LogQueries:
-    """The logs of the namespace at `namespace_path`; made as a `LogStore`.
+    """Which logs has the namespace at `namespace_path`, and what do their znodes say? Made as a `LogStore`.
 
     `log_folders` finds each log; a plain namespace has all of them below its own znode.
+
+    Args:
+        store: the session.
+        namespace_path: the namespace's znode.
+        partition: the name of the znode below each log that holds its segments.
+        skip_minimum_version: read segments of a version that is too old to be read safely.
+        validate_sequence: refuse lists whose numbers have gaps.
+        cache: segments that were read, for several namespaces together.
+        log_folders: finds each log; a plain namespace has all of them below its own znode.
     """
 
     def __init__(

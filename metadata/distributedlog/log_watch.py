@@ -24,7 +24,7 @@ _PAUSE_S: Final = 1.0  # where the session is up and the server does not answer
 
 @dataclass(frozen=True, slots=True)
 class LogChange:
-    """A log came (`added`) or went. A name with an inner slash shows as its first component below the prefix."""
+    """Which log came (`added`) or went? A name with an inner slash shows as its first component below the prefix."""
 
     name: str
     added: bool

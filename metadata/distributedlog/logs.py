@@ -62,7 +62,9 @@ MAX_DELETES: Final = 1_000
 
 
 class LogStore(LogQueries):
-    """The logs of one namespace, which must exist to create logs in it."""
+    """Which logs has a namespace, and which segments has each? Reads (`LogQueries`), and the changes below, all
+    conditional (I7). The namespace must exist to create logs in it.
+    """
 
     # ---- logs -------------------------------------------------------------------------------------------------------
 

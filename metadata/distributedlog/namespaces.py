@@ -44,7 +44,9 @@ class NamespaceInUseError(CallerError):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUri:
-    """`distributedlog://host:port;host:port/path`: ZooKeeper's servers ("host:port,host:port") and the znode path."""
+    """Which namespace, of which ZooKeeper? `distributedlog://host:port;host:port/path`: the servers
+    ("host:port,host:port") and the znode path.
+    """
 
     servers: str
     path: str
@@ -92,7 +94,7 @@ def _bad_uri_error(uri: str, why: str) -> CallerError:
 
 
 class NamespaceStore:
-    """The binding of the namespace at `path`."""
+    """Is there a namespace at `path`, and how is it bound? Its binding: made, read, changed, taken away."""
 
     def __init__(self, store: MetadataStore, path: str) -> None:
         check_path(path)

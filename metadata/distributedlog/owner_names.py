@@ -1,4 +1,4 @@
-"""What the name of a lock's owner says of who that is.
+"""How a lock's owner is recognised by its name: a Spark query, a write proxy, or any other client.
 
     1;<shard>;<host>:<port>              a write proxy
     dlspark-sink/<host>/<pid>            a Spark query that publishes a batch: it gives the lock up in a moment

@@ -61,7 +61,9 @@ class SegmentsMovedError(NotAppliedError):
 
 
 class SegmentChanges:
-    """Changes of one log's list. A lost answer is raised as the store has it: read the list again, and go on."""
+    """How is a log's list of segments changed, so that a deposed owner changes nothing (I7)? A lost answer is raised as
+    the store has it: read the list again, and go on.
+    """
 
     def __init__(self, logs: LogStore, name: str) -> None:
         self._store = logs.store

@@ -49,7 +49,7 @@ class SegmentVanishedError(NotAppliedError):
 
 
 class ListedSegment(NamedTuple):
-    """What a segment's name says of it."""
+    """Which segment does a znode's name stand for, as far as the name says it?"""
 
     lssn: int
     in_progress: bool
@@ -58,7 +58,7 @@ class ListedSegment(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of one log, as of a version of its parent znode."""
+    """Which segments of one log are known, as of a version of their parent znode?"""
 
     czxid: int
     cversion: int
@@ -68,10 +68,13 @@ class _Kept:
 
 
 class SegmentCache:
-    """Segment metadata that was read, of all logs of a namespace; the logs used longest ago go first.
+    """Which segments need not be read again? Metadata that was read, of all logs of a namespace; the logs used longest
+    ago go first.
 
-    `ttl_ms` bounds how long anything kept is believed, also where nothing seems to have changed. No more logs are known
-    than segments may be kept, for the names alone take memory too.
+    Args:
+        enabled: False keeps nothing.
+        max_segments: segments kept; no more logs are known than that, for the names alone take memory too.
+        ttl_ms: how long anything kept is believed, also where nothing seems to have changed.
     """
 
     def __init__(self, *, enabled: bool = True, max_segments: int = MAX_SEGMENTS, ttl_ms: int = TTL_MS) -> None:
@@ -127,7 +130,7 @@ class SegmentCache:
 
 
 class SegmentListing:
-    """Names in order of LSSN, and the reading of single ones."""
+    """Which segments has a log? Names in order of LSSN, and the reading of single ones."""
 
     def __init__(
         self,
@@ -205,7 +208,14 @@ class SegmentListing:
 
 
 class SegmentLister:
-    """Lists the segments of a namespace's logs."""
+    """Which segments have a namespace's logs now? Lists them, and reads the ones that are not known yet.
+
+    Args:
+        store: the session.
+        cache: the segments that were read before.
+        skip_minimum_version: read versions that are too old to be read safely.
+        validate_sequence: refuse lists whose numbers have gaps.
+    """
 
     def __init__(
         self,

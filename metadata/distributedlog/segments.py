@@ -51,7 +51,9 @@ class SegmentListError(CorruptDataError):
 
 
 class TruncationStatus(IntEnum):
-    """What a truncation hid: nothing, the part before the minimum entry and slot, or everything."""
+    """How much of a segment did a truncation hide? Nothing, the part before the minimum entry and slot, or
+    everything.
+    """
 
     ACTIVE = 0
     PARTIALLY_TRUNCATED = 1
@@ -61,7 +63,8 @@ class TruncationStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """One segment of a log. What only a completed one has keeps its default in progress.
+    """Which part of a log is a segment, and in which ledger is it? Fields that only a completed one has keep their
+    defaults in progress.
 
     `name` is the znode's actual name where the value was read from one: old logs have other names. It takes no part in
     comparisons.
@@ -105,7 +108,7 @@ class SegmentMetadata:
 
     @property
     def enveloped(self) -> bool:
-        """Whether entries are wrapped in an envelope."""
+        """True where entries are wrapped in an envelope."""
         return self.version >= 4
 
     @property

@@ -1,4 +1,4 @@
-"""What marks say: how far a sink has published, into each log and over all.
+"""Marks: how far a sink has published, into each log and over all.
 
 | where | data |
 |---|---|
@@ -91,7 +91,7 @@ class SinkMark:
 
 
 class NamedBatch(NamedTuple):
-    """A batch that was perhaps sent to the log's proxy, as request `number` of the mark's epoch."""
+    """Was a batch perhaps sent to the log's proxy? As request `number` of the mark's epoch."""
 
     number: int
     batch: int
@@ -99,7 +99,7 @@ class NamedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """What a sink has published into one log: its last batch there, by `attempt`, and the rows of the newest ones.
+    """How far has a sink published into one log? Its last batch there, by `attempt`, and the rows of the newest ones.
 
     `rows` has (batch, rows), newest first; below `since` some are missing. Equal by batch and attempt alone.
     """
@@ -181,7 +181,7 @@ class LogMark:
 
 
 class Floor(NamedTuple):
-    """What an older dlspark had published when a newer one took the sink over: into which logs it does not say.
+    """How far had an older dlspark published when a newer one took the sink over? Into which logs it does not say.
 
     `zxid` is the transaction that moved `mark` last, and so made the segments of its last batch; 0: not known, because
     the znodes were copied from elsewhere.
@@ -193,7 +193,9 @@ class Floor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """What the sink's own znode says; `old`: it has the old form, which a publication replaces."""
+    """How far has a sink published over all its logs? The content of its own znode; `old`: it has the old form, which a
+    publication replaces.
+    """
 
     batch: int = NO_BATCH
     attempt: str = ""

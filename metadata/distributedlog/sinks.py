@@ -90,7 +90,7 @@ def log_tag(log: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StagedLedger:
-    """One ledger that one attempt at one batch writes; its name carries everything, so a listing needs no reads.
+    """Which attempt at which batch writes a ledger? Its name carries everything, so a listing needs no reads.
 
     `tag` is its log's (`log_tag`); empty where an older dlspark listed it.
     """
@@ -129,7 +129,7 @@ class SinkPaths:
 
 
 class SinkStore:
-    """The sinks of one namespace.
+    """Which batches has a sink published, and which ledgers has it still to publish? The sinks of one namespace (I9).
 
     Every request here is safe to repeat, and is repeated across lost connections; the publishing multi is not among
     them, its parts are only made here (`publish_ops`).

@@ -13,7 +13,9 @@ from metadata.foundation.errors import OpenedElsewhereError
 
 
 class OpenedHere:
-    """Base of what can be neither pickled nor copied, as Spark would do with what a task's function refers to."""
+    """May an object be sent to another process? Not one of these: Spark would pickle or copy what a task's function
+    refers to.
+    """
 
     __slots__ = ()
 
@@ -26,7 +28,7 @@ class OpenedHere:
 
 
 class OnOneLoop(OpenedHere):
-    """Base of asynchronous objects: they are served by the event loop on which they were opened."""
+    """Which event loop serves an asynchronous object? The one on which it was opened, and no other."""
 
     __slots__ = ()
 

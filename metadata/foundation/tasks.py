@@ -63,7 +63,7 @@ async def _ended(task: asyncio.Task[T]) -> T:
 
 
 class Once:
-    """Work that is done once, to its end, though several callers ask for it and may be cancelled: for closing."""
+    """How is something closed once, and to its end, though several callers ask for it and may be cancelled?"""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
@@ -71,7 +71,7 @@ class Once:
 
     @property
     def begun(self) -> bool:
-        """Whether it was asked for at all."""
+        """True once it was asked for at all."""
         return self._task is not None
 
     async def run(self) -> None:

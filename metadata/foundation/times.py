@@ -41,7 +41,7 @@ _TIME: Final = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _LOOSE: Final = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\d{1,2})(\D.*)?)?", re.ASCII | re.IGNORECASE)
-"""What is nearly a time: other separators, numbers of one digit."""
+"""Nearly a time: other separators, numbers of one digit."""
 _NUMBER: Final = re.compile(r"[+-]?\d+[.,]\d*", re.ASCII)
 _MAX_TEXT: Final = 64
 

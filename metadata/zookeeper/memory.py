@@ -69,7 +69,7 @@ _TOKEN_BYTES: Final = 8
 
 
 class Fault(Enum):
-    """What goes wrong with one request. The two LOSE faults also break the connection, which comes back at once."""
+    """How does one request go wrong? The two LOSE faults also break the connection, which comes back at once."""
 
     LOSE_REQUEST = "lose_request"
     LOSE_REPLY = "lose_reply"
@@ -121,7 +121,7 @@ _Watches: TypeAlias = dict[str, dict[tuple[int, Watcher], _Session]]
 
 
 class MemoryTree:
-    """The server that several MemoryStores share. Its methods may be called from any thread."""
+    """How is code tested that needs a ZooKeeper? A server for several MemoryStores. Any thread may call its methods."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self.inject: Injector | None = None
@@ -371,7 +371,7 @@ def _sequence(number: int) -> str:
 
 
 class MemoryStore(MetadataStore):
-    """One session on a MemoryTree. Make it on the loop that uses it."""
+    """How do sessions of one process meet without a server? One, on a MemoryTree. Make it on the loop that uses it."""
 
     retry_policy: RetryPolicy | None = None
 
@@ -388,10 +388,12 @@ class MemoryStore(MetadataStore):
 
     @property
     def session_id(self) -> int:
+        """The current session's id; it changes after an expiry."""
         return self._hub.session_id
 
     @property
     def state(self) -> SessionState:
+        """The session's state as it was heard last."""
         return self._hub.state
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
@@ -399,6 +401,7 @@ class MemoryStore(MetadataStore):
         return self._hub.on_session(listener)
 
     def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        """Call `observer` after each request; returns a function that unsubscribes it."""
         return self._observers.add(observer)
 
     @property
@@ -407,8 +410,7 @@ class MemoryStore(MetadataStore):
         return self.session_id.to_bytes(_TOKEN_BYTES, "big")
 
     async def end_session(self, token: bytes) -> None:
-        """Expire the session with this token at once; one that has ended is fine. Raises CallerError for other
-        bytes."""
+        """Expire the session with this token at once, if it has not ended. Raises CallerError for other bytes."""
         if len(token) != _TOKEN_BYTES:
             raise CallerError("this is not a session's token")
         session_id = int.from_bytes(token, "big")
@@ -451,6 +453,7 @@ class MemoryStore(MetadataStore):
         sequential: bool = False,
         make_parents: bool = False,
     ) -> str:
+        """Create a znode and return its path. Raises NodeExistsError, NoNodeError, or an OutcomeUnknownError."""
         op = Create(path, data, ephemeral, sequential)
         check_request([op])
 
@@ -462,8 +465,7 @@ class MemoryStore(MetadataStore):
         return await (create_with_parents(create_one, op) if make_parents else create_one(op))
 
     async def put(self, path: str, data: bytes, version: int) -> Stat:
-        """Set data at `version` (-1: any). Raises BadVersionError and NoNodeError; under faults an
-        OutcomeUnknownError."""
+        """Set data at `version` (-1: any). Raises BadVersionError, NoNodeError; under faults OutcomeUnknownError."""
         op = SetData(path, data, version)
         check_request([op])
         stat = (await self._apply("put", [op]))[0]

@@ -1,4 +1,4 @@
-"""What both stores share on the client's side.
+"""The client's side of a session, which both stores share.
 
 SessionHub        the session's state, its listeners, and watches that became void
 RequestObservers  callbacks that hear how long requests take

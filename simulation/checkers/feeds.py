@@ -70,7 +70,7 @@ class SentRequest:
 
     @property
     def outcome(self) -> OperationOutcome:
-        """What is known of it from all attempts in this incarnation."""
+        """How it ended, by all attempts in this incarnation."""
         if self.answered_as is not None:
             return OperationOutcome.OK
         if self.doubtful:

@@ -1,5 +1,6 @@
-"""What is written down of a run: `History`, what clients asked for and what came of it (ok, failed, or unknown), and
-`Trace`, everything that happened."""
+"""The notes of a run: `History`, the requests of clients and how each ended (ok, failed, or unknown), and `Trace`,
+everything that happened.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """What is known of one ledger from outside."""
+    """Which entries must one ledger have, and where may it end? Known from outside."""
 
     ledger_id: int
     metadata: LedgerMetadata | None = None

@@ -55,7 +55,7 @@ class WriterSession:
     overtaken: bool = False
     """Another client completed a segment of it while its process was paused."""
     takes_requests: bool = False
-    """Whether its writer takes producers' requests."""
+    """True where its writer takes producers' requests."""
     answered_before: dict[str, int] = field(default_factory=dict)
     """By producer, how many requests had been answered when this writer began to open: it knows of them."""
     requests_under_way: int = 0
@@ -92,19 +92,21 @@ class SeenRecord:
 
 @dataclass(slots=True)
 class ReadSpan:
-    """What one reader delivered, from `start` on; `txid` is what it was asked to start at, if that is how it was."""
+    """Which records did one reader deliver, from `start` on? `txid` is the one that it was asked to start at, if it
+    was.
+    """
 
     name: str
     log: str
     start: DLSN
     txid: int | None = None
     before: ReadSpan | None = None
-    """What the same reader delivered before it was opened again."""
+    """The span of the same reader before it was opened again."""
     read: list[SeenRecord] = field(default_factory=list)
     due: DLSN = field(init=False)
     """The first place that the reader was not given yet."""
     hidden: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
-    """What was below this could be hidden when the first record was delivered."""
+    """Records below this could be hidden when the first record was delivered."""
 
     def __post_init__(self) -> None:
         self.due = self.before.next if self.before is not None else self.start
@@ -117,7 +119,7 @@ class ReadSpan:
 
 @dataclass(slots=True)
 class LogTruth:
-    """What is known of one log."""
+    """Which records and segments must one log have? Known from outside."""
 
     name: str
     segments: dict[str, SegmentMetadata] = field(default_factory=dict)

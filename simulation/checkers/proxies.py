@@ -84,7 +84,7 @@ class ClientWrites:
 
     session: WriterSession
     ordered: bool
-    """Whether they are a producer's: in order, each once."""
+    """True where they are a producer's: in order, each once."""
     records: list[WrittenRecord] = field(default_factory=list)
 
 

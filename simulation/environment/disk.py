@@ -60,7 +60,7 @@ class Inode:
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What goes wrong with calls from now on; `eio_...` are probabilities for each call."""
+    """How do calls go wrong from now on? `eio_...` are probabilities for each call."""
 
     eio_read: float = 0.0
     eio_write: float = 0.0
@@ -81,10 +81,12 @@ class SimulatedFile(DiskFile):
 
     @property
     def path(self) -> str:
+        """The path that it was opened under."""
         return self._path
 
     @property
     def direct(self) -> bool:
+        """True where writes must be whole blocks."""
         return self._direct
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:

@@ -124,7 +124,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.graveyard: list[object] = []
         self.processes: list[Process] = []
         self.unhandled: list[str] = []
-        """What would have gone to the loop's exception handler."""
+        """Errors that would have gone to the loop's exception handler."""
         self.outside = Process("", "world")
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # 3.10 has fewer options
         self.set_exception_handler(self._note_unhandled)

@@ -209,7 +209,7 @@ class SimulatedStore(MemoryStore):
 
     @property
     def live(self) -> bool:
-        """Whether the process lives and has not closed the session."""
+        """True while the process lives and has not closed the session."""
         return not self.process.dead and self.state is not SessionState.CLOSED
 
     async def close(self) -> None:

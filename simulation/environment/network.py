@@ -25,7 +25,7 @@ from storage_node.errors import BookieUnreachableError, ConnectionClosedError, P
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
 
 SOCKET_BYTES = 256 * 1024
-"""What the kernels' buffers take of one direction before `queued_bytes` grows."""
+"""Bytes that the kernels' buffers take of one direction before `queued_bytes` grows."""
 LOW_WATER_BYTES = 64 * 1024
 RETRANSMIT_S = 0.5
 GIVE_UP_S = 8.0
@@ -65,6 +65,7 @@ class SimulatedLink(Link):
 
     @property
     def peer(self) -> str:
+        """The address of the other end."""
         return self._peer
 
     @property
@@ -199,6 +200,7 @@ class SimulatedListener(Listener):
 
     @property
     def port(self) -> int:
+        """The port that is listened on."""
         return self._port
 
     async def close(self) -> None:

@@ -56,7 +56,7 @@ class Nemesis:
         self._victim = rng.choice(world.nodes)
         self._remote: set[str] = set()
         self._leaving: NodeMachine | None = None
-        """Whose answers come late."""
+        """The node that answers late."""
         world.ledger_checkers.on_replaced = self._replaced
         self._stopped = False
 

@@ -51,7 +51,7 @@ ON_THE_WAY_SHARE = 0.25
 
 @dataclass(slots=True)
 class Failover:
-    """What one round came to. Times are virtual."""
+    """How did one round end? Times are virtual."""
 
     seed: int
     session_timeout_s: float = 0.0

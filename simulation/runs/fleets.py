@@ -57,7 +57,7 @@ ASKED_WITHIN_S = 0.3
 
 @dataclass(slots=True)
 class FleetReport(RunReport):
-    """What one run came to. Times are virtual seconds."""
+    """How did one run end? Times are virtual seconds."""
 
     kind: str = ""
     moves_s: list[float] = field(default_factory=list)

@@ -49,7 +49,7 @@ COLLECT_EVERY = 25
 
 @dataclass(slots=True)
 class RunReport:
-    """What one run came to."""
+    """How did one run end?"""
 
     seed: int
     trace_sum: int = 0
@@ -202,7 +202,7 @@ async def _verify(world: World, workload: Workload, rng: Random) -> None:
 
 @dataclass(slots=True)
 class RunsSummary:
-    """What many runs came to."""
+    """How did many runs end?"""
 
     runs: int = 0
     points: Counter[str] = field(default_factory=Counter)

@@ -32,7 +32,7 @@ PACE_S = 0.1
 
 @dataclass(slots=True)
 class KnownLog:
-    """What one contender has heard of the log."""
+    """How far is the log, by what one contender has heard?"""
 
     token: bytes = b""
     own: bytes | None = None

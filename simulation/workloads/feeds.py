@@ -66,7 +66,7 @@ class FedEpoch:
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """What sends requests to a name."""
+    """Which requests does a name get? The program that sends them."""
 
     name: str
     log: str

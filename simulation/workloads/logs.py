@@ -78,7 +78,7 @@ class SimulatedLog:
 
     @property
     def timed(self) -> bool:
-        """Whether its segments roll by time."""
+        """True where its segments roll by time."""
         return self.settings.rolling_minutes > 0
 
 
@@ -122,7 +122,7 @@ class LogWorkload(Workload):
     take_share = 0.8
     """Writers of such a log that take producers' requests."""
     produced_whole = True
-    """Whether all of these are there at the end."""
+    """True where all of these are there at the end."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)

@@ -95,7 +95,7 @@ class ProducedRequest:
 
     @property
     def outcome(self) -> OperationOutcome:
-        """What is known of it from all attempts."""
+        """How it ended, by all attempts."""
         if self.answered:
             return OperationOutcome.OK
         if self.doubtful:

@@ -1,4 +1,4 @@
-"""What all workloads share: programs on clients of their own that are killed, paused and started again.
+"""Shared by all workloads: programs on clients of their own that are killed, paused and started again.
 
 A program meets errors of the product and tries again; a broken invariant ends the run. `over` asks all programs to end,
 and `finished` waits until they have. A `Deposer` takes the session, and with it the lock, from a log's owner in the

@@ -44,7 +44,7 @@ class ProxiedReader:
     poll_ms: int
     position: ProxyStart = "earliest"
     span: ReadSpan | None = None
-    """What its last opened reader has delivered."""
+    """The records that its last opened reader has delivered."""
 
 
 class ProxyReaders(Workload):
@@ -60,7 +60,7 @@ class ProxyReaders(Workload):
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
-        """Those of what is read."""
+        """The quorums of the logs that are read."""
         return self._writing.sizes
 
     async def prepare(self) -> None:

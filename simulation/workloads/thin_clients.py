@@ -60,11 +60,11 @@ class ClientHabits:
     values: Values
     idempotent: bool
     named: bool
-    """Whether the producers have the client's name, which its next process takes up."""
+    """True where the producers have the client's name, which its next process takes up."""
     announced: bool
-    """Whether it looks the proxies up in the metadata store."""
+    """True where it looks the proxies up in the metadata store."""
     stays: bool
-    """Whether it is open as long as its process lives."""
+    """True where it is open as long as its process lives."""
     pace_s: float
 
 

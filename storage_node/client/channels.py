@@ -65,7 +65,7 @@ class Sweeper:
 
 
 class Surroundings(Protocol):
-    """What a channel needs of the pool that it belongs to."""
+    """Which services does a channel need of the pool that it belongs to?"""
 
     resolve: Resolver
     settings: ClientSettings

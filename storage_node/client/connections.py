@@ -425,7 +425,7 @@ async def ask_bookies(
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Bytes of a bookie's ledger disks together; None for what it does not report."""
+    """How much room has a bookie? Bytes of its ledger disks together; None for what it does not report."""
 
     total: int | None
     free: int | None

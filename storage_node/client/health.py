@@ -229,7 +229,7 @@ def is_outage(error: DistributedLogError) -> bool:
 
 
 class Outage:
-    """An outage as one operation meets it, from its first failure to its next success (`over`)."""
+    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?"""
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
@@ -266,7 +266,7 @@ class Outage:
 
 
 class Members:
-    """The nodes of a cluster, of which an operation needs `needed`."""
+    """Are enough nodes of a cluster there? An operation needs `needed`."""
 
     def __init__(self, bookies: BookieRegistry, needed: int) -> None:
         self._bookies = bookies

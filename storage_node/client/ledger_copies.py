@@ -24,7 +24,9 @@ from storage_node.protocol.writing_model import PickReplacements, Seat
 
 
 class LedgerCopies:
-    """Copies of one ledger's entries. Made by `LedgerClient.copies`; `metadata` gives its digest and password."""
+    """Has one bookie its copy of an entry? Reads and writes single copies. Made by `LedgerClient.copies`; `metadata`
+    gives digest and password.
+    """
 
     def __init__(self, context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> None:
         self.ledger_id = ledger_id

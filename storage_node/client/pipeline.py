@@ -78,7 +78,7 @@ FRAME_OVERHEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What the parts of one client share."""
+    """Which parts do the writers and readers of one client share?"""
 
     settings: ClientSettings
     pool: ConnectionPool

@@ -43,7 +43,9 @@ UNCONFIRMED_MS = 1_000
 
 
 class LedgerReader:
-    """Made by `LedgerClient.open`. All calls come from the event loop's thread."""
+    """Which entries does a ledger have, and how far are they committed? Made by `LedgerClient.open`. All calls come
+    from the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -371,7 +373,7 @@ class LedgerReader:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLocation:
-    """All that is needed to read a ledger without metadata store: it travels to Spark's executors by pickle.
+    """Can a ledger be read without a metadata store? With this, which travels to Spark's executors by pickle.
 
     `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable.
     """
@@ -382,14 +384,17 @@ class LedgerLocation:
 
     @property
     def complete(self) -> bool:
-        """Whether every bookie of the ledger has an address."""
+        """True where every bookie of the ledger has an address."""
         return all(bookie in self.addresses for ensemble in self.metadata.ensembles for bookie in ensemble.bookies)
 
 
 class ReplicaReader:
-    """Reads entries of any ledgers at given locations. It outlives restarts of their bookies.
+    """How does a Spark task read entries, knowing only where they are? One event loop; it outlives restarts of the
+    bookies; `close` ends every connection.
 
-    One event loop; `close` ends every connection.
+    Args:
+        settings: timeouts and bounds.
+        network: the edge; the real one if left out.
     """
 
     def __init__(self, *, settings: ClientSettings | None = None, network: Network | None = None) -> None:

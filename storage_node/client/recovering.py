@@ -58,7 +58,7 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
         outcome = await _Round(context, ledger_id, current, await _spread(context, ledger_id, current.value)).run()
         if isinstance(outcome, Recovered):
             return outcome.metadata
-        # What the former bookies answered proves nothing about those that have replaced them.
+        # The answers of the former bookies prove nothing about those that have replaced them.
         current = Versioned(outcome.metadata, outcome.version)
     raise LedgerRecoveryError(
         f"the ledger's ensembles changed under recovery {MAX_ROUNDS} times in a row; it was not closed",

@@ -31,7 +31,7 @@ MAX_SKIPPED_IDS: Final = 1024
 
 
 class LedgerWriter(AddPipeline):
-    """Made by `LedgerClient.create`. All calls come from the event loop's thread.
+    """How are entries added to a ledger? Made by `LedgerClient.create`. All calls come from the event loop's thread.
 
     Once a write has failed for good, every pending add, and every later one, fails with the same error.
     """
@@ -115,7 +115,7 @@ class LedgerWriter(AddPipeline):
 
     @property
     def error(self) -> DistributedLogError | None:
-        """What made this writer fail, if it did."""
+        """The error that made this writer fail, if it did."""
         return self.machine.error
 
     def add(self, *payload: Buffer) -> asyncio.Future[int]:

@@ -29,13 +29,14 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 
 CHUNK_BYTES = 2 * 1024 * 1024
 SMALL_CHUNK_BYTES = 128 * 1024
-"""What a connection gets while many hold a chunk: all of it is memory from the beginning, which Python zeroes."""
+"""A connection gets so much while many hold a chunk: all of it is memory from the beginning, which Python zeroes."""
 MIN_FREE_BYTES = 64 * 1024
 SHORT_READ_BYTES = 32 * 1024
-"""What is received at a time while begun frames take all the memory that they may."""
+"""Received at a time while begun frames take all the memory that they may."""
 READ_BYTES = 256 * 1024
-"""What is received at a time while there are many connections, unless an incomplete frame needs more: what each of them
-can make wait in memory."""
+"""Received at a time while there are many connections, unless an incomplete frame needs more: so much each of them can
+make wait in memory.
+"""
 ALL = 1 << 62
 LENGTH = Struct(">i")
 LENGTH_BYTES = 4

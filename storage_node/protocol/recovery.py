@@ -198,7 +198,7 @@ Effects: TypeAlias = tuple[Effect, ...]
 
 
 class _Verdict:
-    """What the write set has said of one entry so far."""
+    """Is one entry committed, by what its write set has said so far?"""
 
     __slots__ = ("answered", "error", "found", "missing")
 
@@ -210,7 +210,9 @@ class _Verdict:
 
 
 class RecoveryMachine:
-    """See the module's docstring. `window` bounds the entries between the last one added again and the last read."""
+    """Where does a ledger end that its writer left open? See the module's docstring. `window` bounds the entries
+    between the last one added again and the last read.
+    """
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int, *, window: int = 16) -> None:
         check(window > 0, "a recovery window below one entry")
@@ -319,7 +321,7 @@ class RecoveryMachine:
 
     @property
     def _key_is_certain(self) -> bool:
-        """Whether the key that was sent to bookies is the key that the ledger was written with."""
+        """True where the key that was sent to bookies is the key that the ledger was written with."""
         return self.metadata.password is not None
 
     def _is_negative(self, index: int, error: DistributedLogError) -> bool:

@@ -58,7 +58,7 @@ def next_fragment_key(last_add_confirmed: int, last_key: int) -> tuple[int, bool
 
 
 class QuorumCoverage:
-    """Which bookies of one ensemble are known, and whether they cover every write set."""
+    """Do the bookies of one ensemble that are known cover every write set, so that no ack quorum of others is left?"""
 
     __slots__ = ("_ack_quorum", "_known", "_windows")
 
@@ -74,6 +74,6 @@ class QuorumCoverage:
 
     @property
     def covered(self) -> bool:
-        """Whether in every window fewer than A bookies are unknown."""
+        """True once in every window fewer than A bookies are unknown."""
         known = self._known
         return all((window & ~known).bit_count() < self._ack_quorum for window in self._windows)

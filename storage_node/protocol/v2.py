@@ -43,7 +43,7 @@ ADD, READ, AUTH, READ_LAC, WRITE_LAC, BOOKIE_INFO, BATCH_READ = range(1, 8)
 FENCE, RECOVERY_ADD, HIGH_PRIORITY = 1, 2, 4
 KEY_BYTES = 20
 PRIORITY = 100
-"""What the flag HIGH_PRIORITY stands for in version 3."""
+"""The priority of version 3 that the flag HIGH_PRIORITY stands for."""
 
 _WORD = Struct(">I")
 _PREFIXED_WORD = Struct(">iI")
@@ -59,7 +59,7 @@ ANSWER_BYTES = _ANSWER.size
 BATCH_ANSWER_BYTES = LENGTH_BYTES + _BATCH_ANSWER.size
 """A batch's answer without entries, its length included: where the sum that is held against the limit begins."""
 BATCH_ENTRY_BYTES = _SIZE.size
-"""What each entry of a batch takes besides itself."""
+"""Bytes that each entry of a batch takes besides itself."""
 MAX_BATCH_ENTRIES = 65_536
 """Entries in one answer: a frame can hold a million empty ones, and cutting it up would take a second."""
 

@@ -111,7 +111,9 @@ _FATAL = (LedgerFencedError, LedgerClosedError)
 
 
 class WriterMachine(WriterProgress):
-    """See the module's docstring. Attributes other than methods are for reading."""
+    """When is an entry acknowledged, and which bookies get it? See the module's docstring. Attributes other than
+    methods are for reading.
+    """
 
     def heard_enough(self) -> Effects:
         """Wait no longer for bookies that do not answer."""
@@ -262,7 +264,7 @@ class WriterMachine(WriterProgress):
         """Freeze acknowledgement first (D4, D5), then ask for replacements."""
         if len(self._strangers) > self._spare and self._is_untouched():
             return self._give_up()
-        # Whatever arrives from here on is noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
+        # Answers that arrive from here on are noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
         self.state = WriterState.PICKING
         self._round = tuple(sorted(self._failing | self.vacant))
         self._failing.clear()

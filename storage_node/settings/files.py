@@ -161,7 +161,7 @@ _EXAMPLES: Final = {
     "journalDirectories": "/var/lib/dlspark/journal",
     "ledgerDirectories": "/var/lib/dlspark/ledgers",
 }
-"""What stands in conf/bookie.conf for what has no default."""
+"""The texts in conf/bookie.conf of settings without a default."""
 
 
 def bookie_conf(values: Mapping[str, str] | None = None) -> str:

@@ -30,13 +30,13 @@ G = TypeVar("G", bound=Guest)
 
 
 class Admission:
-    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
+    """May one more connection be made? At most `limit`; 0: any number. `now` is a clock, in seconds."""
 
     def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
         self.limit = limit
         self._now = now
         self._silent: OrderedDict[Guest, None] = OrderedDict()
-        """Those that have asked nothing yet, in the order in which they came."""
+        """Connections that have asked nothing yet, in the order in which they came."""
         self._heard: dict[str, OrderedDict[Guest, float]] = {}
         """The others by address, in the order in which something last came from them, and when that was."""
         self._count = 0

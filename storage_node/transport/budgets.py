@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class Budget:
-    """`limit` bytes, of which nothing is ever refused: a connection that waits must not ask for more meanwhile."""
+    """Do all connections together hold too much? `limit` bytes, of which nothing is ever refused: a connection that
+    waits must not ask for more meanwhile.
+    """
 
     __slots__ = ("_waiting", "limit", "used")
 
@@ -17,7 +19,7 @@ class Budget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether all connections together hold more than the limit."""
+        """True while all connections together hold more than the limit."""
         return self.used > self.limit
 
     def change(self, by: int) -> None:

@@ -42,7 +42,7 @@ _NO_FRAMES: Iterator[memoryview] = iter(())
 
 
 class LinkNetwork(Protocol):
-    """What a link needs of the network that it belongs to."""
+    """Which services does a link need of the network that it belongs to?"""
 
     @property
     def pool(self) -> ChunkPool:

@@ -26,11 +26,11 @@ ALWAYS_READ = 8
 """Links that are read on whatever the others hold, so that some frame always ends. They are those that lack least:
 an entry of 100 KB does not wait for 300 halves of 5 MiB."""
 GROWTH_BYTES = 512 * 1024
-"""What a link that is read again may take before it is looked at again."""
+"""Bytes that a link that is read again may take before it is looked at again."""
 
 
 class Sender(Protocol):
-    """What `ReceiveMemory` needs of a link."""
+    """How is a link that lacks memory read on? `ReceiveMemory` needs this of it."""
 
     def starve(self) -> None:
         """Read no more until `feed`."""

@@ -97,7 +97,14 @@ class TcpListener:
 
 
 class TcpNetwork:
-    """The real network. One object may serve any number of connections and listeners of one loop."""
+    """How do frames travel? By TCP: one object may serve any number of connections and listeners of one loop.
+
+    Args:
+        max_frame: the longest frame, in bytes.
+        pool: memory for what is received.
+        begun_bytes: memory, all links together, for incomplete frames; 0: any number.
+        stuck_bytes: memory, all links together, for peers that take nothing; 0: any number.
+    """
 
     def __init__(
         self,
@@ -107,9 +114,7 @@ class TcpNetwork:
         begun_bytes: int = 0,
         stuck_bytes: int = 0,
     ) -> None:
-        """Set how much may be held in memory, all links together, of incomplete frames (`begun_bytes`) and for peers
-        that take nothing (`stuck_bytes`); 0: any number.
-        """
+        """Open nothing yet."""
         self.max_frame = max_frame
         self.receiving = ReceiveMemory(begun_bytes)
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 TURN_S = 0.005
-"""What those in line may take of one turn of the loop, together."""
+"""Seconds of one turn of the loop that all in line may take together."""
 LEAST_SHARE_S = 0.0001
 
 Work: TypeAlias = Callable[[], None]
@@ -23,7 +23,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Turns:
-    """A line of work that has more to do, on one loop.
+    """Which work that has more to do goes on next, on one loop? A line, of which each turn of the loop serves a part.
 
     Args:
         now: a clock, in seconds. A simulated one does not move during a turn, which then serves the whole line.

@@ -56,7 +56,9 @@ _LEDGER_BODY = Struct(">BB")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record found at `offset` of what was scanned; `intact` says whether the body has its checksum."""
+    """Is a record intact that was found at `offset` of what was scanned? `intact` says whether the body has its
+    checksum.
+    """
 
     kind: int
     ledger_id: int
@@ -215,7 +217,7 @@ class SlabPool:
 
     @property
     def beyond_limit(self) -> bool:
-        """Whether more slabs are in use than the limit: `take` was asked for one beyond it."""
+        """True while more slabs are in use than the limit: `take` was asked for one beyond it."""
         return len(self._slabs) > self._limit
 
     def _free_memory(self) -> mmap.mmap | None:

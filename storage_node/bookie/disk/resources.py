@@ -1,4 +1,5 @@
-"""What the machine gives a node, and what a lack of it means: space in its directories, descriptors for its files.
+"""Resources that the machine gives a node, and the meaning of a lack of them: space in its directories, descriptors for
+its files.
 
 *A write.* A disk without space is not taken for one that fails: the lack passes, and what was not written can be
 written later (NoSpaceError). The same goes for what failed because the process, or the machine, had no file descriptors
@@ -301,7 +302,7 @@ class Disks:
 
     @property
     def full_ledger_directories(self) -> list[str]:
-        """Those that were full at the last look; no new log begins there while another has room."""
+        """The directories that were full at the last look; no new log begins there while another has room."""
         return [space.path for space in self._ledgers if space.full]
 
     @property

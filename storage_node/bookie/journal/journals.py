@@ -152,7 +152,7 @@ class Journals:
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped a journal, and with it the node."""
+        """The error that stopped a journal, and with it the node."""
         return next((journal.error for journal in self.journals if journal.error is not None), None)
 
     @property
@@ -162,7 +162,7 @@ class Journals:
 
     @property
     def wants_descriptors(self) -> bool:
-        """Whether a journal waits for file descriptors, not for space."""
+        """True while a journal waits for file descriptors, not for space."""
         return any(journal.full and lacks_descriptors(journal.wanting) for journal in self.journals)
 
     @property

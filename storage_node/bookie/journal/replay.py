@@ -33,7 +33,9 @@ FIRST_BATCH_AT = BLOCK
 
 @dataclass(frozen=True, slots=True)
 class JournalMark:
-    """Everything up to batch `sequence` is in the entry logs; later batches lie at or behind (`file_id`, `offset`)."""
+    """Where does replay begin? Everything up to batch `sequence` is in the entry logs; later batches lie at or behind
+    (`file_id`, `offset`).
+    """
 
     file_id: int
     offset: int
@@ -41,7 +43,9 @@ class JournalMark:
 
 
 class JournalReader:
-    """Reads the files of one journal directory, which must be `owner`'s (None: any node's)."""
+    """Which records must be taken again after a crash? Reads the files of one journal directory, which must be
+    `owner`'s (None: any node's).
+    """
 
     def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
         self._disk = disk

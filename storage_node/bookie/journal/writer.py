@@ -75,7 +75,7 @@ class Answers:
 
 
 class Batch:
-    """A range of a slab on its way to the disk, and the answers and calls that wait for it."""
+    """Which records go to the disk together, and which answers wait for that? A range of a slab on its way."""
 
     __slots__ = (
         "acknowledgements",
@@ -155,7 +155,7 @@ class Batch:
 
     @property
     def copied(self) -> bool:
-        """Whether it is written from a copy behind its header; if not, from the slab where it lies."""
+        """True where it is written from a copy behind its header; if not, from the slab where it lies."""
         return bool(self.earlier) or self.length <= COPY_BYTES
 
     @property
@@ -167,7 +167,7 @@ class Batch:
 
 
 class JournalSupervisor(Protocol):
-    """What a journal reports to: the storage whose records it makes durable."""
+    """Who must know how a journal does? The storage whose records it makes durable."""
 
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""
@@ -191,7 +191,17 @@ class JournalSupervisor(Protocol):
 
 
 class Journal:
-    """Appends to one journal directory. `pool` names threads; with `gathers` there are other journals beside it."""
+    """When is a record durable? Appends to one journal directory, and answers then (I1).
+
+    Args:
+        disk: runs the calls that block.
+        files: prepares and retires the files.
+        file: the one to begin with.
+        last_sequence: the number of the last batch that replay found.
+        supervisor: hears of failures and of space that is short.
+        pool: names threads.
+        gathers: there are other journals beside it.
+    """
 
     def __init__(
         self,

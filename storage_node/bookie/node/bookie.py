@@ -60,7 +60,7 @@ NEW_DIRECTORY_BYTES = 16 * 1024
 
 
 class Bookie:
-    """A storage node on the running loop.
+    """How does one run a storage node? This one, on the running loop.
 
     Args:
         settings: where its data lies and what it is called.
@@ -126,7 +126,7 @@ class Bookie:
 
     @property
     def storage(self) -> Storage:
-        """What the node stores. Raises BookieFailedError before `start`."""
+        """The node's entries. Raises BookieFailedError before `start`."""
         if self._storage is None:
             raise BookieFailedError("the bookie is not started")
         return self._storage
@@ -148,7 +148,7 @@ class Bookie:
 
     @property
     def takes_high_priority(self) -> bool:
-        """Whether a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
+        """True where a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
         storage = self.storage
         return not storage.writing_failed and not storage.full and self.disks.takes_high_priority
 

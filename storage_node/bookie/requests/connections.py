@@ -48,7 +48,7 @@ ROOM_RETRY_S = 0.05
 
 
 class ConnectionOwner(NodeServices, Protocol):
-    """What connections need of their node."""
+    """Which services does a connection need of its node?"""
 
     def heard(self, connection: ServedConnection) -> None:
         """Note that something came from this connection."""
@@ -323,4 +323,4 @@ HANDLERS: Mapping[type, Callable[..., None]] = {
     UnsupportedRequest: handlers.unsupported,
     Misversioned: handlers.misversioned,
 }
-"""What is done for each kind of request but those that store something, which may have to wait for memory."""
+"""The handler of each kind of request but those that store something, which may have to wait for memory."""

@@ -30,7 +30,7 @@ class Misversioned:
 
 
 Heard: TypeAlias = Request | RequestV2 | Misversioned
-"""Whatever a connection may be asked."""
+"""Any request that a connection may get."""
 
 
 class Dialect(Protocol):

@@ -1,4 +1,4 @@
-"""What is done for requests that are neither adds nor reads of entries.
+"""Handlers of requests that are neither adds nor reads of entries.
 
 What each is answered is in docs/reference/wire.md#bookie-promises, and of AUTH and START_TLS in
 docs/reference/wire.md#authentication-and-tls. The list of a ledger's entries is a head, and a group for each contiguous

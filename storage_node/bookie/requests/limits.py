@@ -1,4 +1,4 @@
-"""What bounds the work of a node's connections: each one's share, and what all of them share.
+"""Bounds of the work of a node's connections: each one's share, and the budgets that all of them share.
 
 How many connections there may be is decided by `transport.admission`.
 
@@ -55,7 +55,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether the limit is reached; a limit of 0 never is."""
+        """True while the limit is reached; a limit of 0 never is."""
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
@@ -176,11 +176,11 @@ class NodeLimits:
 IN_FLIGHT_BYTES = 32 * 1024 * 1024
 RESUME_BYTES = IN_FLIGHT_BYTES // 2
 ALLOWANCE_BYTES = 64 * 1024
-"""What a connection may hold of the budget for answers without being counted."""
+"""Bytes of the budget for answers that a connection may hold without being counted."""
 REQUEST_BYTES = 512
-"""What a request without a body counts."""
+"""Bytes that a request without a body counts."""
 TASK_BYTES = 4096
-"""What a request counts that waits for the disk or a sync: a task, its frames and its future."""
+"""Bytes that a request counts that waits for the disk or a sync: a task, its frames and its future."""
 
 
 class Flow:

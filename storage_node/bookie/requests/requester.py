@@ -23,16 +23,16 @@ Wait: TypeAlias = Callable[[Callable[[], None]], None]
 
 
 class NodeServices(Protocol):
-    """What requests need of their node."""
+    """Which services do the handlers of requests need of their node?"""
 
     @property
     def storage(self) -> Storage:
-        """What the node stores."""
+        """The node's entries."""
         ...
 
     @property
     def limits(self) -> NodeLimits:
-        """What all connections share: gates, budgets, the line of turns."""
+        """Shared by all connections: gates, budgets, the line of turns."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class NodeServices(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether adds and explicit LACs are refused."""
+        """True while adds and explicit LACs are refused."""
         ...
 
     @property
@@ -66,7 +66,9 @@ class NodeServices(Protocol):
 
 
 class Requester:
-    """The client whose requests are handled. `go_on` is called when what stopped the connection may be over."""
+    """Which client gets the answers to the requests that are handled? `go_on` is called when what stopped the
+    connection may be over.
+    """
 
     def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:
         self.node = node

@@ -148,7 +148,9 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
 
 
 class Checkpointer:
-    """Takes the checkpoints of one node, one at a time. `run` once it has a journal, `end` before the files close."""
+    """From where must a node replay after a crash? Takes its checkpoints, one at a time. `run` once it has a journal,
+    `end` before the files close.
+    """
 
     def __init__(self, contents: Contents, disk: Disk, *, directories: list[str], interval_ms: int) -> None:
         self._contents = contents

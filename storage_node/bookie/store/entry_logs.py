@@ -76,7 +76,7 @@ def parse_log_name(name: str, suffix: str = ".log") -> int | None:
 
 
 class LogFile:
-    """A log that is being written."""
+    """Which log is being written, and where?"""
 
     __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
 
@@ -93,7 +93,7 @@ class LogFile:
 
 
 class LogsSupervisor(Protocol):
-    """What the entry logs report to: the storage that they are a part of."""
+    """Who must know how the entry logs do? The storage that they are a part of."""
 
     def room_made(self) -> None:
         """Note that a slab may be free now."""
@@ -125,7 +125,7 @@ class EntryLogs:
         self._log_bytes = settings.log_size_limit
         self.next_log_id = 1
         self.patient = False
-        """Whether to wait for space on a full disk; if not, it is a failure like any other."""
+        """True: wait for space on a full disk; if not, it is a failure like any other."""
         self.full = False
         """The disk has no space for what is in memory, which waits for `try_again`."""
         self.wanting: NoSpaceError | None = None

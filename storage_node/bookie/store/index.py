@@ -217,7 +217,7 @@ def _in_order(
 
 
 class NewPlaces:
-    """What was added to one log since its last checkpoint: the next block of its sidecar."""
+    """Which entries were added to one log since its last checkpoint? The next block of its sidecar."""
 
     __slots__ = ("_runs",)
 

@@ -60,11 +60,11 @@ MAX_LAC_BYTES = 128
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after this many bytes."""
 Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
-"""What a start replays: each journal from its mark on."""
+"""The journals that a start replays, each from its mark on."""
 
 
 class StorageSupervisor(Protocol):
-    """What a storage reports to: its node."""
+    """Who must know how a storage does? Its node."""
 
     def journal_failed(self, error: BaseException) -> None:
         """Stop answering: a journal cannot be written."""
@@ -82,7 +82,9 @@ class StorageSupervisor(Protocol):
 
 
 class Storage:
-    """What a bookie stores. Everything runs on one loop; `start` comes before all other calls, `stop` after them."""
+    """Which entries does a bookie have, and may a new one be stored? Everything runs on one loop; `start` comes before
+    all other calls, `stop` after them.
+    """
 
     def __init__(
         self,
@@ -321,7 +323,7 @@ class Storage:
 
     @property
     def wants_descriptors(self) -> bool:
-        """Whether it waits for file descriptors and not for space: there may be some in a moment."""
+        """True while it waits for file descriptors and not for space: there may be some in a moment."""
         return (self._logs.full and lacks_descriptors(self._logs.wanting)) or self.journal.wants_descriptors
 
     async def try_again(self) -> None:

@@ -23,7 +23,7 @@ _DEAD_POLLS = 64
 
 
 class HasLac(Protocol):
-    """What waiters need of a ledger."""
+    """How far is the ledger that a long poll waits for?"""
 
     lac: int
 
@@ -46,7 +46,7 @@ class LacWaiter:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has been neither woken nor cancelled."""
+        """True until it is woken or cancelled."""
         return self._finished is not None
 
     def wake(self, *, advanced: bool) -> None:

@@ -30,7 +30,7 @@ FOUND = 3
 
 @dataclass(slots=True)
 class ToolReport:
-    """What a tool has to say."""
+    """How does a tool report what it found?"""
 
     data: dict[str, object] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ class ReadOnlyDisk(SystemDisk):
 
 @dataclass(slots=True)
 class Snapshot:
-    """What the node holds."""
+    """Which ledgers does a stopped node hold?"""
 
     checkpoint: Checkpoint | None
     ledgers: dict[int, Ledger] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What changes a node's directories while it does not run: rebuilding the index, clearing limbo, formatting.
+"""Changes of a node's directories while it does not run: rebuilding the index, clearing limbo, formatting.
 
 *Formatting* removes the cookies first, in every directory, durably: a crash between leaves directories that no node
 starts on, never a node that has lost its data and does not know.
@@ -112,7 +112,7 @@ CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 
 @dataclass(frozen=True, slots=True)
 class LimboOutcome:
-    """What became of a ledger in limbo; `missing` counts entries that should be here and are not."""
+    """May a ledger leave limbo? `missing` counts entries that should be here and are not."""
 
     ledger_id: int
     state: str
@@ -120,7 +120,7 @@ class LimboOutcome:
 
     @property
     def cleared(self) -> bool:
-        """Whether "unknown" is no longer needed as an answer for the ledger."""
+        """True where the answer "unknown" is not needed for the ledger any more."""
         return self.state in CLEARED
 
 

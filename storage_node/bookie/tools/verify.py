@@ -49,7 +49,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Verification:
-    """What was looked at, and what was found."""
+    """Is a node's data whole? The files that were looked at, and the damage that was found."""
 
     damages: list[Damage] = field(default_factory=list)
     logs: int = 0

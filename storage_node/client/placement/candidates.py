@@ -113,7 +113,7 @@ HARMLESS: Final = (NoSuchEntryError, NoSuchLedgerError, LedgerFencedError, ReadO
 _CONNECTION: Final = (BookieUnreachableError, ConnectionClosedError)
 
 IsDisabled = Callable[[], Awaitable[bool]]
-"""Whether the cluster's operators have switched the health check off."""
+"""True where the cluster's operators have switched the health check off."""
 
 
 class Quarantine:

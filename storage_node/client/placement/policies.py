@@ -62,7 +62,7 @@ class Placement(Protocol):
 
 
 class _Policy:
-    """What both policies do alike: limits of time, own seats first, one replacement after the other."""
+    """How do both policies keep to limits of time, own seats first, one replacement after the other?"""
 
     def __init__(
         self, candidates: Candidates, *, memory_ms: int, replacement_pause_ms: int, replacement_timeout_ms: int

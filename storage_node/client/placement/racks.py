@@ -184,7 +184,7 @@ class RackResolver(Protocol):
 
 
 class HostNames(Protocol):
-    """What resolvers need of the name service."""
+    """How does a resolver ask the name service?"""
 
     def own(self) -> str:
         """Return this host's name."""
