@@ -6,7 +6,7 @@ page cache ("Kafka") or when it has been synced too ("Kafka flushed": `log.flush
 topic); a batch that is repeated is there twice. So ours writes three times as much, and waits as "flushed" does.
 
 Systems take turns with each load before the next load begins, on disks that have taken what was left of the one
-before; who begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
+before; which begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ ends the input: what has come up to then is read, and the command finishes as at
 before reading has begun interrupts: nothing was read. A second one ends the process (`at_once`): the user will not
 wait, and to close what is open may wait for servers that are away.
 
-A terminal throws away what was typed and not read yet when Ctrl-C comes; it is told not to, as long as this reads.
+A terminal throws away what was typed and not read yet when Ctrl-C comes; it keeps that, as long as this reads.
 
 Signals arrive between two steps of the interpreter, in the midst of anything; so the handler notes that there was one,
 and the wait sees that by a pipe. A signal that is ignored (a shell's background job) stays so.

@@ -162,7 +162,7 @@ class _Done:
 
     @staticmethod
     def _echo(text: str) -> None:
-        with suppress(OSError):  # who closed standard error does not want to know
+        with suppress(OSError):  # a user that closed standard error does not want to know
             typer.echo(text, err=True)
 
 

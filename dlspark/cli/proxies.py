@@ -1,4 +1,4 @@
-"""`dlspark proxy ...`: start proxies; who they are and own; move streams, empty a proxy, balance."""
+"""`dlspark proxy ...`: start proxies; list them with what they own; move streams, empty a proxy, balance."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = Non
     raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or ()))
 
 
-# ---------------------------------------------------------------------- who they are
+# ---------------------------------------------------------------------- listing them
 
 
 @over_namespace

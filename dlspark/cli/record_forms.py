@@ -1,9 +1,9 @@
-r"""How records stand in a pipe. What `dlspark read` prints, `dlspark write` takes under the same name.
+r"""How records stand in a pipe: `dlspark write` takes what `dlspark read` prints, under the same name.
 
 | form | a record is | what is kept |
 |---|---|---|
 | `raw` | its bytes, then the delimiter (a line feed) | every byte, where no record holds the delimiter |
-| `json` | an object on a line: `value`, or `value_base64` where it is no UTF-8, or `value_hex` | every byte, and ids |
+| `json` | an object on a line: `value`, or `value_base64` where it is not UTF-8, or `value_hex` | every byte, and ids |
 | `length-prefixed` | four bytes, its length with the highest byte first, then its bytes | every byte |
 
 `read` prints for people besides, one line a record (`table`). Nothing is added to a record, and nothing taken from it:
@@ -344,7 +344,7 @@ class RecordPrinter:
         self._out.write(data)
 
     def note(self) -> str | None:
-        """Return the warning, for readers of what was printed, that its records cannot be told apart."""
+        """Return the warning, for readers of what was printed, that its records run into each other."""
         if not self._ambiguous:
             return None
         holds = counted(self._ambiguous, "record holds", "records hold")

@@ -50,7 +50,7 @@ INTRODUCTION: Final = """# The command line
 
 PIPES: Final = """## Records in pipes
 
-    dlspark read a | less     # for people: a line a record, with escapes for what is no text
+    dlspark read a | less     # for people: a line a record, with escapes for what is not text
     dlspark read a --output raw | dlspark write b     # lines: right where no record holds a line feed
     dlspark read a --output raw --delimiter '\\0' | dlspark write b --delimiter '\\0'
     dlspark read a --output length-prefixed | dlspark write b --input length-prefixed

@@ -1,5 +1,5 @@
-"""Under-replication: which ledgers lack copies, who is repairing which, and who may not (`ReplicationStore`); and what
-to repair next (`RepairQueue`).
+"""Under-replication: which ledgers lack copies, which worker repairs which, and whether any may (`ReplicationStore`);
+and which to repair next (`RepairQueue`).
 
 What the znodes hold, and the rules of their use: docs/reference/znodes.md#under-replication.
 

@@ -116,7 +116,7 @@ class ExecutionStore:
                 try:
                     await self._store.delete(path, stat.version)
                 except (BadVersionError, NoNodeError, NoAuthError):
-                    continue  # in use after all, gone, or of a driver that lets nobody else delete it
+                    continue  # in use after all, gone, or of a driver that lets no other delete it
 
 
 def _encode(notes: Mapping[str, Note], forgotten: int) -> bytes:

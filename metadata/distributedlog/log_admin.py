@@ -349,7 +349,9 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
 
 
 def _vacate(root: _ZnodeRead) -> Op:
-    """Return the old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
+    """Return the operation that removes the old name's own znode, or leaves it for the logs nested below it, without
+    the application's bytes.
+    """
     if root.stat.num_children > 1:
         return SetData(root.path, b"", root.stat.version)
     return Delete(root.path, root.stat.version)

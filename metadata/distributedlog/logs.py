@@ -14,7 +14,7 @@ With `L = NS/<log>` and `P = L/<default>`:
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns
 the next one. BadVersionError from one means that another process owns the log now. An unknown outcome is left to the
-caller, who knows what to look for: their ledger's id among the segments. `create` and `delete_tree` may simply be run
+caller, which knows what to look for: its ledger's id among the segments. `create` and `delete_tree` may simply be run
 again.
 
 What only reads is in `metadata.distributedlog.log_queries`.
@@ -286,7 +286,7 @@ class LogStore(LogQueries):
                 raise
 
     async def delete_segment(self, name: str, segment: SegmentMetadata) -> None:
-        """Remove a segment's znode without a check of who owns the log; a missing one is a success. Its ledger must be
+        """Remove a segment's znode without a check that we own the log; a missing one is a success. Its ledger must be
         gone."""
         path = (await self.located(name)).segment(segment)
 

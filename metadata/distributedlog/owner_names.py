@@ -5,7 +5,7 @@
     dlspark-sink/<host>/<pid>/appends    a query's process, which keeps its logs for the next batch until one waits
     anything else                        a writer of this library or of Java's, which keeps its log until it closes it
 
-A name is a hint for who waits, and never decides who owns a log.
+A name is a hint for a client that waits, and never decides which one owns a log.
 """
 
 from __future__ import annotations

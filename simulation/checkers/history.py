@@ -50,8 +50,9 @@ class History:
         self._loop = loop
 
     def begin(self, client: str, kind: str, subject: str) -> RecordedOperation:
-        """Return a request of `client` begins now. It stays open until `end`, so for good where its process is
-        killed."""
+        """Note that a request of `client` begins now. It stays open until `end`, so for good where its process is
+        killed.
+        """
         operation = RecordedOperation(client, kind, subject, self._loop.time())
         self.operations.append(operation)
         return operation

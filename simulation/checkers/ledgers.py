@@ -437,8 +437,8 @@ class LedgerCheckers:
 
 
 def _is_re_replication(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Return only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that at any
-    time."""
+    """Return whether only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that
+    at any time."""
     return new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles)
 
 

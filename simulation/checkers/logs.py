@@ -202,8 +202,8 @@ class LogCheckers:
         self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")
 
     def confirmed(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """Note that a record of a producer's request was written before, at `dlsn`: so its answer says, whoever
-        asked."""
+        """Note that a record of a producer's request was written before, at `dlsn`: so its answer says, to
+        any client that asked."""
         self._place(self.truth_of(record.session), record, dlsn)
         if record.outcome is not OperationOutcome.OK:  # when an earlier attempt failed says nothing of this one
             record.outcome, record.ended = OperationOutcome.OK, self._tick()

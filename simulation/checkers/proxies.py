@@ -192,7 +192,7 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ clients
 
     def sender(self, session: WriterSession, *, ordered: bool) -> ClientWrites:
-        """Return a client begins to write to a log."""
+        """Note that a client begins to write to a log, and return its writes."""
         sender = ClientWrites(session, ordered)
         self._senders.setdefault(session.log, []).append(sender)
         return sender

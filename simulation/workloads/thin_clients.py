@@ -69,8 +69,8 @@ class ClientHabits:
 
 
 def draw_habits(rng: Random, logs: list[str], kind: str) -> ClientHabits:
-    """Return how a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of
-    anyone. In one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
+    """Return how a client writes. In a calm run it is patient: an outcome that it did not wait for would not be an
+    error. In one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
     idempotent = rng.random() < 0.7
     values: dict[str, str | int | bool] = {
         "requestTimeoutMs": rng.choice(REQUEST_TIMEOUTS_MS[kind]),

@@ -56,7 +56,7 @@ class LinkNetwork(Protocol):
 
     @property
     def reads(self) -> Turns:
-        """The line of links that have something to read: who asks for little does not wait for those in `turns`."""
+        """The line of links with something to read: one that asks for little does not wait for those in `turns`."""
         ...
 
     @property

@@ -1,9 +1,9 @@
 """`Turns`: work of many that would keep the loop for long, shared out over its turns.
 
-What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
+Work that is longer than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
 them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
 however many there are that ask for much. Where hundreds ask for little at a time, those that find the turn's time spent
-(`serve`) join a line, too: a turn stays short, and who comes anew is accepted between two of them. While there is a
+(`serve`) join a line, too: a turn stays short, and a new client is accepted between two of them. While there is a
 line, all go by it: a loop finds those that are ready in the same order each time, and the first would never wait.
 """
 

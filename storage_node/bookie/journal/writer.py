@@ -247,7 +247,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ appending
 
     def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
-        """Return a record lies at [start, end) of the slab, right behind the previous one.
+        """Add a record to the open batch, which lies at [start, end) of the slab, right behind the previous one.
 
         The caller adds to the batch returned, in the same turn of the loop, what to answer or call when it is durable.
         """

@@ -53,7 +53,7 @@ class Cluster:
         return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
-        """Yield the ledgers of which some ensemble names the bookie, without those that are deleted meanwhile."""
+        """Return the ledgers of which some ensemble names the bookie, without those that are deleted meanwhile."""
         await self._store.sync(self._root)
         found: list[int] = []
         async for ledger_id in self._ledgers.ids():

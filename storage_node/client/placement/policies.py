@@ -189,7 +189,9 @@ class RackAwarePlacement(_Policy):
         raise self._impossible_error(size, wanted, len(writable), usable)
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
-        """Return the racks do not allow the rule: with a single one at random, else as near to it as can be."""
+        """Return an ensemble where the racks do not allow the rule: with a single one at random, else as near to it as
+        can be.
+        """
         if len({self.racks.rack_of(bookie) for bookie in stage}) < 2:
             return tuple(stage[:size])
         return arrange_roughly(stage, self.racks.rack_of, size, write_quorum, wanted, first)
