@@ -74,6 +74,7 @@ class WatchedTree(MemoryTree):
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
         """Apply the transaction, then show it to the checker: only what was applied is shown."""
         results = super().apply(session, ops)
+        # Within the same step: no client can have seen the change before the checkers judge it.
         self._applied(ops)
         return results
 
@@ -113,7 +114,7 @@ class Machine:
         return self.process is not None and not self.process.dead
 
     def begin(self) -> tuple[Process, SimulatedStore]:
-        """Return a new process with a metadata session."""
+        """Begin a new process with a metadata session."""
         self.runs += 1
         self.ended = self.world.loop.create_future()
         self.world.fabric.silent.discard(self.name)
@@ -146,6 +147,7 @@ class Machine:
             self.world.fabric.silent.add(self.name)
         self.world.fabric.forget(process, power=power)
         if self.store is not None:
+            # The server does not hear of it: it notices by silence, and until then the ephemerals of the dead are there.
             self.world.service.lost(self.store)
         self.ended.set_result(None)
 
@@ -198,7 +200,7 @@ class NodeMachine(Machine):
 
     @property
     def healthy(self) -> bool:
-        """It serves, and is not about to stop by itself."""
+        """True while it serves, and is not about to stop by itself."""
         return self.serving and self.bookie is not None and self.bookie.failure is None
 
     def settings(self) -> BookieSettings:
@@ -264,6 +266,7 @@ class NodeMachine(Machine):
             self.world.reached("node.refused-to-start")
             if not self.damaged:
                 self.world.ledger_checkers.fail(f"{process.name} refuses to start on an undamaged disk: {error}")
+            # For good: a node that refused because its disk is damaged must not be started into an answer (I11).
             self.refused = error
         else:
             self.world.reached("node.stopped-itself")
@@ -383,6 +386,7 @@ class World:
         try:
             return self.loop.run_until_complete(self._bounded(main, limit_s))
         except Exception as error:
+            # The violation comes first: what programs raise after it follows from it.
             if self.ledger_checkers.violation is not None and error is not self.ledger_checkers.violation:
                 raise self.ledger_checkers.violation from error
             raise

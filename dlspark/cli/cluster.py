@@ -152,6 +152,7 @@ def _place_of(uri: str | None) -> Place:
     from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 
     parsed = NamespaceUri.parse(namespace_uri(uri))
+    # URIs and bindings part servers by semicolons, ZooKeeper's clients by commas.
     servers = parsed.servers.replace(";", ",")
 
     async def resolve(store: MetadataStore) -> Binding:

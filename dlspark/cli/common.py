@@ -98,6 +98,7 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
     if conf is None:
         settings = Settings.from_environment()
     else:
+        # --conf stands in the place of DLSPARK_CONF, and does not come on top of it.
         others = {name: value for name, value in os.environ.items() if name != "DLSPARK_CONF"}
         settings = Settings.from_environment(others, Settings.from_properties(conf))
     return settings.with_values(values_given(values or ()))
@@ -148,6 +149,7 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
         if self._opened is None:
             return
         try:
+            # Names are listed for an error alone, while the session is still open: a folder may have very many.
             missing = _missing_log(error)
             if missing is not None:
                 with suppress(DistributedLogError):  # the error that there is says more
@@ -348,6 +350,7 @@ def check_output() -> None:
     try:
         waiting = select.poll()
         waiting.register(sys.stdout.fileno(), 0)
+        # POLLERR at the writing end of a pipe: no process has its reading end open any more.
         gone = any(events & select.POLLERR for _, events in waiting.poll(0))
     except (OSError, ValueError):
         return  # not a file

@@ -122,6 +122,7 @@ def check_ports(directory: Path) -> Iterator[CheckFinding]:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
+        # As servers do: a port is free though connections of a former server are still winding down.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -181,6 +182,7 @@ def _writes_directly(name: str) -> bool:
     except OSError:
         return False
     try:
+        # O_DIRECT needs memory that begins on a page; of bytes that is not certain.
         with mmap.mmap(-1, _BLOCK_BYTES) as aligned:
             return os.write(file, aligned) == _BLOCK_BYTES
     except OSError:
@@ -198,7 +200,9 @@ def _file_system(place: Path) -> str:
     resolved, best = place.resolve(), ("", "")
     for line in lines:
         _, point, kind, *_ = line.split()
+        # A blank in a path is written \040 there.
         point = point.encode().decode("unicode_escape")
+        # The longest mount point holds the place; of two mounts on one point the later hides the earlier.
         if resolved.is_relative_to(point) and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1]
@@ -260,6 +264,7 @@ async def _looked_at(uri: str) -> list[CheckFinding]:
         findings.append(warn("nodes", f"{there}, as many as a segment needs: losing one stops writers", todo))
     else:
         findings.append(ok("nodes", there))
+    # The znode's time is the server's. Only one that lies ahead of us proves a skew.
     if stat is not None and stat.mtime_ms > time.time() * 1000 + _SKEW_MS:
         ahead = f"{(stat.mtime_ms - time.time() * 1000) / 1000:.0f} s"
         findings.append(warn("clock", f"ZooKeeper's clock is at least {ahead} ahead of this one", "Keep both by NTP"))
@@ -385,6 +390,7 @@ def _probed(program: str) -> Worker | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     try:
+        # The last line alone: what the interpreter loads at its start may print, too.
         said = json.loads(done.stdout.strip().splitlines()[-1])
         return Worker(
             python=str(said["python"]),

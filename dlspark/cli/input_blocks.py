@@ -62,16 +62,20 @@ class InputBlocks:
 
     def __enter__(self) -> InputBlocks:
         self._wake = os.pipe()
+        # Neither end may block: the interpreter writes from a signal's handler, which must not wait for a reader.
         for end in self._wake:
             os.set_blocking(end, False)
+        # A poll that a signal interrupts goes on by itself (PEP 475): only this pipe's byte ends it.
         self._old_wake = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         for number in _SIGNALS:
+            # nohup and a shell's background job have some ignored; a handler here would undo that.
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._old[number] = signal.signal(number, self._note)
         with suppress(OSError, termios.error):  # a file, a pipe; or a terminal that is another's
             if os.isatty(self._fd) and os.tcgetpgrp(self._fd) == os.getpgrp():
                 self._terminal = termios.tcgetattr(self._fd)
                 changed = [*self._terminal]
+                # Without it the terminal drops typed lines that were not read yet when Ctrl-C comes.
                 changed[_LOCAL_MODES] |= termios.NOFLSH
                 termios.tcsetattr(self._fd, termios.TCSANOW, changed)
         return self
@@ -99,6 +103,7 @@ class InputBlocks:
             self._restore_terminal()
             if self.at_once is not None:
                 self.at_once()
+            # No exception: unwinding would close the log, and that may wait for servers that are away.
             os._exit(SIGNALLED + self.signal)
         self.signal = number
         if not self._reading:
@@ -150,6 +155,7 @@ class InputBlocks:
         found = {fd for fd, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)}
         if self._wake is not None and self._wake[0] in found:
             with suppress(BlockingIOError):
+                # Taken, or every later poll would end at once.
                 os.read(self._wake[0], 64)
         return self._fd in found
 

@@ -87,6 +87,7 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             typer.echo(f"dlspark: {error}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
+            # 128 and the number of SIGINT, as shells say it.
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # The reader of our output (head, less) has ended: nothing more can be written.
@@ -102,6 +103,7 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 def output_failed(error: OSError) -> bool:
     """Return whether standard output could not be written; says so then."""
+    # An error that names a file is that file's; a write to standard output names none.
     if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
         return False
     _forget_output()
@@ -187,7 +189,7 @@ bookie_app.command("rebuild-index")(plain_errors(bookies.rebuild_index))
 bookie_app.command("format")(plain_errors(bookies.format_node))
 bookie_app.command("limbo")(plain_errors(bookies.limbo))
 bookie_app.command("decommission")(plain_errors(bookies.decommission))
-cookie_app = typer.Typer(help="Cookies in metadata: who a node is.", no_args_is_help=True)
+cookie_app = typer.Typer(help="Cookies in metadata: the identities of nodes.", no_args_is_help=True)
 cookie_app.command("show")(plain_errors(bookies.cookie_show))
 cookie_app.command("list")(plain_errors(bookies.cookie_list))
 cookie_app.command("delete")(plain_errors(bookies.cookie_delete))
@@ -230,7 +232,7 @@ metadata_app.command("get")(plain_errors(log_contents.metadata_get))
 metadata_app.command("set")(plain_errors(log_contents.metadata_set))
 log_app.add_typer(metadata_app, name="metadata")
 
-subscribers_app = typer.Typer(help="Who reads a log, and how far they have come.", no_args_is_help=True)
+subscribers_app = typer.Typer(help="Subscribers of a log, and how far they have come.", no_args_is_help=True)
 subscribers_app.command("list")(plain_errors(log_contents.subscribers_list))
 subscribers_app.command("delete")(plain_errors(log_contents.subscribers_delete))
 log_app.add_typer(subscribers_app, name="subscribers")
@@ -264,7 +266,7 @@ for name, command in (
     namespace_app.command(name)(plain_errors(command))
 app.add_typer(namespace_app, name="namespace")
 
-acl_app = typer.Typer(help="What may be done with logs.", no_args_is_help=True)
+acl_app = typer.Typer(help="Access control: which actions on logs are denied.", no_args_is_help=True)
 acl_app.command("show")(plain_errors(namespaces.acl_show))
 acl_app.command("set-default")(plain_errors(namespaces.acl_set_default))
 acl_app.command("set")(plain_errors(namespaces.acl_set))

@@ -236,7 +236,9 @@ class _Appending:
         if txids:
             ids = np.array(txids, np.int64)
         else:
+            # The clock may stand behind the log's last id, and ids never go back (I4).
             ids = np.full(len(payloads), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
+        # Before more is given to the writer: this bounds the memory of a copy that is faster than the disks.
         self._settle(_MAX_PENDING)
         self._write(ids, pa.array(payloads, pa.binary()))
 
@@ -251,6 +253,7 @@ class _Appending:
             if self._visible and len(ids) == 1:
                 raise
             self._show()
+            # The limits may take in two writes, with nothing else under way, what they refuse as one.
             half = max(len(ids) // 2, 1)
             self._write(ids[:half], payloads[:half])
             if half < len(ids):
@@ -296,6 +299,7 @@ def _in_order(ids: npt.NDArray[np.int64], last: int) -> int:
     """Return how many of the first ids are in order, behind `last`."""
     import numpy as np
 
+    # Each id against the highest before it, not its neighbour: 5, 3, 4 has two that are out of order.
     below = np.flatnonzero(ids < np.maximum.accumulate(np.concatenate(([last], ids[:-1]))))
     return int(below[0]) if len(below) else len(ids)
 
@@ -371,6 +375,7 @@ def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | N
             records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
             if not records and not follow:
                 return
+            # The end was fixed before the first read: records at it or behind came later.
             if end is not None and records[-1].dlsn >= end:
                 yield Records(one for one in records if one.dlsn < end)
                 return

@@ -316,6 +316,7 @@ def _between_regions(
 def _planned(machine: Balance) -> Iterator[StreamMove]:
     while (step := machine.next_move()) is not None:
         yield step
+        # As if each move went well: a plan asks no proxy for anything.
         machine.ended(True)
 
 

@@ -180,6 +180,7 @@ class PrefixedSplitter(Splitter):
         unpack = LENGTH.unpack_from
         while end - at >= LENGTH.size:
             size = unpack(data, at)[0]
+            # By the length alone: four bytes of another form would have up to 4 GiB read before anything is noticed.
             if size > MAX_PAYLOAD_BYTES:
                 self._rest = b""
                 return Taken(payloads, refusal=self._refused(len(payloads), _too_long(size)))

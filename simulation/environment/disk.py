@@ -104,6 +104,8 @@ class SimulatedFile(DiskFile):
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
         """Return the bytes, or None by chance: callers must manage with both."""
+        # Whether bytes are in the page cache is the kernel's affair; and with read faults the other way has to meet
+        # them.
         if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
             return None
         data = self.inode.data[offset : offset + length]
@@ -221,6 +223,7 @@ class SimulatedDisk:
         self.step()
         inode = file.inode
         self.may_fail("eio_write", file.path)
+        # Bytes within the file have their blocks already: a full disk takes those (what journals prepare is for this).
         if self.faults.full and offset + len(data) > len(inode.data):
             self.reached("disk.full")
             raise OSError(errno.ENOSPC, "simulated", file.path)
@@ -246,13 +249,14 @@ class SimulatedDisk:
             self.synced(file.path, written)
 
     def _keep_some(self, inode: Inode) -> list[tuple[int, bytes]]:
-        """Return each unsynced write reaches the medium whole, in part, or not at all; those that are there whole."""
+        """Put each unsynced write on the medium whole, in part, or not at all; return those that are there whole."""
         written, inode.pending = inode.pending, []
         for offset, data in written:
             fate = TORN if self.tears else self.rng.random()
             if offset < 0 or fate < WHOLE:
                 _apply(inode.durable, offset, data)
             elif fate <= TORN and len(data) > TEAR_BYTES[0]:
+                # In any order: a disk writes the sectors of one request as it likes.
                 block = TEAR_BYTES[0] if self.tears else self.rng.choice(TEAR_BYTES)
                 for at in range(0, len(data), block):
                     if self.rng.random() < 0.5:
@@ -420,6 +424,7 @@ class SimulatedDisk:
         for active in self._active.values():
             for call in active:
                 call.ended = True
+                # The kernel finishes the call that it is in, or not: so many operations of it still happen.
                 self._budget = 1 if self.tears else self.rng.choice(STEPS_LEFT)
                 try:
                     call.work()
@@ -463,6 +468,7 @@ class SimulatedDisk:
     def lose(self, path: str) -> None:
         """Remove a file from the medium."""
         directory, name = self._at(path)
+        # From both: a lost file is gone for the running process, and stays gone after a crash.
         directory.names.pop(name, None)
         directory.durable.pop(name, None)
 

@@ -99,6 +99,7 @@ class _ScheduledCall(asyncio.TimerHandle):
     def cancel(self) -> None:
         """Drop the call. It leaves the heap when its time comes."""
         self._cancelled = True
+        # Dropped at once: it may hold a whole process that is dead, and the heap keeps the call until its time.
         self._callback, self._args = _nothing, ()
 
 
@@ -138,11 +139,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return process
 
     def start(self, process: Process, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
-        """Return a task in a process, from outside of it."""
+        """Start a task in a process, from outside of it."""
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
         """End a process: nothing of it runs any more."""
+        # Its calls are kept, not dropped: freeing them closes coroutines, whose clauses would run code of the dead.
         process.dead = process.halted = True
         self.graveyard.extend(process.held)
         process.held.clear()
@@ -156,6 +158,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process.paused = False
         process.halted = process.dead
         if not process.dead:
+            # Before what is ready: these callbacks were due while it was stopped, and a kernel would run them first.
             self._ready.extendleft(reversed(process.held))
             process.held.clear()
 
@@ -163,6 +166,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, None, T], **options: object
     ) -> asyncio.Task[T]:
         task = asyncio.Task(work, loop=loop, **options)  # type: ignore[arg-type]
+        # A task that nothing refers to is collected at a moment that is not the seed's.
         (PROCESS.get() or self.outside).keep(task)
         return task
 
@@ -170,6 +174,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self._finished:
             return  # what dead processes leave behind is taken apart
         self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")
+        # An error that reached no caller is a bug of the code under test: the run ends where it shows.
         self.stop()
 
     # ------------------------------------------------------------------------------------ turns
@@ -269,6 +274,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _shuffle(self) -> None:
         """Draw which process goes first; the order within each stays."""
+        # Between processes no order is promised; within one, asyncio promises that of the calls.
         groups: dict[Process | None, list[_ScheduledCall]] = {}
         for call in self._ready:
             groups.setdefault(call._context.get(PROCESS), []).append(call)

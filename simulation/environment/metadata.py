@@ -90,6 +90,7 @@ class MetadataService:
             self._doubts[store, path] = None
             if self.rng.random() < FAR_SHARE:
                 self.far(store.process.host)
+            # Both look alike to the client, and only one of them was applied: it has to look.
             return self.rng.choice((Fault.LOSE_REQUEST, Fault.LOSE_REQUEST, Fault.LOSE_REPLY))
         if not (self.lose or self.lose_reply or self.refuse):
             return None
@@ -153,6 +154,7 @@ class MetadataService:
         if store.process.host not in self.unreachable:
             self.tree.expire(session.id)
             return
+        # The server ends the session; a client that cannot reach it hears of that only when it comes back.
         self.tree.disconnect(session.id)
         self.tree._end(session)
         self._reconnect(store, session)
@@ -167,6 +169,7 @@ class MetadataService:
         self.loop.call_later(self.session_timeout_s, self._timed_out, store, store.session, context=_SERVER)
 
     def _timed_out(self, store: SimulatedStore, session: Session) -> None:
+        # A process that came back in time has sent heartbeats: its session lives.
         away = store.process.halted or store.process.host in self.unreachable
         if not away or not session.alive or store.session is not session:
             return
@@ -301,6 +304,7 @@ class SimulatedStore(MemoryStore):
         service = self._service
         if self.process.dead:
             return
+        # Not before what the server sent earlier: a session's answers and watches come in order.
         when = self._in_at = max(service.loop.time() + service.delay(self.process.host), self._in_at + TICK_S)
         service.loop.call_at(when, partial(callback, *args, **kwargs), context=self.process.context)
 

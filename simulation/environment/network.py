@@ -260,6 +260,7 @@ class Fabric:
     def _carry(self, link: SimulatedLink, data: bytes) -> None:
         """Let bytes arrive later, in order; hold them where the way is blocked."""
         source, target = link.process.host, link.other.process.host
+        # Behind what is held already, even where the way is open again: a connection delivers in order.
         if link.held or (source, target) in self.blocked:
             link.held.append(data)
             return
@@ -271,6 +272,7 @@ class Fabric:
 
     def _arrive(self, link: SimulatedLink, data: bytes) -> None:
         """Take bytes, in the receiving process."""
+        # The way was blocked while this was under way: TCP sends it again later, so it is late and not lost.
         if (link.process.host, link.other.process.host) in self.blocked or link.held:
             link.held.append(data)
         else:
@@ -303,11 +305,13 @@ class Fabric:
             return
         source, target = link.process.host, other.process.host
         if link.held or (source, target) in self.blocked:
+            # The end cannot be heard of: the other side sees silence, until its kernel gives up.
             self.loop.call_later(GIVE_UP_S, other.shut, TimeoutError("the peer is silent"), context=_NO_PROCESS)
             return
         if orderly:
             when = max(self.loop.time() + self._delay(source, target), link.last_arrival + TICK_S)
         else:
+            # A reset overtakes what is under way: the kernel throws that away.
             when = self.loop.time() + self._delay(source, target)
         error = None if orderly else ConnectionResetError("reset by the peer")
         self.loop.call_at(when, other.shut, error, context=_NO_PROCESS)
@@ -321,12 +325,14 @@ class Fabric:
             await asyncio.sleep(RETRANSMIT_S / 5)
         await asyncio.sleep(self._delay(host, process.host))
         listener = self.listeners.get((host, port))
+        # After the waits: the process may have died while the handshake was on its way.
         if listener is None or listener.process.dead:
             raise ConnectionRefusedError(f"{host}:{port} refuses connections")
         near = SimulatedLink(self, process, f"{host}:{port}", client=True)
         far = SimulatedLink(self, listener.process, process.host, client=False)
         near.other, far.other = far, near
         near.handler = handler
+        # Nothing of this connection may arrive before it is there.
         near.last_arrival = far.last_arrival = self.loop.time()
         self.links[near] = self.links[far] = None
         self.loop.call_soon(listener.take, far, context=listener.process.context)
@@ -387,6 +393,7 @@ class Fabric:
             self.loop.graveyard.append(link)
             if not power:
                 self.end(link, orderly=self.rng.random() < 0.5)
+            # Without power no kernel says goodbye: the peer's connection is half open until it sends something.
             elif not link.other.closed:
                 self.reached("net.half-open")
                 if link.other.in_flight or link.other.held:
