@@ -147,7 +147,7 @@ class Machine:
             self.world.fabric.silent.add(self.name)
         self.world.fabric.forget(process, power=power)
         if self.store is not None:
-            # The server does not hear of it: it notices by silence, and until then the ephemerals of the dead are there.
+            # The server does not hear of it, and notices by silence: until then the ephemerals of the dead are there.
             self.world.service.lost(self.store)
         self.ended.set_result(None)
 

@@ -236,6 +236,7 @@ def _from_message(message: Any, version: int, path: str) -> LedgerMetadata:
         ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
         ensembles=tuple(Ensemble(part.firstEntryId, tuple(part.ensembleMember)) for part in message.segment),
         state=state,
+        # Other writers may leave one there while the ledger is open: before the close no end counts (I2).
         last_entry=message.lastEntryId if closed else -1,
         length=message.length if closed else 0,
         digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,

@@ -66,6 +66,7 @@ class AllocatorStore:
 
     async def read(self, path: str) -> Allocation:
         """Return the znode as it is now. Raises NoNodeError."""
+        # The server that answers may lag behind the one that applied another process's change.
         await repeat(self._store, lambda: self._store.sync(path))
         return await self._get(path)
 
@@ -79,6 +80,7 @@ class AllocatorStore:
 
     async def claim(self, allocation: Allocation) -> Allocation:
         """Take the named ledger from all processes that may have read its id before. Raises as `record`."""
+        # The same data once more: the version moves, and what others have built on the old one fails (I7).
         return await self._put(allocation, allocation.data)
 
     async def clear(self, allocation: Allocation) -> Allocation:
@@ -86,8 +88,9 @@ class AllocatorStore:
         return await self._put(allocation, b"")
 
     async def _put(self, allocation: Allocation, data: bytes) -> Allocation:
-        """Return a conditional set. A lost answer is settled by looking: exactly one version on, with our data, is
-        ours."""
+        """Set the data conditionally. A lost answer is settled by looking: exactly one version on, with our data, is
+        ours.
+        """
         doubt = False
 
         async def attempt() -> Allocation:

@@ -61,8 +61,6 @@ class LogSnapshot(NamedTuple):
 class LogQueries:
     """Which logs has the namespace at `namespace_path`, and what do their znodes say? Made as a `LogStore`.
 
-    `log_folders` finds each log; a plain namespace has all of them below its own znode.
-
     Args:
         store: the session.
         namespace_path: the namespace's znode.

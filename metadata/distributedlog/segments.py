@@ -172,6 +172,7 @@ class SegmentMetadata:
         """Read the data of the znode at `path`. Raises CorruptDataError; UnsupportedMetadataVersionError for a version
         above 5, or below 2 unless `skip_minimum_version`."""
         parts = bytes(data).split(b";")
+        # Not left to int(), which also takes blanks, underscores and digits of other scripts.
         if not all(_NUMBER.fullmatch(part) for part in parts):
             raise CorruptDataError(f"not segment metadata: {bytes(data[:80])!r}", path=path)
         numbers = [int(part) for part in parts]
@@ -223,11 +224,12 @@ def _unpack(numbers: list[int], version: int, *, in_progress: bool, name: str) -
 
 def _signed(number: int) -> int:
     """Return the value as a signed 64-bit number, wrapped around."""
+    # Java reads and writes these as a long, whose highest bit is the sign.
     return (number + 2**63) % 2**64 - 2**63
 
 
 def order(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
-    """Return the key to sort segments by: LSSN; first transaction id where one of two has none; in progress before
+    """Return the segments in order of LSSN; of first transaction id where one of two has none; in progress before
     completed where equal.
     """
     return sorted(segments, key=cmp_to_key(_compare))

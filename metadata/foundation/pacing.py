@@ -43,6 +43,7 @@ class TokenBucket:
         now = self._now()
         self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
+        # Below 0: a token that is still to come is promised to this caller, and its time is the wait.
         self._tokens -= 1
         return max(-self._tokens / self._rate, 0.0)
 
@@ -67,6 +68,7 @@ async def for_each(items: Iterable[T] | AsyncIterable[T], limit: int, action: Ca
 
     async def run() -> None:
         while True:
+            # An async iterator may be asked by one task at a time.
             async with drawing:
                 try:
                     item = await anext(drawn)
@@ -133,6 +135,7 @@ class MessageLimit:
             self._logger.log(level, message, *args, exc_info=error)
             return
         if not self._left_out:
+            # By a timer: where no further line comes, none would bring the count.
             loop.call_later(self._began + self._window_s - now, self._tell)
         self._left_out += 1
 

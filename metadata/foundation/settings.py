@@ -100,6 +100,7 @@ def _read_real(text: str) -> float:
 
 
 def _take_real(value: object) -> float:
+    # To Python a bool is an int; a setting of true is not one of 1.
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(value)
     return float(value)
@@ -252,6 +253,7 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
     except ValueError as refused:
         said = f"the value of {key}" if info.secret else f"{key}={shown(value)}"
         why = f"; {refused}" if isinstance(refused, UnreadableValue) else ""
+        # Without the cause, whose message holds the value: it may be a secret.
         raise error(f"{said} is not {info.kind.words}{why}", advice=f"{key}: {info.meaning}") from None
     if isinstance(converted, int) and info.scale != 1:
         converted *= info.scale

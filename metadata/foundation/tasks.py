@@ -45,8 +45,9 @@ async def _cancel_until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns or raises. A cancellation of the caller is raised only once `work` has ended by
-    itself."""
+    """Run `work` to its end, and return or raise what it does. A cancellation of the caller is raised only once `work`
+    has ended by itself.
+    """
     return await _ended(asyncio.get_running_loop().create_task(work))
 
 

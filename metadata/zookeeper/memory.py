@@ -251,7 +251,7 @@ class MemoryTree:
     # ---- one transaction --------------------------------------------------------------------------------------------
 
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
-        """Return all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
+        """Apply all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
         self._zxid += 1
         results: list[OpResult] = []
         events: list[WatchEvent] = []

@@ -104,8 +104,9 @@ class FeedCheckers:
         sequence: int,
         make_records: Callable[[], list[WrittenRecord]],
     ) -> SentRequest:
-        """Return a request, of a producer's epoch with this number, is given to the session's writer. Its records are
-        made once for each incarnation."""
+        """Note that a request, of a producer's epoch with this number, is given to the session's writer, and return it.
+        Its records are made once for each incarnation.
+        """
         epoch = KnownEpoch(self._names.truth_of(session).name, producer, number)
         sent = self._sent[epoch].get(sequence)
         if sent is None:

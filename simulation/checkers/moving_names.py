@@ -248,7 +248,7 @@ class MovingNamesCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Return which incarnation it reads shows with the first record."""
+        """Begin the span of a reader that was opened: its first record shows which incarnation it reads."""
         span = ReadSpan(name, log, start, txid, before)
         self._opened[id(span)] = _Opened(span, log, self._opening.get(name, self._moment), self._moment)
         return span

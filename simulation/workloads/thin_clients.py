@@ -218,7 +218,7 @@ class ProxyWorkload(Workload):
                 )
 
     def sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
-        """Return what the process that runs on this machine now begins to write to a log."""
+        """Begin what the process that runs on this machine now writes to a log."""
         session = self.world.log_checkers.session(log, client)
         return self.tier.checkers.sender(session, ordered=ordered)
 

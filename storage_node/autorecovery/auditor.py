@@ -171,6 +171,7 @@ class Auditor:
 
     def _act_on(self, need: AuditNeed) -> None:
         if need is AuditNeed.WAIT:
+            # Counted from the first loss: lists that keep changing must not put the audit off for ever.
             if self._timer is None:
                 logger.info("%s is lost; an audit follows in %d s", ", ".join(self._losses.lost), self._delay_s)
                 self._start_timer()
@@ -345,7 +346,7 @@ class LossTracker:
         self.lost: set[str] = set()
 
     def saw(self, available: Collection[str], delay_s: int) -> AuditNeed:
-        """Return the lists changed: these bookies are registered now."""
+        """Note that the lists changed: these bookies are registered now. Returns what is to be done."""
         self.lost.difference_update(available)
         self._known.update(available)
         fresh = self._known.difference(available)

@@ -45,6 +45,7 @@ LENGTH_BYTES = 4
 def _unreferenced(chunk: bytearray) -> bool:
     """Return whether no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
     try:
+        # Reference counts would be wrong here: views of views hold the chunk as well.
         last = chunk.pop()
     except BufferError:
         return False
@@ -93,6 +94,7 @@ class ChunkPool:
             chunk = self._retired.pop()
             if _unreferenced(chunk):
                 return chunk
+            # Still read by a handler: to the far end, where it is looked at last.
             self._retired.appendleft(chunk)
         return bytearray(SMALL_CHUNK_BYTES if self.crowded and not need else self._chunk_bytes)
 
@@ -173,6 +175,7 @@ class FrameBuffer:
         self.has_more = False
         while (first := start + LENGTH_BYTES) <= end:
             (length,) = length_at(view, start)
+            # Before any memory is taken for it: the length is a stranger's until the frame is whole.
             if not 0 < length <= longest:
                 raise ProtocolError(
                     f"a frame announces {length} bytes, allowed are 1 to {longest}",
@@ -191,6 +194,8 @@ class FrameBuffer:
         if self.has_more:
             return frames
         if need:
+            # Memory of its own grows only once it is full: a peer pays for a long frame by sending it, not by
+            # announcing it.
             if start + need > len(view) and (self._lent or end == len(view)):
                 self._move(need)
         elif len(view) - end < MIN_FREE_BYTES:
@@ -206,6 +211,7 @@ class FrameBuffer:
         if self._chunk is None or self._closed or self.has_more:
             return
         if self._start != self._end:
+            # An incomplete frame must not keep a shared chunk for as long as its peer likes.
             if self._lent and self._pool.crowded:
                 self._move(self._need)
             return

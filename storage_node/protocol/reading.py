@@ -90,13 +90,13 @@ class EntryRead:
         return index
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """Return a replica failed: the index to ask now, or None (then look at `exhausted`)."""
+        """Note that a replica failed. Returns the index to ask now, or None (then look at `exhausted`)."""
         self._open -= 1
         self.error = more_telling(self.error, error)
         return self.ask_next() if self._open == 0 else None
 
     def succeeded(self) -> bool:
-        """Return a verified copy came. False if one came before."""
+        """Note that a verified copy came. Returns False if one came before."""
         self._open -= 1
         first, self.done = not self.done, True
         return first
@@ -248,7 +248,7 @@ class TailRead:
         return self._closed()
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """Return the bookie could not be asked, or could not answer. Gives the index to ask now, or None."""
+        """Note that the bookie could not be asked, or could not answer. Returns the index to ask now, or None."""
         if isinstance(error, MISSING):
             self.known = True
         self.error = more_telling(self.error, error)

@@ -275,7 +275,7 @@ class RecoveryMachine:
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return what the metadata is now."""
+        """Go on by the metadata as they are now."""
         if not self._acts(RecoveryEvent.METADATA_FOUND):
             return ()
         if self.state is RecoveryState.MARK_CHECKING:
@@ -301,7 +301,7 @@ class RecoveryMachine:
         return tuple(Fence(index, bookie) for index, bookie in enumerate(self.metadata.last_ensemble.bookies))
 
     def fence_found(self, index: int, last_add_confirmed: int) -> Effects:
-        """Return a fenced bookie's last entry, verified, carries this LAC."""
+        """Note that a fenced bookie's last entry, verified, carries this LAC."""
         if not self._acts(RecoveryEvent.FENCE_FOUND):
             return ()
         self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
@@ -373,7 +373,7 @@ class RecoveryMachine:
         return tuple(effects)
 
     def entry_found(self, index: int, entry: Entry) -> Effects:
-        """Return a verified copy: one is enough."""
+        """Take a verified copy: one is enough."""
         if not self._acts(RecoveryEvent.ENTRY_FOUND):
             return ()
         verdict = self._verdicts.get(entry.entry_id)
@@ -384,7 +384,7 @@ class RecoveryMachine:
         return self._judge()
 
     def entry_failed(self, index: int, entry_id: int, error: DistributedLogError) -> Effects:
-        """Return the bookie lacks the entry, or could not say."""
+        """Note that the bookie lacks the entry, or could not say."""
         if not self._acts(RecoveryEvent.ENTRY_FAILED):
             return ()
         verdict = self._verdicts.get(entry_id)
@@ -457,7 +457,7 @@ class RecoveryMachine:
         return self._write_close(self.metadata, self._version)
 
     def measured(self, length: int) -> Effects:
-        """Return the cumulative length in the header of entry LAC0."""
+        """Take the cumulative length in the header of entry LAC0."""
         if not self._acts(RecoveryEvent.MEASURED):
             return ()
         self._length = length

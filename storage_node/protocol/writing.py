@@ -125,7 +125,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ adds and their answers
 
     def add(self, size: int, length: int | None = None, entry_id: int | None = None) -> Effects:
-        """Return a new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
+        """Add an entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
 
         An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
         DuplicateEntryError.
@@ -166,7 +166,7 @@ class WriterMachine(WriterProgress):
         self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
     def added(self, seat: Seat, *entry_ids: int) -> Effects:
-        """Return the bookie in `seat` stored the entries durably."""
+        """Note that the bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
         # One bit for each seat: a bookie that answers twice for an entry still counts once.
@@ -184,8 +184,9 @@ class WriterMachine(WriterProgress):
         return self._drain()
 
     def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
-        """Return the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
-        time."""
+        """Note that the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
+        time.
+        """
         if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
@@ -443,7 +444,7 @@ class WriterMachine(WriterProgress):
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return what the metadata is now."""
+        """Go on by the metadata as they are now."""
         if not self._asked(WriterEvent.METADATA_FOUND):
             return ()
         if self.state is WriterState.CLOSE_CHECKING:

@@ -100,6 +100,7 @@ class ReceiveMemory:
             begun = self._begun[sender] = _Begun(now)
         self.used += held - begun.held
         begun.held, begun.received, begun.lacks = held, received, lacks
+        # Progress is measured from the last mark, so a link that once was fast does not live on that.
         if begun.received - begun.marked_bytes >= PROGRESS_BYTES:
             begun.mark(now)
         if self.used > self.limit:
@@ -130,6 +131,7 @@ class ReceiveMemory:
         for sender, begun in list(self._begun.items()):
             if self.used <= self.limit:
                 return
+            # Bytes that wait in the kernel are our delay, not the peer's.
             if begun.is_slow(now) and not sender.has_more():
                 sender.cut(f"its frame stopped after {begun.received} bytes, and others need the memory")
                 self.ended(sender)
@@ -149,6 +151,7 @@ class ReceiveMemory:
 
     def _let_go_on(self, sender: Sender) -> None:
         del self._starved[sender]
+        # From now on: while it was starved it could not make progress.
         self._begun[sender].mark(asyncio.get_running_loop().time())
         sender.feed()
 

@@ -173,7 +173,9 @@ class TcpNetwork:
     def adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> TcpLink:
         """Make a link of a connected socket."""
         sock.setblocking(False)
+        # A request is one small write whose answer the peer waits for: it must not wait for another one to go with it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A peer that lost its power says nothing: without probes its connection would stay for ever.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
@@ -207,6 +209,7 @@ class TcpNetwork:
         """Cut the links that are stuck for longest while they hold too much; copy what the others are to be sent."""
         deadline = self.turns.now() + self.turns.share_s
         while self._views:
+            # Never the only one: a single slow reader has all the memory that there is for them.
             if 0 < self._stuck_limit < self._stuck_used and len(self._stuck) > 1:
                 oldest = next(iter(self._stuck))
                 oldest.cut("it takes none of its answers, and others need the memory")

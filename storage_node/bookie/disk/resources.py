@@ -272,8 +272,10 @@ class Disks:
             space.device, space.total, space.free = self._disk.usage(space.path)
         except OSError as error:
             logger.error("the usage of %s cannot be read, it counts as full: %s", space.path, error)
+            # A disk that cannot even say how full it is gets no new log.
             space.free, space.full = 0, True
             return
+        # A full disk must get below a lower mark: the node would change its mode with every file otherwise.
         limit = settings.low_water_mark if space.full else settings.disk_usage_threshold
         full = space.free < settings.min_usable_size_for_entry_log_creation or space.usage > limit
         if full != space.full:
@@ -313,6 +315,7 @@ class Disks:
 
     def capacity(self) -> tuple[int, int]:
         """Return (total, free) bytes of the ledger directories' disks, each disk once."""
+        # Two directories may lie on one disk, whose bytes count once: clients place ledgers by this.
         disks = {space.device: space for space in self._ledgers}
         return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
 
@@ -330,6 +333,7 @@ class Disks:
         spaces = _with_room(self._ledgers)
         free = sum(max(space.free, 1) for space in spaces)
         for space in spaces:
+            # Shares instead of the emptiest one each time: writes use the bandwidth of all disks.
             space.credit += max(space.free, 1) / free
         chosen = max(spaces, key=lambda space: space.credit)
         chosen.credit -= 1

@@ -70,6 +70,7 @@ def _own_host(settings: BookieSettings) -> str:
         address = socket.gethostbyname(name)
     except OSError:
         return name
+    # Debian's /etc/hosts gives the own name a loopback address, which no other host could dial.
     return name if _is_loopback(address) else address
 
 
@@ -106,6 +107,7 @@ def was_read_only(disk: Disk, directories: Sequence[str]) -> bool:
             found.append((int(stamp), mode == READ_ONLY))
         else:
             logger.warning("%s/%s is not readable and left out", directory, STATUS_FILE)
+    # The newest file: a directory that was away keeps an old one.
     return max(found)[1] if found else False
 
 
@@ -131,12 +133,14 @@ class SessionFile:
             return
         try:
             token = binascii.unhexlify(text.strip())
+            # A node that was killed is still registered by this session, and its next start would wait for the timeout.
             await asyncio.wait_for(self._store.end_session(token), END_TIMEOUT_S)
         except (ValueError, DistributedLogError, asyncio.TimeoutError) as error:
             logger.warning("the former session was not ended, it has to expire: %s", error)
 
     async def keep(self) -> None:
         """Write the current session's token down, durably. Failing costs the next start time, so it is only logged."""
+        # The session may expire while its token is written: then the next one's is written, too.
         while (token := self._store.session_token) and token != self._kept:
             data = binascii.hexlify(token) + b"\n"
             try:

@@ -56,6 +56,7 @@ class Gate:
     @property
     def closed(self) -> bool:
         """True while the limit is reached; a limit of 0 never is."""
+        # Urgent requests pass a closed gate, so more may be taken than the limit.
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
@@ -247,6 +248,7 @@ class Flow:
     def done(self, size: int) -> None:
         """Count a request of that size no more: it has ended."""
         self.in_flight -= size
+        # At half of the limit, not right below it: a connection would stop and go on with every request.
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
 
@@ -254,6 +256,7 @@ class Flow:
         """Read no further until `may_go_on` says so."""
         if not self.stopped and not self.closed:
             self.stopped = True
+            # TCP then holds the client back: what it sends stays in the kernels' buffers, and not in our memory.
             self._link.pause_reading()
             self._watch()
 
@@ -265,6 +268,7 @@ class Flow:
             self._watch()
             return False
         self._count()
+        # Only connections that hold a part of the budget wait for it: one that owes nothing may go on.
         if self._counted and self._budget.exceeded:
             if not self._waiting:
                 self._waiting = True
@@ -299,6 +303,7 @@ class Flow:
 
     def _count(self) -> None:
         held = self.owed + self._link.queued_bytes
+        # A small share does not count: thousands of idle connections must not use the budget up.
         held = held if held > ALLOWANCE_BYTES else 0
         if held != self._counted and not self.closed:
             by, self._counted = held - self._counted, held

@@ -103,8 +103,9 @@ class LedgerIndex:
         return gaps + size <= FREE_GAPS + GAPS_AN_ENTRY * (len(self._sizes) - gaps)
 
     def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
-        """Return many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places
-        forgotten."""
+        """Note many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places
+        forgotten.
+        """
         count = len(self._sizes)
         # In one piece only where nothing is replaced or missing; else entry by entry, so that the last copy counts.
         if 0 in sizes or self._strays or (count and first != self._base + count):

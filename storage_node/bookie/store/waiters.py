@@ -53,6 +53,7 @@ class LacWaiter:
         """End the wait. `advanced`: because the LAC moved on."""
         finished = self._finished
         if finished is not None:
+            # Before the call, which may park the next poll of this client, or wake others.
             self.cancel()
             finished(advanced)
 
@@ -92,6 +93,7 @@ class LacWaiters:
     def ended(self) -> None:
         """Count a poll no more: it has been woken or cancelled."""
         self._waiting -= 1
+        # A heap has no cheap removal. Swept when more than half is dead, the cost of a poll stays constant.
         if len(self._heap) > 2 * self._waiting + _DEAD_POLLS:
             self._heap = [item for item in self._heap if item[2].waiting]
             heapify(self._heap)
@@ -115,6 +117,7 @@ class LacWaiters:
                 return
             waiter.wake(advanced=self._ledger.lac > waiter.previous_lac)
         self._scheduled = True
+        # The rest in later turns: adds and their syncs must not wait for hundreds of readers' answers.
         asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _next(self) -> LacWaiter | None:

@@ -208,8 +208,9 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
 
 
 def _damaged_error(path: str, written: list[str]) -> CorruptDataError:
-    """Return a copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the
-    newest."""
+    """Return the error for a copy of the checkpoint that cannot be read; copies that were `written` before it stay, and
+    count: they are the newest.
+    """
     what = "this copy of the checkpoint is missing or damaged, and was left as it is"
     if not written:
         return CorruptDataError(

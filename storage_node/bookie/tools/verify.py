@@ -122,7 +122,7 @@ def _check_checkpoints(node: Offline, result: Verification) -> None:
 
 
 def _check_log(node: Offline, snapshot: Snapshot, log_id: int, result: Verification) -> dict[int, tuple[int, int]]:
-    """Return one log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
+    """Check one log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
     path, length = snapshot.logs.paths[log_id], snapshot.logs.lengths[log_id]
     directory = path.rpartition("/")[0]
     if log_name(log_id) not in node.disk.list_directory(directory):
