@@ -110,10 +110,12 @@ class ServingMachine(Machine):
         except DistributedLogError as error:
             failed = True
             self.world.trace.note(f"{process.name} ends: {type(error).__name__}")
+        # From outside of the process: what ends it must not be one of its own callbacks, which end with it.
         self.world.loop.call_soon(self._exit, process, failed, context=self.world.context)
 
     def _exit(self, process: Process, failed: bool) -> None:
         """Let the process end that ends by itself."""
+        # It may have been killed before this call, and another one started in its place.
         if process is self.process and not process.dead:
             self.world.reached("proxy.stopped-itself" if failed else "proxy.left")
             self.kill()

@@ -142,6 +142,7 @@ class LedgerCheckers:
 
     def _request_sent(self, link: SimulatedLink, frame: bytes) -> None:
         """Remember fencing reads: they carry a key, and no body."""
+        # By its length first: decoding every frame would take longer than the run.
         if FENCING_READ_BYTES[0] <= len(frame) <= FENCING_READ_BYTES[1] and frame[OPERATION_AT] == Operation.READ:
             request = decode_request(memoryview(frame))
             if isinstance(request, ReadRequest) and request.fence:
@@ -299,6 +300,7 @@ class LedgerCheckers:
             if before != after:
                 break
             kept += 1
+        # From this entry on other nodes count, and what lies on the old ones alone is lost to readers.
         first = new.ensembles[kept].first_entry if kept < len(new.ensembles) else new.last_ensemble.first_entry
         if _is_re_replication(old, new):
             self._world.reached("metadata.re-replicated")  # an earlier fragment has another node now
@@ -388,6 +390,7 @@ class LedgerCheckers:
         """Note that a writer's add ended with an error: not acknowledged; some errors say that the entry is not in the
         ledger."""
         truth = self.truth(ledger_id)
+        # Only "not applied" is a promise that can be broken; an unknown outcome may be either.
         if truth.deleted or outcome_of(error) is not OperationOutcome.FAILED:
             return
         metadata = truth.metadata
@@ -402,6 +405,7 @@ class LedgerCheckers:
         if truth.deleted or truth.metadata is None or truth.foreign:
             return
         quorum = truth.metadata.ack_quorum
+        # Only upwards: an entry that an ack quorum has had is committed, whatever their disks lose later.
         while self.durability.holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
             truth.committed += 1
         if lac > truth.committed:

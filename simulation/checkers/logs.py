@@ -197,6 +197,7 @@ class LogCheckers:
 
     def written_again(self, record: WrittenRecord, session: WriterSession) -> None:
         """Note that a record of a producer's request is given to another session's writer, or again to the same."""
+        # What was called not written holds for the attempts until then: this one may store it.
         if record.outcome is OperationOutcome.FAILED:
             record.outcome = OperationOutcome.OPEN
         self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")
@@ -337,6 +338,7 @@ class LogCheckers:
             truth.segments.pop(name, None)
             if before is not None and not before.in_progress:
                 self._fail(truth.name, f"the completed segment {before.lssn} was removed (I2)")
+            # A completion removes it as well, and puts the completed one in its place.
             elif before is not None and truth.segment(before.lssn) is None:
                 self._removed(truth, before)
         elif isinstance(op, Create | SetData):
@@ -366,6 +368,7 @@ class LogCheckers:
             if other.in_progress and other is not segment:
                 self._world.reached("log.rolled")
                 self._tell_rolled(segment)
+                # An owner may roll before its former segment is completed; a new owner completes that first.
                 if self._owners.get(other.ledger_id) is not self._owners.get(segment.ledger_id):
                     self._fail(
                         truth.name,
@@ -407,6 +410,7 @@ class LogCheckers:
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             self._fail(truth.name, f"its segments are {numbers} (I7)")
         in_progress = [segment.in_progress for segment in segments]
+        # Segments end in their order: none is completed while an older one has no end.
         if any(in_progress[:-2]) or in_progress[-2:] == [True, False]:
             self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} says (I7)")
         for segment in segments:
@@ -426,6 +430,7 @@ class LogCheckers:
         there = {one.dlsn: truth.records[one.payload] for one in seen}
         begin = self.begin_of(truth)
         for dlsn, record in truth.at.items():
+            # Acknowledged or read once: then it is there for every later reader, unless it was truncated.
             if dlsn >= begin and there.get(dlsn) is not record:
                 self._fail(log, f"the record at {dlsn} was {record.outcome.value} or read, and is not there (I1, I6)")
         for record in truth.records.values():

@@ -100,6 +100,7 @@ class MovingNamesCheckers(LogCheckers):
         self._moment += 1
         begun = [name for op in ops if isinstance(op, Create) and (name := _log_of(op.path)) is not None]
         ended = [name for op in ops if isinstance(op, Delete) and (name := _log_of(op.path)) is not None]
+        # As it was before the transaction: a rename has to move all of it, and change none.
         before = {path: data for name in ended for path, data in self._below(name).items()}
         for op in ops:
             if isinstance(op, SetData) or (isinstance(op, Create) and not op.ephemeral):
@@ -197,6 +198,7 @@ class MovingNamesCheckers(LogCheckers):
             return
         if home.name in self._called:
             self._fail(truth.name, f"{session.client} started segment {segment.lssn}; its log is {home.name} (I7)")
+        # They were written before it showed which incarnation the session has; now they are this one's.
         truth.records.update(home.records)
         self._homes[session] = truth
 
@@ -272,6 +274,7 @@ class MovingNamesCheckers(LogCheckers):
         if incarnation is None:
             self._fail(name, f"{span.name} read at {seen.dlsn} what was never written to it: {seen.payload[:40]!r}")
             return
+        # A name that moved while the reader was being opened may lead to either log; one that had moved before may not.
         if not any(c.name == name and (c.until is None or c.until > opened.until) for c in self._called[incarnation]):
             self._fail(name, f"{span.name} read {seen.dlsn} of {incarnation}, which was called so no more")
         if all(c.since > opened.since for c in self._called[incarnation] if c.name == name):

@@ -152,6 +152,7 @@ class ProxyCheckers:
             open_since = self._open[process, caller, request.stream, request.stamp]
             came = open_since.popleft() if open_since else 0
             if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
+                # A gap is the caller's only where the missing request had not come before this one.
                 missing = replace(request.stamp, sequence=answer.actual)
                 if min(self._open[process, caller, request.stream, missing], default=came) < came:
                     self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")
@@ -176,6 +177,8 @@ class ProxyCheckers:
             lssn = max(place.lssn, owner.lssn if owner is not None else 0)
             self._owners[log] = _Owner(process, lssn, now)
         elif place.lssn <= owner.lssn:
+            # It heard that the entry is stored while it still owned the log, and only its answer is late: the record is
+            # there.
             if self._heard_s(log, place) < self._succeeded.get((log, process), 0.0):
                 self._world.reached("proxy.stopped-while-answering")
                 return
@@ -251,6 +254,7 @@ class ProxyCheckers:
         last: dict[str, ProducerStamp] = {}
         for one in seen:
             stamps = self._stamps.get(one.payload, set())
+            # Under two numbers either may be the one that counts: nothing can be said of the order.
             if len(stamps) != 1:
                 continue
             (stamp,) = stamps

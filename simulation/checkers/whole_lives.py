@@ -142,6 +142,7 @@ class WholeLifeCheckers(LogCheckers):
         segments = truth.ordered()
         hidden = [segment.truncation == TruncationStatus.TRUNCATED for segment in segments]
         partly = [segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED for segment in segments]
+        # Hidden segments first, then at most one that is hidden in part, then whole ones.
         if hidden != sorted(hidden, reverse=True) or any(partly[sum(hidden) + 1 :]):
             self._fail(truth.name, f"what is hidden is not the head of the list: {segments} (I8)")
         if not segments and truth.name not in self._deleting:

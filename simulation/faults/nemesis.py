@@ -53,6 +53,7 @@ class Nemesis:
         self.rng = rng
         self.kinds = self._draw_kinds(may_damage)
         self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
+        # Damage is for one node of a run: nothing is promised beyond the loss of A - 1 (I1).
         self._victim = rng.choice(world.nodes)
         self._remote: set[str] = set()
         self._leaving: NodeMachine | None = None
@@ -117,6 +118,7 @@ class Nemesis:
         ]
         if may_damage:
             every += [self.flip_bits, self.lose_file, self.wipe_disk, self.bad_memory]
+        # A few kinds a run: of all of them none would meet the same one twice, which is where mistakes are.
         kinds = self.rng.sample(every, self.rng.randint(3, 9))
         if self.rng.random() < OFTEN_SHARE:
             kinds = [*kinds[:3], *2 * [self.power_off_at_moment]]
@@ -150,6 +152,7 @@ class Nemesis:
     def _later(self, low_s: float, high_s: float, action: Callable[..., None], *args: object) -> None:
         """Undo something after a drawn time."""
         world = self.world
+        # In no process's context: a fault must end although what it hit has died.
         world.loop.call_later(self.rng.uniform(low_s, high_s), action, *args, context=world.context)
 
     def _node(self) -> NodeMachine:
@@ -343,6 +346,7 @@ class Nemesis:
         process = machine.process
         if machine.running and process is not None:
             power = self.rng.random() < 0.5
+            # By the number of callbacks, not by time: so each await point is as likely, however short.
             process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._spring(machine, power))
 
     def _spring(self, machine: Machine, power: bool) -> None:
@@ -367,6 +371,7 @@ class Nemesis:
 
     def _kill_rolling(self, name: str) -> None:
         self.world.log_checkers.on_rolled = lambda client: None
+        # At a drawn moment from here on: before the new segment is heard of, or before the old one has its end.
         self._later(0.0, 4 * self.world.service.latency_s, self._kill_client, self.world.clients[name])
 
     def _kill_client(self, client: Machine) -> None:

@@ -126,6 +126,7 @@ class TierNemesis(Nemesis):
             self.world.trace.note(f"failover {kind.__name__} {machine.name}")
             if machine.process is not None:
                 machine.process.at_step(self.rng.randint(1, MAX_STEP), partial(kind, machine))
+            # Longer than a session's timeout: by then another proxy has to serve, and how long that took is measured.
             await asyncio.sleep(3 * timeout_s)
 
     def _note(self, kind: str, machine: Machine) -> None:

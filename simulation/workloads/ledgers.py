@@ -150,6 +150,7 @@ class LedgerWorkload(Workload):
         size = LARGE_PAYLOAD if rng.random() < 0.005 else rng.choice(PAYLOADS)
         payload = b"%d:%d:" % (ledger_id, entry_id) + rng.randbytes(size)
         operation = self.world.history.begin(client.name, "add", f"{ledger_id}/{entry_id}")
+        # Before the add: checkers judge its frames by this.
         self.world.ledger_checkers.pushed(ledger_id, entry_id, payload)
         future = writer.add(payload)
         future.add_done_callback(partial(self._added, ledger_id, entry_id, operation))

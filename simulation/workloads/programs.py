@@ -77,6 +77,7 @@ class Workload:
         while not self.over:
             ledgers = client.start()
             task = client.spawn(self._guarded(client, program))
+            # Tasks of a killed process never end: its end is waited for beside them.
             await asyncio.wait({task, client.ended}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
@@ -107,6 +108,7 @@ class Workload:
     def goes_on(self, client: ClientMachine) -> bool:
         """Return whether the process that asks is to begin anything else: it is the client's, and programs are not
         over."""
+        # A process that was taken for dead may still run, beside the one that has the client's name now.
         return not self.over and client.process is PROCESS.get()
 
     async def finished(self, limit_s: float) -> None:
@@ -128,6 +130,7 @@ class Workload:
             except InvariantViolation as error:
                 world.ledger_checkers.fail(f"{what}: {error!r}")
             except DistributedLogError as error:
+                # Until then errors are in order: sessions still expire, nodes are still starting.
                 if world.loop.time() > deadline:
                     world.ledger_checkers.fail(f"no progress: {what} fails {HEALTHY_S} s after healing: {error!r}")
             await asyncio.sleep(0.3)
