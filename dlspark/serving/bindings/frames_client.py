@@ -27,8 +27,7 @@ from dlspark.errors import (
     ProxyLostError,
     ProxyUnreachableError,
 )
-from dlspark.serving.bindings.bounds import FramesClientLimits
-from dlspark.serving.bindings.service import Reply
+from dlspark.serving.bindings.service import FramesClientLimits, Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (

@@ -27,8 +27,15 @@ from functools import partial
 from typing import Final, Protocol
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits, write_bytes
-from dlspark.serving.bindings.service import Caller, ProxyService
+from dlspark.serving.bindings.service import (
+    KEPT_VIEW_BYTES,
+    REQUEST_BYTES,
+    STEP_BYTES,
+    Caller,
+    FramesLimits,
+    ProxyService,
+    write_bytes,
+)
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
 from dlspark.serving.protocol.frames import decode_request, encode_answer

@@ -16,10 +16,9 @@ import asyncio
 import logging
 
 from dlspark.errors import NotAppliedError
-from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_connection import FramesConnection
-from dlspark.serving.bindings.service import ProxyService
-from metadata.foundation.errors import check
+from dlspark.serving.bindings.service import FramesLimits, ProxyService
+from metadata.foundation.errors import check, present
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
@@ -73,9 +72,7 @@ class FramesServer:
     @property
     def port(self) -> int:
         """The port that is listened on. Raises InvariantViolation before `start`."""
-        check(self._listener is not None, "the frames server is not started")
-        assert self._listener is not None
-        return self._listener.port
+        return present(self._listener, "the frames server is not started").port
 
     @property
     def connection_count(self) -> int:

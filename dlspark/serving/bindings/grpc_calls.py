@@ -3,7 +3,7 @@
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
     INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
-    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host (`grpc_hosts`) or of all
+    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way: of its host (`CallsOfHosts`), of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
 
@@ -23,14 +23,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
-from dlspark.serving.bindings.grpc_hosts import peer_address
-from dlspark.serving.bindings.service import Caller, ProxyService
+from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_messages
 from dlspark.serving.protocol.operations import (
@@ -99,6 +98,11 @@ class Call(Protocol):
 
 
 Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
+
+
+def peer_address(call: Call) -> str:
+    """Return `host:port` of the client that makes a call."""
+    return unquote(call.peer()).partition(":")[2]
 
 
 class GrpcCalls:

@@ -28,10 +28,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ServiceUnavailableError
-from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
 from dlspark.serving.bindings.frames_server import CLOSE_GRACE_S, FramesServer, frames_network
-from dlspark.serving.bindings.service import Caller, ProxyService, Reply
-from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.bindings.service import Caller, FramesLimits, GrpcLimits, ProxyService, Reply
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
@@ -44,9 +42,10 @@ from dlspark.serving.process.membership import (
     watch_members,
 )
 from dlspark.serving.process.page import ProxyPage, ShownProxy
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import ProxyKind, Request
-from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, present
 from metadata.store import join
 from storage_node.edge import Network
 
@@ -221,13 +220,12 @@ class ServiceHost:
 
         Raises CallerError where gRPC is not installed, OSError where its port is taken.
         """
-        check(self._endpoint is not None, "the host has not begun")
-        assert self._endpoint is not None
+        endpoint = present(self._endpoint, "the host has not begun")
         self.door.open(service)
         grpc = await self._start_grpc(grpc_limits)
         make_member = read_proxy_member if self._kind is ProxyKind.READ else proxy_member
         member = self._member = make_member(
-            self._endpoint,
+            endpoint,
             self._settings.shard,
             grpc=self._own(grpc.port) if grpc is not None else None,
             stats=self._own(self._page.port) if self._page is not None else None,
@@ -273,9 +271,7 @@ class ServiceHost:
 
     @property
     def _opened(self) -> AsyncNamespace:
-        check(self._namespace is not None, "the host has not begun")
-        assert self._namespace is not None
-        return self._namespace
+        return present(self._namespace, "the host has not begun")
 
     def _path(self, folder: str) -> str:
         return join(self._opened.uri.path, folder)

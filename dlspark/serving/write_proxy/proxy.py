@@ -22,20 +22,16 @@ from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
-from dlspark.serving.bindings.service import ProxyService
+from dlspark.serving.bindings.service import FramesLimits, GrpcLimits, ProxyService
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers, TierForwarder
 from dlspark.serving.protocol.operations import ProxyKind, ProxyStatus
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration
-from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
-from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
-from dlspark.serving.write_proxy.page import WriteProxyView
+from dlspark.serving.write_proxy.metrics import MeasuredService, ProxyScopes, StreamTraffic, WriteProxyView, shown_in
 from dlspark.serving.write_proxy.service import WriteProxyService
+from dlspark.serving.write_proxy.settings import ProxyConfiguration
 from dlspark.serving.write_proxy.streams.files import StreamFiles
 from dlspark.serving.write_proxy.streams.table import STOP_ACCEPT
-from dlspark.serving.write_proxy.tier.forwarding import TierForwarder
 from dlspark.serving.write_proxy.tier.placement import (
     LEADING_SHARD,
     EqualLoads,

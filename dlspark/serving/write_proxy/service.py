@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
 from dlspark.serving.bindings.service import Caller, Reply
-from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -43,10 +43,10 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.streams.execution import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, in_turns, same_proxy
 from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.streams.model import StreamState
-from dlspark.serving.write_proxy.streams.requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement

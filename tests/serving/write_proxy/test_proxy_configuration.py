@@ -8,7 +8,7 @@ import pytest
 
 from dlspark.core.settings.settings import dynamic_values
 from dlspark.errors import SettingsError
-from dlspark.serving.write_proxy.configuration import read_configuration, with_stream_files
+from dlspark.serving.write_proxy.settings import read_configuration, with_stream_files
 
 
 def test_one_file_has_the_keys_of_both(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from typing import Final, Protocol, TypeVar
 from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
-from dlspark.serving.write_proxy.streams.requests import found_at
+from dlspark.serving.write_proxy.streams.execution import found_at
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
 from metadata.foundation.tasks import end_tasks

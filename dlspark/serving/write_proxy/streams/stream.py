@@ -47,14 +47,14 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.write_proxy.streams.execution import Execution, opened_sets
-from dlspark.serving.write_proxy.streams.limits import WriteLimiter
-from dlspark.serving.write_proxy.streams.log_operations import (
-    check_permitted,
-    delete_stream,
-    permissions_of,
-    truncate_stream,
+from dlspark.serving.write_proxy.streams.execution import (
+    Execution,
+    TakenRequest,
+    not_begun,
+    opened_sets,
+    too_late_error,
 )
+from dlspark.serving.write_proxy.streams.limits import WriteLimiter
 from dlspark.serving.write_proxy.streams.model import (
     DENIED_KEPT_S,
     ON_REQUEST,
@@ -66,8 +66,11 @@ from dlspark.serving.write_proxy.streams.model import (
     failure_scope_of,
     step,
 )
-from dlspark.serving.write_proxy.streams.requests import TakenRequest, not_begun, too_late_error
-from dlspark.serving.write_proxy.streams.stream_host import StreamHost
+from dlspark.serving.write_proxy.streams.stream_host import (
+    StreamHost,
+    check_permitted,
+    permissions_of,
+)
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
 from metadata.foundation.settings import Value
@@ -231,7 +234,7 @@ class ProxyStream:
             elif isinstance(request, ReleaseStream):
                 self._give_up_for(taken, None)
             elif isinstance(request, DeleteStream):
-                self._give_up_for(taken, lambda: delete_stream(self._host.namespace, self.name))
+                self._give_up_for(taken, lambda: self._host.namespace.delete_log(self.name))
             elif isinstance(request, TruncateStream):
                 self._truncate(taken, request)
             else:
@@ -507,7 +510,7 @@ class ProxyStream:
 
         async def truncate() -> None:
             try:
-                taken.answer(Done(await truncate_stream(writer, request.dlsn)))
+                taken.answer(Done(await writer.truncate(request.dlsn)))
             except Exception as error:
                 self.request_failed(error)
                 taken.fail(error)
