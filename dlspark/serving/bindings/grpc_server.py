@@ -53,9 +53,9 @@ Options: TypeAlias = tuple[tuple[str, int], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 CLOSE_GRACE_S = 5.0
-"""How long `close` waits for calls by default."""
+"""The time for which `close` waits for calls by default."""
 LAST_WORDS_S = 0.2
-"""What calls that have their answers get at least to deliver them."""
+"""The time that calls with their answers have, at least, to deliver them."""
 CLIENT_KEEPALIVE_MS: Final = 30_000
 CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MAX_STRIKES: Final = 2
@@ -110,7 +110,7 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler of a call with the count before it; None as it is: there is no such call."""
+        """Return the handler of a call with the count before it; None where there is no such call."""
         handler = await continuation(handler_call_details)
         return handler if handler is None else self._counted(handler)
 
@@ -121,6 +121,7 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
             async with self._slot(context):
                 asked = requests if handler.request_streaming else await self._message(context)
                 answered = handle(asked, context)
+                # Health and reflection answer with generators; our own handlers write by themselves, or return one.
                 if not isasyncgen(answered):
                     return await answered
                 async for answer in answered:
@@ -164,10 +165,14 @@ class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ha
 
 
 class GrpcServer:
-    """Serves `service` on one port; for the loop on which it is started."""
+    """How do clients in any language reach a service? Serves it on one port, for the loop on which it is started.
+
+    Args:
+        service: takes all requests.
+        names: where proxies speak gRPC, for answers and requests that name one.
+    """
 
     def __init__(self, service: ProxyService, *, limits: GrpcLimits | None = None, names: GrpcNames = NO_NAMES) -> None:
-        """`names`: where proxies speak gRPC, for answers and requests that name one."""
         self.limits = limits or GrpcLimits()
         self._service = service
         self._names = names
@@ -190,7 +195,7 @@ class GrpcServer:
 
     @property
     def held_bytes(self) -> int:
-        """What requests without an answer take now."""
+        """Bytes of the requests without an answer."""
         return 0 if self._calls is None else self._calls.held_bytes
 
     async def start(self, host: str, port: int) -> None:
@@ -224,6 +229,7 @@ class GrpcServer:
         server, calls, health_of_it = self._server, self._calls, self._health
         if server is None or calls is None or health_of_it is None:
             return
+        # Health first: a balancer that goes by it sends nothing more here, while what is under way is still answered.
         await health_of_it.enter_graceful_shutdown()
         calls.stopping.set()
         loop = asyncio.get_running_loop()

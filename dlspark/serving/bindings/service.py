@@ -21,7 +21,7 @@ Reply: TypeAlias = Callable[[Answer], None]
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """Where a request came from: one connection (frames), or one call's peer (gRPC). Compared by identity."""
+    """Which client sent a request? One connection (frames), or one call's peer (gRPC). Compared by identity."""
 
     address: str
     """`host:port`, for messages."""
@@ -52,19 +52,19 @@ class ProxyService(Protocol):
 
 
 STEP_BYTES: Final = 64 * 1024
-"""What a connection may hold without being counted in what all hold together; changes below it are not counted."""
+"""A connection may hold so much uncounted in what all hold together; smaller changes are not counted either."""
 REQUEST_BYTES: Final = 512
-"""What a request counts besides its frame: its number, its values, the call that answers it."""
+"""A request counts so much besides its frame: its number, its values, the call that answers it."""
 _RECORD_BYTES: Final = 200
-"""What each record of a write counts besides its bytes, of which it may have none."""
+"""Each record of a write counts so much besides its bytes, of which it may have none."""
 LEAST_ANSWER_BYTES: Final = 2 * STEP_BYTES
 """Below it a connection that was paused could not be seen to have room again: links say so at STEP_BYTES."""
 CONNECTIONS: Final = 12_000
 """Of one binding of a proxy, unless its settings say otherwise."""
 IDLE_MS: Final = 900_000
-"""How long a connection on which nothing is asked is kept, unless a setting says otherwise."""
+"""A connection on which nothing is asked is kept for so long, unless a setting says otherwise."""
 KEEPALIVE_MS: Final = 60_000
-"""After how long a proxy pings a gRPC client from which nothing comes, unless a setting says otherwise."""
+"""A proxy pings a gRPC client from which nothing has come for so long, unless a setting says otherwise."""
 KEPT_VIEW_BYTES: Final = 256 * 1024
 """A longer frame stays where it was received; a shorter one is copied, lest it keeps a chunk of 2 MiB in use."""
 
@@ -77,7 +77,7 @@ def write_bytes(request: WriteRecords) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FramesLimits:
-    """Bounds of a `FramesServer`."""
+    """How much may clients hold of a `FramesServer`, and how long may they be silent? Raises ValueError below 1."""
 
     connections: int = CONNECTIONS
     """All together. One more closes the most idle one, or is refused where all are in use."""
@@ -104,7 +104,7 @@ class FramesLimits:
     stuck_bytes: int = 256 * 1024 * 1024
     """Of all connections together: answers for clients that take none; beyond it the oldest of them are closed."""
     first_request_ms: int = 10_000
-    """By when a new connection must have sent a whole request."""
+    """The time within which a new connection must have sent a whole request."""
     idle_ms: int = IDLE_MS
     """A connection that asked nothing for so long, and waits for nothing, is closed. Clients of ours ask before."""
     stuck_ms: int = 60_000
@@ -120,7 +120,7 @@ class FramesLimits:
 
 @dataclass(frozen=True, slots=True)
 class FramesClientLimits:
-    """Bounds of a `FramesClient`."""
+    """How much may a `FramesClient` have under way, and when does it ask whether its proxy lives?"""
 
     requests_under_way: int = 65_536
     """Unanswered ones; one more is refused with OVER_CAPACITY, and was not sent."""
@@ -136,7 +136,10 @@ class FramesClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """Bounds of a `GrpcServer`. Of incomplete messages gRPC itself may hold `calls` times `message_bytes`."""
+    """How much may clients hold of a `GrpcServer`? Raises ValueError below 1.
+
+    Of incomplete messages gRPC itself may hold `calls` times `message_bytes`.
+    """
 
     connections: int = 1_000
     """All together; one more is closed as soon as it is made."""
@@ -145,9 +148,9 @@ class GrpcLimits:
     calls: int = 2_000
     """Calls at a time on all connections; one more ends with RESOURCE_EXHAUSTED."""
     calls_per_host: int = 1_000
-    """Likewise, of one client's host, and of health and reflection as well: it leaves places to the others."""
+    """Likewise, of one client's host, and of health and reflection as well: it leaves room to the others."""
     message_ms: int = 60_000
-    """By when the message of a call that has one must have come."""
+    """The time within which the message of a call that has one must have come."""
     message_bytes: int = MAX_FRAME_BYTES + STEP_BYTES
     """The longest request; a longer one ends its call with RESOURCE_EXHAUSTED. A request that fits in a frame fits."""
     metadata_bytes: int = 16 * 1024
@@ -174,7 +177,7 @@ class GrpcLimits:
     idle_ms: int = IDLE_MS
     """A connection without calls for so long is closed; clients of gRPC make another by themselves."""
     handshake_ms: int = 10_000
-    """By when a new connection must have spoken HTTP/2."""
+    """The time within which a new connection must have spoken HTTP/2."""
 
     def __post_init__(self) -> None:
         """Check them. Raises ValueError."""

@@ -1,4 +1,4 @@
-"""What a write proxy shows of itself: what it counts, by upstream's names, and the view that its page has of it.
+"""The metrics of a write proxy, by upstream's names, and the view that its page has of it.
 
     ProxyScopes        the numbers of one proxy, and of single streams
     MeasuredService    stands before the service, hands everything on unchanged, and counts and times it
@@ -63,7 +63,7 @@ def _counts(name: str, meaning: str, label: str, *, own: bool = False) -> Any:
 
 @dataclass(eq=False, slots=True)
 class StreamMeasures:
-    """What is counted for single streams as well."""
+    """The metrics that there are of single streams as well."""
 
     write: Timing = metric(
         Timing,
@@ -185,7 +185,7 @@ def _row(info: MetricInfo) -> tuple[str, ...]:
 
 @dataclass(eq=False, slots=True)
 class ProxyScopes:
-    """What one proxy counts in."""
+    """Where does a proxy count what it does? Its own cells, and those of single streams."""
 
     root: ProxyMeasures = field(default_factory=ProxyMeasures)
     rest: StreamMeasures = field(default_factory=StreamMeasures)
@@ -219,7 +219,7 @@ def _keep(into: object, ended: object, metrics: tuple[tuple[str, MetricInfo], ..
 
 
 class ProxyCollection:
-    """The collector of one registry: the sums over the proxies of this process. For any thread."""
+    """What does a registry of Prometheus show of the proxies in this process? Their sums; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -227,13 +227,15 @@ class ProxyCollection:
         self._past = ProxyScopes()
 
     def attach(self, scopes: ProxyScopes) -> Callable[[], None]:
-        """Show what is counted there; returns what ends that. What was counted stays in the sums."""
+        """Show what is counted there; return a function that ends that. What was counted stays in the sums."""
         with self._lock:
             self._live.append(scopes)
 
         def detach() -> None:
             with self._lock:
                 if scopes in self._live:
+                    # Kept for ever, for a counter that went back would look like a restart. Streams' own series do not
+                    # stay: in the sums of all that is no loss.
                     self._live.remove(scopes)
                     scopes.keep_streams(lambda _: False)
                     _keep(self._past.root, scopes.root, PROXY_METRICS)
@@ -278,7 +280,8 @@ _COLLECTIONS: Final = OnePerRegistry(ProxyCollection, "proxy")
 
 
 def shown_in(statistics: Statistics, scopes: ProxyScopes) -> Callable[[], None]:
-    """Show what `scopes` counts in the registry of `statistics`, where metrics are wanted; returns what ends that.
+    """Show what `scopes` counts in the registry of `statistics`, where metrics are wanted; return a function that ends
+    that.
 
     Raises CallerError where the registry has other metrics of these names.
     """
@@ -301,7 +304,7 @@ _TIMED: Final[Mapping[type, str]] = {
 
 
 class StreamTraffic:
-    """How many bytes a second streams take, over the time between the last two samples."""
+    """How many bytes a second does each stream take? On the mean between the last two samples."""
 
     def __init__(self) -> None:
         self.bytes_per_second: dict[str, int] = {}

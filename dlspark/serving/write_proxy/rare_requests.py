@@ -149,7 +149,7 @@ class RareRequests:
         self._closed = True
         await end_tasks(self._tasks, drop_errors=True)
 
-    # ------------------------------------------------------------------ who is here
+    # ------------------------------------------------------------------ proxies and owners
 
     def _handshake(self, taken: TakenRequest, request: Handshake) -> Answer | None:
         """Return the answer, or None where a task finds out first what matches the client's expression."""
@@ -212,7 +212,7 @@ class RareRequests:
         return Done()
 
     async def _release(self, _taken: TakenRequest, request: ReleaseStream) -> Answer:
-        """Release a stream that is not served here: nothing is to be given up, but not everybody may ask for it."""
+        """Release a stream that is not served here: nothing is to be given up, but the caller needs the right."""
         check_stream_length(request.stream)
         check_permitted(await permissions_of(self._table.host.namespace, request.stream), request, request.stream)
         return Done()

@@ -56,7 +56,7 @@ _Split: TypeAlias = tuple[dict[str, Value], dict[str, Value]]
 
 @dataclass(frozen=True)
 class AddressKeys:
-    """Who the proxy is"""
+    """The proxy's region, addresses and number"""
 
     region: str = setting(
         TEXT,
@@ -98,7 +98,7 @@ class AddressKeys:
         WHOLE,
         -1,
         "server_shard",
-        "A number that this proxy keeps when its address changes; clients' hash rings then keep its place. -1: none",
+        "A number that this proxy keeps when its address changes; clients' hash rings then keep its position. -1: none",
         minimum=-1,
         maximum=MAX_INT,
     )
@@ -381,7 +381,10 @@ GROUPS: Final = (
 
 @dataclass(frozen=True)
 class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
-    """Settings of one write proxy. Frozen: `with_values` gives a changed copy."""
+    """What may be set of a write proxy, and to what is it set? Frozen: `with_values` gives a changed copy.
+
+    Raises SettingsError for values that cannot be honoured.
+    """
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
@@ -390,13 +393,16 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: WriteProxySettings | None = None) -> WriteProxySettings:
-        """Settings by upstream's keys (`{"server_port": 8000}`), over `base` or the defaults. Raises SettingsError."""
+        """Return settings by upstream's keys (`{"server_port": 8000}`), over `base` or the defaults.
+
+        Raises SettingsError.
+        """
         changed = REGISTRY.read_all(values).get(cls, {})
         return replace(base if base is not None else cls(), **changed)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str]) -> WriteProxySettings:
-        """Settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
+        """Return the settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
         return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
 
     def with_values(self, values: Mapping[str, Value]) -> WriteProxySettings:
@@ -413,7 +419,7 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return self.with_values(values)
 
     def converter(self) -> StreamConverter:
-        """Return what gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
+        """Return the function from a stream to its group and partition. Raises SettingsError for an unknown class."""
         return stream_converter(self.converter_class, "stream_partition_converter_class")
 
     def region_number(self) -> int:

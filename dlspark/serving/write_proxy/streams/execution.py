@@ -180,7 +180,7 @@ def too_late_error(stream: str) -> WriteCancelledError:
 
 
 class RequestHandlers(Generic[T]):
-    """Who handles a request of this class? Handlers of one kind, each registered with the class that it takes.
+    """Which handler takes a request of this class? Handlers of one kind, each registered with the class that it takes.
 
     A handler is given a request as what it is, so that none has to ask for its class again.
     """
@@ -216,7 +216,7 @@ class Failures(Protocol):
 
 
 class _SendRound:
-    """What is sent together: it is under way until all of it has its outcome."""
+    """The writes that are sent together: a round is under way until all of them have their outcome."""
 
     __slots__ = ("sent", "waiting")
 

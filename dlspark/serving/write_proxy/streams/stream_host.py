@@ -1,4 +1,4 @@
-"""What all streams of a write proxy share (`StreamHost`): the namespace, bounds, turns, tasks; and who may do what.
+"""`StreamHost`: all that the streams of a write proxy share: the namespace, bounds, turns, tasks; and access control.
 
 A request is permitted by the entry of its log, else by the namespace's default one (`permissions`):
 
@@ -52,8 +52,8 @@ from storage_node.transport.turns import Turns
 _LOG: Final = logging.getLogger(__name__)
 
 FOUND_LOG_S: Final = 1.0
-"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
-the others for all of its streams, several times a second, until its session has ended."""
+"""The interval, at least, at which it is logged that streams were asked for which other proxies own. When one has died,
+clients ask the others for all of its streams, several times a second, until its session has ended."""
 ACTION_OF: Final[Mapping[type, Action]] = {
     WriteRecords: Action.WRITE,
     BeginEpoch: Action.WRITE,
@@ -97,12 +97,12 @@ class StreamHost:
     turns: Turns
     """Streams on which so much waited that one turn of the loop is too short for it."""
     waited: set[HostedStream]
-    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
-    must not cost a look at ten thousand others."""
+    """The streams on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is
+    one, must not cost a look at ten thousand others."""
     tasks: set[asyncio.Task[None]]
-    """What runs for streams, until it has ended."""
+    """The tasks that run for streams."""
     on_owned: Callable[[str, bool], None]
-    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
+    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is so no longer."""
     on_removed: Callable[[HostedStream], None]
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
@@ -110,9 +110,9 @@ class StreamHost:
     former_until_s: float = 0.0
     """Until then a log that this very location owns is that of a process which was here before: its session ends."""
     announced: Callable[[str], bool] = lambda _: True
-    """Returns whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
+    """Returns whether the proxy at a location is announced; when it no longer is, `owner_gone` is called."""
     found: int = 0
-    """How many streams were found to be owned elsewhere since that was logged last."""
+    """The number of streams that were found to be owned elsewhere since that was logged last."""
     found_logged_s: float = -FOUND_LOG_S
 
     def log_found(self, stream: str, owner: str, now_s: float) -> None:
@@ -125,7 +125,7 @@ class StreamHost:
 
     @property
     def found_kept_s(self) -> float:
-        """How long it is remembered that another proxy has a log."""
+        """The time for which it is remembered that another proxy has a log."""
         return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
 
     def kept_s(self, owner: str) -> float:
@@ -150,8 +150,7 @@ class StreamHost:
 
 
 async def permissions_of(namespace: AsyncNamespace, stream: str) -> Permissions:
-    """Return what holds for a log now: its own entry, else the default one; everything where there is no access
-    control."""
+    """Return a log's permissions now: its own entry, else the default one; all where there is no access control."""
     store = namespace.services.permissions
     return await store.of(stream) if store is not None else ALLOW_ALL
 
