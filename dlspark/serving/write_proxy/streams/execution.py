@@ -298,7 +298,7 @@ class Execution:
         count: int,
         outcome: Appended | BaseException,
     ) -> None:
-        # Entries have their outcomes in order, so that the last record's comes last: all of the run has ended then.
+        # With the last record's outcome the round is over: entries have theirs in the order of their records.
         if first + count == len(taken):
             self._ended(round_)
         theirs = taken[first : first + count]
@@ -474,7 +474,7 @@ class Execution:
         if self._held_back:
             return
         round_, self._round = self._round, _SendRound()
-        # Empty where all of it went out with a full buffer and is answered: counted now, nothing would end it.
+        # It is empty where this comes behind a round that has just been sent: counted, nothing would ever end it.
         if round_.waiting:
             round_.sent = True
             self._sent += 1
