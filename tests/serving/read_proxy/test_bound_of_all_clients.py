@@ -25,7 +25,6 @@ from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     Announcement,
@@ -34,7 +33,7 @@ from dlspark.serving.process.membership import (
     read_members,
     read_proxy_member,
 )
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyDirectory, ProxyPeers
 from dlspark.serving.protocol.operations import (
     Delivery,
     Handshake,

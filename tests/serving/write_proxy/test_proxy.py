@@ -53,8 +53,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
+from dlspark.serving.write_proxy.settings import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join
