@@ -16,8 +16,9 @@ from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.producers import Producers, Written
 from dlspark.errors import DistributedLogError
 from dlspark.serving.client.ownership import Ownerships
-from dlspark.serving.client.producers import ProducerSession, SessionEffect, SessionLimits, Settled, Transmit
+from dlspark.serving.client.producers import ProducerSession
 from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RequestWay, WayLimits
+from dlspark.serving.client.write_sessions import SessionEffect, SessionLimits, Settled, Transmit
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,

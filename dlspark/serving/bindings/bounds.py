@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dlspark.serving.protocol.operations import WriteRecords
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS, declared_records
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, declared_records
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 STEP_BYTES: Final = 64 * 1024

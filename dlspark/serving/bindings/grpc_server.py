@@ -24,7 +24,7 @@ from dlspark.serving.bindings.grpc_hosts import CallsOfHosts
 from dlspark.serving.bindings.grpc_options import server_options
 from dlspark.serving.bindings.service import ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from dlspark.serving.protocol.rpc_messages import SERVICE
+from dlspark.serving.protocol.rpc_requests import SERVICE
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks

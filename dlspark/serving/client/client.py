@@ -23,7 +23,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.default_namespace import uri_or_default
@@ -35,27 +35,36 @@ from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, InFlight
 from dlspark.serving.client.fleet import Fleet, fleets_of
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
-from dlspark.serving.client.plain_writes import PlainSession, WriteSession
-from dlspark.serving.client.producers import ProducerSession, SessionLimits
+from dlspark.serving.client.producers import ProducerSession
 from dlspark.serving.client.producing import AsyncProducer, PendingBudget
-from dlspark.serving.client.read_routes import ReadRoutes
-from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart
+from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart, ReadRoutes
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.client.stream_operations import StreamOperations
+from dlspark.serving.client.write_sessions import PlainSession, SessionLimits, WriteSession
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
+    BeginEpoch,
+    CreateStream,
+    DeleteStream,
+    Done,
+    EpochBegun,
+    FindOwner,
     Handshake,
     Heartbeat,
+    MoveStream,
+    OwnerFound,
     ProxyInfo,
     ReadForm,
     Refusal,
+    ReleaseStream,
     Request,
+    SetFencingToken,
+    TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import Route
+from dlspark.serving.routing.hosts import Route, address_of
 from dlspark.serving.routing.other_routes import RegionChain
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
@@ -74,7 +83,7 @@ LOCAL_REGION: Final = "local"
 _RANDOM: Final = random.SystemRandom()
 
 
-class AsyncClient(OnOneLoop, StreamOperations):
+class AsyncClient(OnOneLoop):
     """A client of write and read proxies. Make it with `connect`, and close it."""
 
     def __init__(
@@ -328,6 +337,48 @@ class AsyncClient(OnOneLoop, StreamOperations):
             raise AlreadyClosedError("the client is closed")
         return self._reads.reader(stream, start, form=form, max_bytes=max_bytes, poll_ms=poll_ms)
 
+    # ------------------------------------------------------------------ streams
+
+    async def create(self, stream: str) -> None:
+        """Create the log. Raises LogExistsError where it is there."""
+        _expect(await self.ask(CreateStream(stream)), Done)
+
+    async def delete(self, stream: str) -> None:
+        """Delete the log and all that is in it. Raises LogNotFoundError."""
+        _expect(await self.ask(DeleteStream(stream)), Done)
+
+    async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
+        """Hide every record below `dlsn`; returns the position that the log was truncated to."""
+        wanted = DLSN.parse(dlsn) if isinstance(dlsn, str) else dlsn
+        done = _expect(await self.ask(TruncateStream(stream, wanted)), Done)
+        return wanted if done.dlsn is None else done.dlsn
+
+    async def release(self, stream: str) -> None:
+        """Have the proxy that owns the stream give it up; the next write makes a proxy own it."""
+        _expect(await self.ask(ReleaseStream(stream)), Done)
+
+    async def move(self, stream: str, target: str) -> None:
+        """Have the proxy that owns the stream hand it over to the one at `target` (`host:port`)."""
+        _expect(await self.ask(MoveStream(stream, target)), Done)
+
+    async def owner(self, stream: str) -> str:
+        """Return the address of the proxy that owns the stream, or would own it."""
+        return address_of(_expect(await self.ask(FindOwner(stream)), OwnerFound).location)
+
+    async def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
+        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see it lives."""
+        _expect(await self.ask(Heartbeat(stream, to_readers)), Done)
+
+    async def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
+        """Begin a producer's next epoch, or the one that is named, and return it: requests of older ones are refused
+        from now on, whoever sends them."""
+        return _expect(await self.ask(BeginEpoch(stream, producer, epoch)), EpochBegun).epoch
+
+    async def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
+        """Have every write that names another fencing token refused from now on; empty bytes: none. `expected`: the
+        token that the log must have now. Raises ConditionError where it has another."""
+        _expect(await self.ask(SetFencingToken(stream, token, expected)), Done)
+
     # ------------------------------------------------------------------ proxies
 
     @property
@@ -434,6 +485,16 @@ def _end(answered: asyncio.Future[Answer], answer: Answer, stream: str | None) -
 
 def _unwrapped(settle: Callable[[Answer], None]) -> Callable[[Finished], None]:
     return lambda finished: settle(finished.for_caller)
+
+
+_Wanted = TypeVar("_Wanted")
+
+
+def _expect(answer: Answer, wanted: type[_Wanted]) -> _Wanted:
+    """Return the answer, which must be of this kind."""
+    if not isinstance(answer, wanted):
+        raise ProtocolError(f"a proxy answered with {type(answer).__name__}, {wanted.__name__} was expected")
+    return answer
 
 
 _NETWORKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Network]] = weakref.WeakKeyDictionary()

@@ -23,9 +23,9 @@ from dlspark.serving.client.answer_rules import StreamRequest
 from dlspark.serving.client.channels import ChannelFailure, Channels, Sending
 from dlspark.serving.client.ownership import Handshakes, Ownerships
 from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RequestWay, WayLimits
-from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal
+from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.routing.hosts import Route
 from metadata.foundation.errors import OutcomeUnknownError
 

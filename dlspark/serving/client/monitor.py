@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal
-from dlspark.serving.routing.hashing import hash_int
+from dlspark.serving.routing.hosts import hash_int
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 

@@ -42,7 +42,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 

@@ -44,11 +44,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
 from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished, lost_refusal
+from dlspark.serving.client.requests import BackOff, Finished, lost_refusal
+from dlspark.serving.client.write_sessions import SessionEffect, SessionLimits, Settled, Transmit
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -65,47 +66,8 @@ from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
 CANCELLED: Final = "WriteCancelledError"
-MAX_QUEUED: Final = 1_024
-"""Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
 JUMP_BITS: Final = 31
 """A new epoch is this many random bits above the old one, so that no other process can have begun the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What bounds a session."""
-
-    max_in_flight: int = KEPT
-    """At most `KEPT`: of more, the log would not know the first ones again."""
-    max_queued: int = MAX_QUEUED
-    request_timeout_ms: int = REQUEST_TIMEOUT_MS
-    """How long one sending of a request may take, all its attempts together; below 0: as long as it is remembered."""
-    memory_s: float = 3_600.0
-    backoff_start_ms: int = BACKOFF_START_MS
-    backoff_max_ms: int = 1_000
-
-
-# ---------------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Transmit:
-    """Send `request` on its way (`RequestWay`), and hand in what it ends with, with this ticket."""
-
-    ticket: int
-    request: WriteRecords | BeginEpoch
-    timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The request that was submitted under `key` has this answer, a WriteReceipt or a Refusal. It comes once."""
-
-    key: Hashable
-    answer: Answer
-
-
-SessionEffect: TypeAlias = Transmit | Settled | BackOff
 
 
 class SessionPhase(Enum):

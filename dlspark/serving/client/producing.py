@@ -28,9 +28,8 @@ from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
 from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
 from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
-from dlspark.serving.client.plain_writes import WriteSession
-from dlspark.serving.client.producers import SessionEffect, Settled, Transmit
 from dlspark.serving.client.requests import Finished
+from dlspark.serving.client.write_sessions import SessionEffect, Settled, Transmit, WriteSession
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
 from metadata.foundation.errors import DistributedLogError, check

@@ -17,12 +17,11 @@ from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
 from dlspark.errors import SettingsError
 from dlspark.serving.client.batching import BatchBounds
 from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, Ownerships
-from dlspark.serving.client.producers import SessionLimits
 from dlspark.serving.client.requests import WayLimits
-from dlspark.serving.routing.bounded_load import BALANCE, BoundedRing
+from dlspark.serving.client.write_sessions import SessionLimits
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
-from dlspark.serving.routing.ring import HostRing
+from dlspark.serving.routing.ring import BALANCE, BoundedRing, HostRing
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/settings/thin-client.md"

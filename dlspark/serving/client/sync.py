@@ -167,24 +167,6 @@ class Client(OpenedHere):
             self._inner.append(stream, payloads, expected_position=expected_position, fencing_token=fencing_token)
         )
 
-    @property
-    def counters(self) -> ClientCounters:
-        """What the client has done so far."""
-        return self._inner.counters
-
-    @property
-    def proxies(self) -> tuple[str, ...]:
-        """The addresses of all write proxies that are known, the local region's first."""
-        return self._inner.proxies
-
-    def handshake(self, proxy: str, *, stream_regex: str | None = None) -> ProxyInfo:
-        """Ask the proxy at `host:port` what it is, and which streams it owns. Raises ProxyUnreachableError."""
-        return self._runtime.run(self._inner.handshake(proxy, stream_regex=stream_regex))
-
-    def accept_streams(self, proxy: str, *, enabled: bool) -> None:
-        """Have the proxy at `host:port` take streams that it does not own yet, or not."""
-        self._runtime.run(self._inner.accept_streams(proxy, enabled=enabled))
-
     def create(self, stream: str) -> None:
         """Create the log. Raises LogExistsError where it is there."""
         self._runtime.run(self._inner.create(stream))
@@ -222,6 +204,24 @@ class Client(OpenedHere):
         """Have every write that names another fencing token refused from now on; empty bytes: none. `expected`: the
         token that the log must have now. Raises ConditionError where it has another."""
         self._runtime.run(self._inner.set_fencing_token(stream, token, expected=expected))
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What the client has done so far."""
+        return self._inner.counters
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The addresses of all write proxies that are known, the local region's first."""
+        return self._inner.proxies
+
+    def handshake(self, proxy: str, *, stream_regex: str | None = None) -> ProxyInfo:
+        """Ask the proxy at `host:port` what it is, and which streams it owns. Raises ProxyUnreachableError."""
+        return self._runtime.run(self._inner.handshake(proxy, stream_regex=stream_regex))
+
+    def accept_streams(self, proxy: str, *, enabled: bool) -> None:
+        """Have the proxy at `host:port` take streams that it does not own yet, or not."""
+        self._runtime.run(self._inner.accept_streams(proxy, enabled=enabled))
 
     # --- made up to here
 

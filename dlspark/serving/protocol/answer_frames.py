@@ -395,3 +395,28 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Answer]]]] = {
     AnswerKind.DELIVERY: (END_OF_STREAM, _decode_delivery),
 }
 """The flags that a kind of answer may have, and what reads its frame and flags."""
+
+
+# ---------------------------------------------------------------------- any of them
+
+
+def encode_answer(correlation: int, answer: Answer) -> list[Buffer]:
+    """Return the frame of an answer to the request with that number. Raises as
+    `request_frames.encode_request` does."""
+    return ENCODERS[type(answer)](correlation, answer)
+
+
+def decode_answer(frame: memoryview) -> tuple[int, Answer]:
+    """Return the request's number and the answer of a frame, without its length. Raises ProtocolError and nothing
+    else."""
+    if len(frame) < HEADER.size:
+        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
+    version, kind, flags, correlation = HEADER.unpack_from(frame)
+    if version != FRAME_VERSION:
+        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
+    known = DECODERS.get(kind)
+    if known is None:
+        broken(f"its kind is {kind}, which is not an answer's")
+    if flags & ~known[0]:
+        broken(f"an answer of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
+    return correlation, known[1](frame, flags)

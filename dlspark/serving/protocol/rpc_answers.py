@@ -43,7 +43,8 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteReceipt,
 )
-from dlspark.serving.protocol.rpc_requests import dlsn_from_pb, dlsn_to_pb
+from dlspark.serving.protocol.rpc_requests import METHODS, dlsn_from_pb, dlsn_to_pb
+from metadata.foundation.errors import check
 from storage_node.errors import ProtocolError
 
 RESPONSE_RECORDS: Final = 4_096
@@ -249,7 +250,7 @@ def read_responses(answer: Delivery) -> Iterator[pb.ReadResponse]:
     yield message
 
 
-TO_PB: Final[dict[type, Callable[..., Message]]] = {
+_TO_PB: Final[dict[type, Callable[..., Message]]] = {
     WriteReceipt: _write_in_pb,
     BulkReceipt: _write_in_pb,
     EpochBegun: _epoch_in_pb,
@@ -260,6 +261,26 @@ TO_PB: Final[dict[type, Callable[..., Message]]] = {
     Delivery: _delivery_in_pb,
 }
 """Answer, and how proxies are named, to message; for each class but Refusal."""
+
+
+def answer_to_pb(
+    method: str,
+    answer: Answer,
+    *,
+    correlation: int = 0,
+    names: GrpcNames = NO_NAMES,
+) -> Message:
+    """Return the message with which a call is answered; `correlation` is repeated by writes alone. `names` knows where
+    proxies speak gRPC."""
+    response = METHODS[method].response
+    if isinstance(answer, Refusal):
+        message = response(status=status_to_pb(answer, names))
+    else:
+        message = _TO_PB[type(answer)](answer, names)
+        check(isinstance(message, response), f"{method} was answered with {type(answer).__name__}")
+    if correlation and isinstance(message, pb.WriteResponse):
+        message.correlation = correlation
+    return message
 
 
 # ---------------------------------------------------------------------- from messages
@@ -351,7 +372,7 @@ Response: TypeAlias = (
 """What the service's calls give."""
 
 
-def from_pb(message: Response, form: ReadForm) -> Answer:
+def answer_from_pb(message: Response, *, form: ReadForm = ReadForm.RECORDS) -> Answer:
     """Return the answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
     refusal = status_from_pb(message.status)
     if refusal is not None:

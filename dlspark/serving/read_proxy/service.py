@@ -57,15 +57,13 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.protocol.request_checks import check_stream_length
 from dlspark.serving.read_proxy.balance import ReadBalance, any_host
-from dlspark.serving.read_proxy.catch_up import CatchUpTurns
-from dlspark.serving.read_proxy.chunks import Chunks
-from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
+from dlspark.serving.read_proxy.chunks import NOTHING, Chunks, Collected, ReadCursor
 from dlspark.serving.read_proxy.figures import ReadProxyFigures
 from dlspark.serving.read_proxy.ring import RingBudget
 from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
-from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
+from dlspark.serving.read_proxy.sessions import CatchUpTurns, PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
 from metadata.foundation.errors import DistributedLogError

@@ -9,7 +9,7 @@ from typing import Final
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.bounds import CONNECTIONS
-from dlspark.serving.routing.bounded_load import BALANCE
+from dlspark.serving.routing.ring import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
     REAL,

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from dlspark.serving.routing.hashing import hash_int
-from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, Route
+from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, Route, hash_int
 from metadata.foundation.errors import CallerError
 
 

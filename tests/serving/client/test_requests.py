@@ -56,9 +56,9 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.routing.bounded_load import BoundedRing
 from dlspark.serving.routing.hosts import ProxyHost, Route
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder
+from dlspark.serving.routing.ring import BoundedRing
 from metadata.foundation.errors import InvariantViolation
 from storage_node.protocol.tables import Reaction
 

@@ -36,8 +36,8 @@ from dlspark.errors import (
     WriterDeposedError,
     status_code,
 )
+from dlspark.serving.protocol.answer_frames import decode_answer, encode_answer
 from dlspark.serving.protocol.failures import ERROR_OF_CODE, KINDS, MAX_MESSAGE_CHARS, applied_of, error_of, refusal_of
-from dlspark.serving.protocol.frames import decode_answer, encode_answer
 from dlspark.serving.protocol.operations import REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
 from storage_node.errors import BookieError
 
@@ -185,7 +185,7 @@ def test_a_bug_may_have_come_after_the_thing_was_done(error: BaseException, code
 
 def test_what_a_thin_client_needs_of_it_leads_to_no_storage_client() -> None:
     code = (
-        "import sys; from dlspark.serving.protocol import failures, frames, checksums\n"
+        "import sys; from dlspark.serving.protocol import failures, answer_frames, request_checks\n"
         "bad = ('storage_node.client', 'dlspark.core.writing', 'dlspark.core.reading', 'kazoo', 'pyarrow', 'grpc')\n"
         "assert not [name for name in sys.modules if name.startswith(bad)]"
     )
