@@ -22,6 +22,10 @@ The tree's root lives on the lowest floor because arrows may only point down; `s
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class DistributedLogError(Exception):
     """Base of all errors: `message` says what happened, what did not, and `advice` what to do next.
@@ -141,3 +145,9 @@ def check(condition: bool, message: str, **place: object) -> None:
     """Raise `InvariantViolation` unless `condition` holds. Unlike `assert` it stays on in production."""
     if not condition:
         raise InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]
+
+
+def present(value: T | None, message: str, **place: object) -> T:
+    """Return `value`, which is there by now: a bug where it is None. Raises `InvariantViolation` then, as `check`."""
+    check(value is not None, message, **place)
+    return value  # type: ignore[return-value]  # the line above has seen to it

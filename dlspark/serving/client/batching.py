@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
-    Applied,
     BulkReceipt,
     Refusal,
     StatusCode,
     WriteReceipt,
     WriteRecords,
 )
-from metadata.foundation.errors import check
+from metadata.foundation.errors import OutcomeUnknownError, check
 from storage_node.protocol.frames import Buffer
 
 RECORD_ROOM_BYTES: Final = 32
@@ -186,4 +186,4 @@ def _misfit(batch: RecordBatch, answer: Answer) -> Refusal:
     message = f"a request of {len(batch.keys)} records was answered with {type(answer).__name__}"
     if isinstance(answer, WriteReceipt):
         message = f"{message} for {answer.records}"
-    return Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN, error="OutcomeUnknownError")
+    return replace(refusal_of(OutcomeUnknownError(message)), code=StatusCode.UNEXPECTED)

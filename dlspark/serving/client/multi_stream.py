@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from dlspark.core.codec.dlsn import DLSN
@@ -31,12 +31,12 @@ from dlspark.errors import (
     RecordTooLongError,
     SettingsError,
 )
+from dlspark.serving.client.answer_rules import doubtful_refusal
 from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
-    Reason,
     Refusal,
     RequestContext,
     WriteReceipt,
@@ -172,13 +172,7 @@ class _Set:
     def _fail(self, refusal: Refusal) -> None:
         if (self._doubtful or self._attempts) and refusal.applied is not Applied.UNKNOWN:
             message = f"another stream may have the records; the last one refused: {refusal.message}"
-            refusal = replace(
-                refusal,
-                message=message,
-                applied=Applied.UNKNOWN,
-                error=ProxyLostError.__name__,
-                reason=Reason.PROXY_LOST,
-            )
+            refusal = doubtful_refusal(refusal, message)
         for future, _ in self.end():
             if not future.done():
                 future.set_exception(error_of(refusal, stream=None))

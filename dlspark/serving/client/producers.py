@@ -47,9 +47,11 @@ from enum import Enum
 from typing import Final
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
-from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import BackOff, Finished, lost_refusal
+from dlspark.errors import OverCapacityError, WriteCancelledError
+from dlspark.serving.client.answer_rules import lost_refusal, may_pass, unreachable_refusal
+from dlspark.serving.client.requests import BackOff, Finished
 from dlspark.serving.client.write_sessions import SessionEffect, SessionLimits, Settled, Transmit
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -58,14 +60,12 @@ from dlspark.serving.protocol.operations import (
     ProducerStamp,
     Reason,
     Refusal,
-    StatusCode,
     WriteReceipt,
     WriteRecords,
 )
 from metadata.foundation.errors import check
 from storage_node.protocol.tables import Reaction, parse_table
 
-CANCELLED: Final = "WriteCancelledError"
 JUMP_BITS: Final = 31
 """A new epoch is this many random bits above the old one, so that no other process can have begun the same."""
 
@@ -195,7 +195,7 @@ class ProducerSession:
             return [Settled(key, self.ended)] if self.ended is not None else []
         if len(self._queue) >= self._limits.max_queued:
             message = f"{len(self._queue)} requests of producer {self.name!r} wait to be sent"
-            return [Settled(key, Refusal(StatusCode.OVER_CAPACITY, message, error="OverCapacityError"))]
+            return [Settled(key, refusal_of(OverCapacityError(message)))]
         pending = _Pending(key, request)
         self._keys[key] = pending
         self._queue.append(pending)
@@ -214,7 +214,7 @@ class ProducerSession:
         if pending.under_way or pending.doubtful:
             return self._settle(pending, lost_refusal(f"request of producer {self.name!r} was not answered in time"))
         message = f"request of producer {self.name!r} was not sent in time"
-        effects = self._settle(pending, Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error="ProxyUnreachableError"))
+        effects = self._settle(pending, unreachable_refusal(message))
         if pending in self._window:
             self._window.remove(pending)
         else:
@@ -440,7 +440,7 @@ class ProducerSession:
         for pending in self._window:
             if not pending.doubtful and pending.sequence < behind:
                 message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
-                effects += self._settle(pending, Refusal(StatusCode.WRITE_CANCELLED, message, error=CANCELLED))
+                effects += self._settle(pending, refusal_of(WriteCancelledError(message)))
         self._window = [one for one in self._window if not one.doubtful and one.sequence >= behind]
         return effects
 

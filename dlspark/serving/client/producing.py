@@ -25,13 +25,19 @@ from types import TracebackType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
+from dlspark.errors import (
+    AlreadyClosedError,
+    InvalidRecordError,
+    OverCapacityError,
+    RecordTooLongError,
+    ServiceUnavailableError,
+)
 from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
 from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.write_sessions import SessionEffect, Settled, Transmit, WriteSession
 from dlspark.serving.protocol.failures import error_of, refusal_of
-from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
+from dlspark.serving.protocol.operations import Answer, Refusal, WriteReceipt, WriteRecords
 from metadata.foundation.errors import DistributedLogError, check
 from metadata.foundation.opened_here import OnOneLoop
 from storage_node.edge import Clock
@@ -445,7 +451,7 @@ class AsyncProducer(OnOneLoop):
             if due > now:
                 break
             self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
-        refusal = Refusal(StatusCode.SERVICE_UNAVAILABLE, "the record was not sent in time")
+        refusal = refusal_of(ServiceUnavailableError("the record was not sent in time"))
         while self._hurried and self._hurried[0][1] <= now:
             self._settle_batch(self._hurried.popleft()[0], refusal)
         # The oldest record's time, or later by the linger. Those that would have travelled with it end with it.

@@ -30,7 +30,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
-from dlspark.serving.client.answer_rules import CHANGES_NOTHING, AnswerRule, StreamRequest, is_repeatable, rule_of
+from dlspark.serving.client.answer_rules import (
+    CHANGES_NOTHING,
+    AnswerRule,
+    StreamRequest,
+    doubtful_refusal,
+    is_repeatable,
+    lost_refusal,
+    rule_of,
+    unreachable_refusal,
+)
 from dlspark.serving.client.ownership import Ownerships
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -46,7 +55,6 @@ from dlspark.serving.protocol.operations import (
     Refusal,
     ReleaseStream,
     RequestContext,
-    StatusCode,
     WriteRecords,
 )
 from dlspark.serving.routing.hosts import Route, address_of, is_address
@@ -57,8 +65,6 @@ MOST_SENT_ON: Final = 2
 """How often a read may be sent on by proxies without that it counts against `maxRedirects`."""
 MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
-UNREACHABLE: Final = "ProxyUnreachableError"
-LOST: Final = "ProxyLostError"
 REQUEST_TIMEOUT_MS: Final = 60_000
 """How long a request may take, all its attempts together, unless something else is said."""
 BACKOFF_START_MS: Final = 25
@@ -125,7 +131,7 @@ class Finished:
         if self.answer.applied is Applied.UNKNOWN and self.answer.reason is not Reason.PRODUCER_FORGOTTEN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
-        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST, reason=Reason.PROXY_LOST)
+        return doubtful_refusal(self.answer, message)
 
 
 Effect: TypeAlias = AskHost | BackOff | Finished
@@ -254,7 +260,7 @@ class RequestWay:
         if attempt in self._doubtful:
             self._last = lost_refusal(f"the connection to {address} was lost before the request was answered{why}")
             return self._next(now) if self._repeatable else self._finish(self._last)
-        self._last = _unreachable(f"{address} could not be reached{why}")
+        self._last = unreachable_refusal(f"{address} could not be reached{why}")
         return self._next(now)
 
     def silent(self, attempt: int, now: float) -> Effect | None:
@@ -295,7 +301,7 @@ class RequestWay:
 
     def _time_up(self) -> Finished:
         said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
-        return self._finish(lost_refusal(said) if self._doubtful else _unreachable(said))
+        return self._finish(lost_refusal(said) if self._doubtful else unreachable_refusal(said))
 
     # ------------------------------------------------------------------ what follows
 
@@ -391,7 +397,7 @@ class RequestWay:
         return 0 <= self._limits.max_redirects < len(self._attempts) - self._sent_on
 
     def _too_often(self) -> Finished:
-        last = self._last or _unreachable("no proxy is known")
+        last = self._last or unreachable_refusal("no proxy is known")
         return self._finish(replace(last, message=f"{last.message} (after {len(self._attempts)} attempts)"))
 
     def _finish(self, answer: Answer) -> Finished:
@@ -415,12 +421,3 @@ def _owner_in(refusal: Refusal) -> str | None:
     """Return the address that a redirect names; None where it names none, or what cannot be dialled."""
     location = refusal.location
     return address_of(location) if location is not None and is_address(location) else None
-
-
-def _unreachable(message: str) -> Refusal:
-    return Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error=UNREACHABLE)
-
-
-def lost_refusal(message: str) -> Refusal:
-    """Return the answer to a request of which nobody knows whether it was done: the connection to its proxy ended."""
-    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

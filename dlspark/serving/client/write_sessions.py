@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from dlspark.core.codec.producer_records import KEPT
-from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished, lost_refusal
-from dlspark.serving.protocol.operations import Answer, BeginEpoch, Refusal, StatusCode, WriteRecords
+from dlspark.errors import OverCapacityError, ServiceUnavailableError
+from dlspark.serving.client.answer_rules import lost_refusal
+from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished
+from dlspark.serving.protocol.failures import refusal_of
+from dlspark.serving.protocol.operations import Answer, BeginEpoch, Refusal, WriteRecords
 
 MAX_QUEUED: Final = 1_024
 """Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
@@ -116,14 +119,14 @@ class PlainSession:
             return [Settled(key, self.ended)]
         if len(self._queue) >= self._limits.max_queued:
             message = f"{len(self._queue)} requests wait to be sent"
-            return [Settled(key, Refusal(StatusCode.OVER_CAPACITY, message, error="OverCapacityError"))]
+            return [Settled(key, refusal_of(OverCapacityError(message)))]
         self._queue[key] = request
         return self._fill()
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
         """Settle a request: as not written where it was not sent, with an unknown outcome otherwise."""
         if self._queue.pop(key, None) is not None:
-            return [Settled(key, Refusal(StatusCode.SERVICE_UNAVAILABLE, "it was not sent in time"))]
+            return [Settled(key, refusal_of(ServiceUnavailableError("it was not sent in time")))]
         for ticket, one in self._under_way.items():
             if one == key:
                 self._under_way[ticket] = None

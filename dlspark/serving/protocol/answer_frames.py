@@ -30,7 +30,7 @@ from dlspark.serving.protocol.frame_parts import (
 )
 from dlspark.serving.protocol.operations import (
     NAME_OF_REASON,
-    REASON_OF_ERROR,
+    REASON_OF_NAME,
     Answer,
     Applied,
     BulkReceipt,
@@ -106,7 +106,7 @@ def _name_in_frames(refusal: Refusal) -> str:
     """Return the name of a refusal's error; that of its reason, where the other side would not know the reason by it.
     Frames say reasons by names, which sides of any age understand."""
     error = refusal.error
-    return error if REASON_OF_ERROR.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
+    return error if REASON_OF_NAME.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
 
 
 def _put_refusal(head: Head, refusal: Refusal) -> None:

@@ -1,8 +1,9 @@
 """Errors as refusals, and back: what a proxy raises is what its client raises. No I/O.
 
-A refusal carries the name of the error's class, and the same class is raised on the other side. For an unknown name, or
-none, it is the class of the reason (`NAME_OF_REASON`) or of the status code (`ERROR_OF_CODE`). What a client does about
-a refusal hangs on its reason and its code alone (`client.answer_rules`).
+A refusal carries the name of the error's class, and the same class is raised on the other side. Names are the wire's:
+here, and nowhere else, they are turned into classes (`error_named`) and made of them (`refusal_of`). For an unknown
+name, or none, it is the class of the reason (`NAME_OF_REASON`) or of the status code (`ERROR_OF_CODE`). What a client
+does about a refusal hangs on its reason and its code alone (`client.answer_rules`).
 
 Whether the thing was done outweighs everything else: an error whose outcome is not the refusal's is never raised. What
 may have happened stays OutcomeUnknownError, whatever name and code came with it; and an exception that is not of the
@@ -28,7 +29,7 @@ from dlspark.errors import (
     SequenceGapError,
     status_code,
 )
-from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
+from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
 from metadata.distributedlog.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
 from storage_node import errors as storage_errors
@@ -47,7 +48,7 @@ def _kinds_of(names: dict[str, object]) -> list[type[DistributedLogError]]:
     return [kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, DistributedLogError)]
 
 
-KINDS: Final[dict[str, type[DistributedLogError]]] = {
+ERROR_OF_NAME: Final[dict[str, type[DistributedLogError]]] = {
     kind.__name__: kind
     for kind in (
         *_kinds_of(vars(errors)),
@@ -101,8 +102,18 @@ ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
 }
 """What a refusal without a name is raised as, where its outcome is that class's; another is raised by its outcome."""
 
+REASON_OF_ERROR: Final[dict[type[DistributedLogError], Reason]] = {
+    ERROR_OF_NAME[name]: reason for name, reason in REASON_OF_NAME.items()
+}
+"""What a proxy says beside the code of an error of this class, or of one below it."""
+
 _WITHOUT_REASON: Final = frozenset(
-    {"DuplicateLogError", "JournalCorruptError", "SegmentListError", "UnsupportedMetadataVersionError"}
+    {
+        errors.DuplicateLogError,
+        errors.SegmentListError,
+        errors.UnsupportedMetadataVersionError,
+        storage_errors.JournalCorruptError,
+    }
 )
 """Damage of metadata, or of one node: another proxy may see something else."""
 
@@ -118,6 +129,11 @@ def applied_of(kind: type[BaseException]) -> Applied:
     if issubclass(kind, CallerError):
         return Applied.WRONG
     return Applied.NO if issubclass(kind, NotAppliedError) else Applied.UNKNOWN
+
+
+def error_named(name: str) -> type[DistributedLogError] | None:
+    """Return the class of an error that travels under this name; None for a name that this side does not know."""
+    return ERROR_OF_NAME.get(name)
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -156,7 +172,7 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
 
 def _name(kind: type[DistributedLogError]) -> str:
     """Return the nearest class that the other side knows; empty where that says no more than the outcome."""
-    known = next((one for one in kind.__mro__ if KINDS.get(one.__name__) is one), None)
+    known = next((one for one in kind.__mro__ if error_named(one.__name__) is one), None)
     if known is None or (known is not kind and known in _BARE.values()):
         return ""
     return known.__name__
@@ -164,18 +180,18 @@ def _name(kind: type[DistributedLogError]) -> str:
 
 def _reason(kind: type[DistributedLogError]) -> Reason:
     """Return that of the nearest class which has one: a new kind of an error is decided about as the old one."""
-    for name in (one.__name__ for one in kind.__mro__):
-        if name in _WITHOUT_REASON:
+    for one in kind.__mro__:
+        if one in _WITHOUT_REASON:
             break
-        if name in REASON_OF_ERROR:
-            return REASON_OF_ERROR[name]
+        if one in REASON_OF_ERROR:
+            return REASON_OF_ERROR[one]
     return Reason.NONE
 
 
 def _kind(refusal: Refusal) -> type[DistributedLogError]:
     for kind in (
-        KINDS.get(refusal.error),
-        KINDS.get(NAME_OF_REASON.get(refusal.reason, "")),
+        error_named(refusal.error),
+        error_named(NAME_OF_REASON.get(refusal.reason, "")),
         ERROR_OF_CODE.get(refusal.code),
     ):
         if kind is not None and applied_of(kind) is refusal.applied:

@@ -131,7 +131,7 @@ class Reason(IntEnum):
     """The log, or this client on it, has as many producers as it may have, and the request is of a new one."""
 
 
-REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
+REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "ConditionError": Reason.CONDITION_FAILED,
         "InvalidRecordError": Reason.RECORD_REFUSED,
@@ -154,7 +154,7 @@ REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
 """What names of errors say, for those who say no reason: frames carry names, and so did proxies before there were
 reasons. These names are part of the protocol, and are not renamed with the classes."""
 NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
-    {reason: name for name, reason in list(REASON_OF_ERROR.items())[::-1]}
+    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}
 )
 """The first name that says a reason stands for it."""
 
@@ -428,12 +428,12 @@ class Refusal:
     """What was found where something else was required: the next sequence number, position, or token."""
     advice: str | None = None
     reason: Reason = Reason.NONE
-    """What a client decides by; where it is not given, what the error's name says (REASON_OF_ERROR)."""
+    """What a client decides by; where it is not given, what the error's name says (REASON_OF_NAME)."""
 
     def __post_init__(self) -> None:
         """Give it the reason that its error's name says, unless it has one."""
         if self.error and not self.reason:
-            object.__setattr__(self, "reason", REASON_OF_ERROR.get(self.error, Reason.NONE))
+            object.__setattr__(self, "reason", REASON_OF_NAME.get(self.error, Reason.NONE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,12 +204,12 @@ class ChunkMaker:
         stop: DLSN | None = end
         gap = numbers.first_gap(batch.position)
         if gap is not None and self.gap_detection:
-            stop, end = _place(batch, gap), None
+            stop, end = _dlsn_of(batch, gap), None
             failure = gap_error(self.log, stop, int(batch.position[gap]), int(batch.position[gap - 1]))
             batch = batch.sliced(0, gap)
         fitting = self._fitting(batch, self._row_bytes(form))
         if fitting < len(batch):
-            stop, end, failure = _place(batch, fitting), None, None
+            stop, end, failure = _dlsn_of(batch, fitting), None, None
             batch = batch.sliced(0, fitting)
         if not len(batch):
             return _chunk(run, (), stop, 0, 0, end, failure)
@@ -289,13 +289,13 @@ def _columns(run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, in
 
 def _from(batch: DecodedBatch, start: DLSN) -> DecodedBatch:
     """`batch` without the records below `start`, all of which lie in its first entries."""
-    if not len(batch) or batch.lssn != start.lssn or _place(batch, 0) >= start:
+    if not len(batch) or batch.lssn != start.lssn or _dlsn_of(batch, 0) >= start:
         return batch
     below = (batch.entry_id < start.entry_id) | ((batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id))
     return batch.sliced(int(below.sum()), len(batch))
 
 
-def _place(batch: DecodedBatch, index: int) -> DLSN:
+def _dlsn_of(batch: DecodedBatch, index: int) -> DLSN:
     return DLSN(batch.lssn, int(batch.entry_id[index]), int(batch.slot_id[index]))
 
 
@@ -314,8 +314,8 @@ def _chunk(
 ) -> Chunk:
     """Return a chunk of all of `run`, or of what lies before `stop`."""
     used = len(run) if stop is None else sum(1 for entry in run if entry.after <= stop)
-    place = run[-1].after if stop is None else stop
-    return Chunk(parts, _size(parts), place, used, first, last, end, failure)
+    following = run[-1].after if stop is None else stop
+    return Chunk(parts, _size(parts), following, used, first, last, end, failure)
 
 
 # ------------------------------------------------------------------ those that were made
@@ -369,7 +369,7 @@ NOTHING = Collected((), 0)
 
 
 class ReadCursor:
-    """Where one reader is. Without a ring it has to be placed first."""
+    """Where one reader is. Without a ring it has to be attached to one first."""
 
     def __init__(
         self, start: DLSN, maker: ChunkMaker, chunks: Chunks, counters: Counter[str], *, chunk_bytes: int
@@ -388,7 +388,7 @@ class ReadCursor:
         self._chunk_bytes = chunk_bytes
         self._numbers = GapCheck(maker.log, counters)
 
-    # ------------------------------------------------------------------ its place
+    # ------------------------------------------------------------------ its ring
 
     def attach(self, ring: EntryRing) -> None:
         """Read from `ring`, which covers the position."""
@@ -396,7 +396,7 @@ class ReadCursor:
         self.ordinal = ring.find(self.position)
 
     def detach(self) -> None:
-        """Read from no ring, until it is placed again."""
+        """Read from no ring, until it is attached again."""
         self.ring = None
 
     @property

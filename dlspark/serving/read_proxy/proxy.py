@@ -37,7 +37,7 @@ from dlspark.serving.read_proxy.figures import figures_shown_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
-from metadata.foundation.errors import check
+from metadata.foundation.errors import present
 from metadata.foundation.tasks import end_tasks
 from storage_node.edge import Network
 
@@ -146,9 +146,7 @@ class ReadProxy:
     @property
     def service(self) -> ReadProxyService:
         """What does the work. Raises InvariantViolation before `start`."""
-        check(self._service is not None, "the read proxy is not started")
-        assert self._service is not None
-        return self._service
+        return present(self._service, "the read proxy is not started")
 
     @property
     def location(self) -> str:

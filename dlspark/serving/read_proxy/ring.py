@@ -3,7 +3,7 @@
     evicted ...  | first ................ newest |  not read yet
                  ^ begin                         ^ end
 
-Entries are numbered in the order in which they come (*ordinals*), so that a reader finds its place without a search.
+Entries are numbered in the order in which they come (*ordinals*), so that a reader finds its entry without a search.
 A ring covers every position from `begin` on: what was written there and has been read is in the ring, and what is read
 later will come. It is bounded in bytes; the oldest entries go first. All rings of a proxy share a `RingBudget`, in
 which the entry that came first of all goes first, whichever log it belongs to: a quiet log keeps little, and its
@@ -27,7 +27,7 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
 
 ENTRY_OVERHEAD_BYTES = 512
-"""What an entry counts besides its payload: its objects, and its places in the ring and in the budget."""
+"""What an entry counts besides its payload: its objects, and what ring and budget have of it."""
 _NUMBERS = count(1)
 
 

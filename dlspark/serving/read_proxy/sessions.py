@@ -23,7 +23,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import OverCapacityError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadFrom
-from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog
+from dlspark.serving.read_proxy.served_log import FeedReader, ServedLog
 
 
 @dataclass(slots=True)
@@ -43,9 +43,11 @@ class PendingRead:
 
 
 @dataclass(eq=False, slots=True)
-class ReaderSession(PlacedReader):
+class ReaderSession(FeedReader):
     """One reader of one connection."""
 
+    on_change: Callable[[ReaderSession], None] = field(kw_only=True)
+    """Called when something has changed for it: there may be something to answer."""
     caller: Caller = field(kw_only=True)
     number: int = field(kw_only=True)
     """The reader's, in its connection."""
@@ -54,17 +56,21 @@ class ReaderSession(PlacedReader):
     """The start with which it was opened."""
     pending: PendingRead | None = None
     opening: asyncio.Task[None] | None = None
-    told: DLSN | None = None
+    next: DLSN | None = None
     """Where its last answer said to go on; the cursor may be further, past what readers do not see."""
     closed: bool = False
     idle_since: float = 0.0
     """When its last read was answered, by the loop's clock."""
 
+    def advance(self) -> None:
+        """See `FeedReader`."""
+        self.on_change(self)
+
     def continues(self, request: ReadBatch) -> bool:
         """Return whether `request` goes on where this session is; otherwise the reader went elsewhere."""
         if request.stream != self.log.name:
             return False
-        expected = self.asked if self.told is None else self.told
+        expected = self.asked if self.next is None else self.next
         return request.start == expected and type(request.start) is type(expected)
 
 
@@ -172,17 +178,17 @@ class CatchUpTurns(Generic[T]):
         """How many wait for their turn."""
         return sum(map(len, self._queues.values()))
 
-    def ask(self, owner: Hashable, who: T) -> None:
-        """Ask for a turn for `who`; it may be granted before this returns. Asking again keeps the place."""
+    def ask(self, owner: Hashable, reader: T) -> None:
+        """Ask for a turn for `reader`; it may be granted before this returns. Asking again changes nothing."""
         queue = self._queues.setdefault(owner, OrderedDict())
-        queue.setdefault(who)
+        queue.setdefault(reader)
         self._serve()
 
-    def withdraw(self, owner: Hashable, who: T) -> None:
+    def withdraw(self, owner: Hashable, reader: T) -> None:
         """Wait no longer; does nothing for one that does not wait."""
         queue = self._queues.get(owner)
         if queue is not None:
-            queue.pop(who, None)
+            queue.pop(reader, None)
             if not queue:
                 del self._queues[owner]
 
@@ -194,10 +200,10 @@ class CatchUpTurns(Generic[T]):
     def _serve(self) -> None:
         while self.taken < self.most and self._queues:
             owner, queue = self._queues.popitem(last=False)
-            who, _ = queue.popitem(last=False)
+            reader, _ = queue.popitem(last=False)
             if queue:
                 self._queues[owner] = queue  # behind all others
             # Before the call: it may ask for, or give back, turns itself.
             self.taken += 1
-            if not self._grant(who):
+            if not self._grant(reader):
                 self.taken -= 1

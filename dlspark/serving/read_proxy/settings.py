@@ -106,7 +106,7 @@ class ReadProxySettings:
         maximum=_FRAME_FITS,
     )
     max_readers: int = _own(
-        100_000, "maxReaders", "Readers that have a place at the proxy; one more is refused", section="Readers"
+        100_000, "maxReaders", "Readers that have a session at the proxy; one more is refused", section="Readers"
     )
     max_caller_readers: int = _own(10_000, "maxReadersPerConnection", "Readers of one connection")
     max_logs: int = _own(10_000, "maxLogs", "Logs that are read at the same time; readers of another one are refused")
@@ -130,7 +130,7 @@ class ReadProxySettings:
     reader_idle_ms: int = _own(
         120_000,
         "readerIdleMs",
-        "Milliseconds after which the place of a reader that asks for nothing is given up; it goes on by its position",
+        "Milliseconds after which the session of a reader that asks for nothing ends; it goes on by its position",
     )
     linger_ms: int = _own(
         30_000, "lingerMs", "Milliseconds for which a log is read on after its last reader has gone", minimum=0
@@ -158,7 +158,7 @@ class ReadProxySettings:
         REGISTRY.check(self)
         if 0 < self.read_balance < 1:
             raise SettingsError(
-                f"readBalance={self.read_balance} is below 1: not all logs would have a place",
+                f"readBalance={self.read_balance} is below 1: not all logs could be read",
                 advice="Take 1 or more, or 0 for no bound",
             )
         if self.rings_bytes < self.ring_bytes:

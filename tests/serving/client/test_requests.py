@@ -33,7 +33,7 @@ from dlspark.serving.client.requests import (
 )
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
-    REASON_OF_ERROR,
+    REASON_OF_NAME,
     Applied,
     BeginEpoch,
     CreateStream,
@@ -169,7 +169,7 @@ def test_what_a_refusal_leads_to(code: StatusCode) -> None:
 
 
 def test_every_name_that_says_a_reason_is_an_error_s() -> None:
-    for name in REASON_OF_ERROR:
+    for name in REASON_OF_NAME:
         assert issubclass(getattr(errors, name), errors.DistributedLogError)
 
 
