@@ -36,7 +36,7 @@ from dlspark.serving.client.fleet import Fleet, fleets_of
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
 from dlspark.serving.client.producers import ProducerSession
-from dlspark.serving.client.producing import AsyncProducer, PendingBudget
+from dlspark.serving.client.producing import AsyncProducer, BufferPool
 from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart, ReadRoutes
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
@@ -84,7 +84,15 @@ _RANDOM: Final = random.SystemRandom()
 
 
 class AsyncClient(OnOneLoop):
-    """A client of write and read proxies. Make it with `connect`, and close it."""
+    """Writes and reads logs through proxies, without ZooKeeper or storage nodes in reach.
+
+    Make it with `connect`, and close it; it is an asynchronous context manager. All calls come from the loop that made
+    it. `write` and `producer` write, `reader` reads; the rest asks about streams and proxies.
+
+    Every operation raises what the proxy's refusal says: LogNotFoundError, RequestDeniedError and so on;
+    ProxyUnreachableError where no proxy could be asked in time, and an OutcomeUnknownError where one was, and nobody
+    knows what came of it. Times and retries are the settings'.
+    """
 
     def __init__(
         self,
@@ -96,7 +104,16 @@ class AsyncClient(OnOneLoop):
         clock: Clock | None = None,
         random_bits: Callable[[int], int] = _RANDOM.getrandbits,
     ) -> None:
-        """For `connect` and for tests. Nothing is asked before `open`."""
+        """For `connect` and for tests. Nothing is asked before `open`.
+
+        Args:
+            fleets: the proxies of each region, the local one's first.
+            settings: the client's.
+            connect: makes a connection to an address.
+            read_fleets: the proxies to read through; none: those of `fleets`.
+            clock: goes on while the machine is suspended.
+            random_bits: gives a number of so many bits, for names and epochs that no other client has.
+        """
         self.settings = settings
         self._fleets = list(fleets)
         self._read_fleets = list(read_fleets)
@@ -104,7 +121,7 @@ class AsyncClient(OnOneLoop):
         self._clock = clock if clock is not None else SystemClock()
         self._random_bits = random_bits
         self._regions: list[Route] = []
-        self._budget = PendingBudget(settings.max_pending_bytes, settings.max_pending_records)
+        self._buffer_pool = BufferPool(settings.max_pending_bytes, settings.max_pending_records)
         self._unique = f"{settings.client_id or settings.name}-{uuid.UUID(int=random_bits(128), version=4)}"
         self._incarnation = 0
         self._producers: OrderedDict[tuple[str, str | None], AsyncProducer] = OrderedDict()
@@ -123,13 +140,19 @@ class AsyncClient(OnOneLoop):
         read_from: str | Sequence[str] | None = None,
         network: Network | None = None,
     ) -> AsyncClient:
-        """Return a client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are
-        announced; a sequence has one such text for each region, the local one first. None: what the settings name, else
-        the namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+        """Return a client. Connections are made when they are needed; a namespace is looked up now.
 
-        `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
-        proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
-        Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where none is announced.
+        Args:
+            where: the proxies, "host:port,host:port", or a namespace's URI, in which they are announced; a sequence has
+                one such text for each region, the local one first. None: what the settings name, else the namespace
+                that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+            settings: settings, or their values by key (docs/settings/thin-client.md).
+            read_from: as `where`, the proxies to read through; None: the read proxies that are announced, else the
+                write proxies.
+            network: makes the connections; None: TCP.
+
+        Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where no proxy is announced in
+        time.
         """
         made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
         named = where if where is not None else list(made.regions()) or uri_or_default(None, _NAME_ONE)
@@ -194,7 +217,7 @@ class AsyncClient(OnOneLoop):
         for payload in payloads:
             await producer.wait_for_room()
             futures.append(producer.send(payload))
-        done = await asyncio.gather(*futures, return_exceptions=True)
+        done = await asyncio.gather(*futures, return_exceptions=True)  # the others are waited for when one fails
         for one in done:
             if isinstance(one, BaseException):
                 raise one
@@ -266,7 +289,7 @@ class AsyncClient(OnOneLoop):
                 settings.max_pending_bytes,
                 settings.max_pending_records,
             ),
-            budget=self._budget,
+            buffer_pool=self._buffer_pool,
             clock=self._clock,
             request_timeout_ms=settings.request_timeout_ms,
             closed=forget,
@@ -327,10 +350,16 @@ class AsyncClient(OnOneLoop):
         max_bytes: int | None = None,
         poll_ms: int | None = None,
     ) -> AsyncProxyReader:
-        """Return a reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
+        """Return a reader of the stream. Nothing is asked before the first read.
 
-        `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
-        how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.
+        Args:
+            stream: the log.
+            start: a DLSN or its text, a transaction id, "earliest" or "latest".
+            form: "records", "entries" as they are stored, or "arrow".
+            max_bytes: about what one poll brings; None: 512 KiB.
+            poll_ms: how long a proxy keeps a poll at the end of the log; None: 10 s.
+
+        Raises CallerError for what cannot be, AlreadyClosedError.
         """
         self._check_loop()
         if self._closing.begun or self._reads is None:
@@ -371,7 +400,7 @@ class AsyncClient(OnOneLoop):
 
     async def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, or the one that is named, and return it: requests of older ones are refused
-        from now on, whoever sends them."""
+        from now on, whichever client sends them."""
         return _expect(await self.ask(BeginEpoch(stream, producer, epoch)), EpochBegun).epoch
 
     async def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
@@ -403,7 +432,7 @@ class AsyncClient(OnOneLoop):
         await self._ask_at(proxy, AcceptStreams(enabled))
 
     async def ask(self, request: StreamRequest) -> Answer:
-        """Take a request to the proxy that serves its stream, and return its answer, which is no refusal.
+        """Take a request to the proxy that serves its stream, and return its answer.
 
         Raises what a refusal says. Cancelled, what was sent may still be done.
         """
@@ -452,6 +481,7 @@ class AsyncClient(OnOneLoop):
 
     async def _close(self) -> None:
         producers = list(self._producers.values())
+        # In this order: producers flush through the dispatcher, which ends requests through its connections.
         steps: list[Callable[[], Coroutine[Any, Any, None]]] = [other.close for other in list(self._others)]
         steps.append(lambda: _close_all(producers))
         if self._reads is not None:
@@ -502,7 +532,7 @@ _NETWORKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Network]] 
 
 
 def _over_frames(network: Network | None) -> Connect:
-    """Connections over frames, on this network."""
+    """Return what makes connections over frames, on this network."""
     from dlspark.serving.bindings.frames_client import FramesClient
     from storage_node.transport.tcp import TcpNetwork
 

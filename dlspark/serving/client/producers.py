@@ -71,7 +71,7 @@ JUMP_BITS: Final = 31
 
 
 class SessionPhase(Enum):
-    """What a session is doing."""
+    """What a session does now."""
 
     UNBORN = "unborn"
     BEGINNING = "beginning"
@@ -125,7 +125,10 @@ class _Pending:
 
 
 class ProducerSession:
-    """One producer on one stream. Every method returns what is to be done, in this order."""
+    """One producer on one stream: a `WriteSession` whose requests are written once, in their order.
+
+    Every method returns what is to be done, in this order.
+    """
 
     def __init__(
         self,
@@ -136,8 +139,13 @@ class ProducerSession:
         only_user: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """`random_bits` gives a number of so many bits. `only_user`: the name was made up for this session, so that its
-        first epoch is 0 and nobody else can begin it."""
+        """Args:
+        stream: the log.
+        name: the producer's.
+        random_bits: gives a number of so many bits.
+        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
+        limits: what bounds the session.
+        """
         self.phase = SessionPhase.UNBORN
         self.stream = stream
         self.name = name
@@ -182,7 +190,7 @@ class ProducerSession:
         return not self._queue and not self._window and not self._tickets
 
     def __len__(self) -> int:
-        """Requests whose outcome is not known."""
+        """Return how many requests have no outcome yet."""
         return len(self._queue) + len(self._window)
 
     # ------------------------------------------------------------------ events
@@ -204,8 +212,8 @@ class ProducerSession:
         return self._fill(now)
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """Return the caller of a request does not wait any longer. It is settled: as not written where it was never
-        sent, with an unknown outcome otherwise. Nothing happens to one that is settled already."""
+        """Settle a request whose caller does not wait any longer: as not written where it was never sent, with an
+        unknown outcome otherwise. Nothing happens to one that is settled already."""
         if self._reacts(SessionEvent.GIVEN_UP) is Reaction.IGNORE:
             return []
         pending = self._keys.get(key)
@@ -222,7 +230,7 @@ class ProducerSession:
         return effects
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """Return what was sent came back."""
+        """Go on with what a request ended with, by the ticket with which it was sent."""
         if ticket not in self._tickets:
             check(self.phase is SessionPhase.ENDED, "a ticket came back that a producer did not give out")
             return []
@@ -238,7 +246,7 @@ class ProducerSession:
         return effects + self._fill(now)
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """Return the back-off is over."""
+        """Go on behind a back-off."""
         return self._go_on(now) if self._acts(SessionEvent.RESUMED) else []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -291,8 +299,8 @@ class ProducerSession:
         return self._pause()
 
     def _epoch_passed(self, refusal: Refusal) -> list[SessionEffect]:
-        """Return a later epoch has begun. That ends a session which had one; else the name was in use before: go above
-        it."""
+        """End a session that had an epoch, for a later one has begun. One that had none goes above it: the name was in
+        use before."""
         if self.epoch >= 0 or not isinstance(refusal.actual, int):
             return self.end(refusal)
         self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
@@ -346,7 +354,9 @@ class ProducerSession:
 
     def _send(self, pending: _Pending, now: float) -> Transmit:
         if pending.first_sent is None or not pending.doubtful:
-            pending.first_sent = now  # nothing is left of what was sent before
+            # Nothing is left of what was sent before. A copy in doubt counts from its own sending: the log forgets by
+            # that time, and would write an old copy twice (I19).
+            pending.first_sent = now
         pending.under_way = True
         left_ms = max(int((pending.first_sent + self._limits.memory_s - now) * 1000), 1)
         timeout_ms = self._limits.request_timeout_ms
@@ -383,7 +393,8 @@ class ProducerSession:
             self._fence = answer
         elif answer.reason is Reason.SEQUENCE_GAP:
             self._strict = True
-            self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)  # it was forgotten
+            # A log that waits for number 0, of which it has written some, has forgotten the producer.
+            self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)
         elif answer.reason is Reason.SEQUENCE_PASSED:
             self._window.remove(pending)  # the log has written later ones, and cannot say more
             return self._settle(pending, answer)
@@ -397,7 +408,7 @@ class ProducerSession:
         return []
 
     def _refused(self, pending: _Pending, refusal: Refusal) -> list[SessionEffect]:
-        """Return it was not written and never will be: its number is free."""
+        """Free the number of a request that was not written and never will be."""
         if self._window[-1] is not pending:
             self.phase = SessionPhase.DRAINING  # those behind it must move up
         self._window.remove(pending)
@@ -413,7 +424,7 @@ class ProducerSession:
     # ------------------------------------------------------------------ going on after a setback
 
     def _drained(self, now: float) -> list[SessionEffect]:
-        """Return nothing is under way: go on with what is in the window, after a back-off if that did not help
+        """Go on with what is in the window, now that nothing is under way; after a back-off if that did not help
         before."""
         if self._fence is not None:
             return self.end(self._fence)
@@ -430,7 +441,7 @@ class ProducerSession:
         return pending.doubtful and sent is not None and now - sent >= self._limits.memory_s
 
     def _let_go_of_doubtful(self) -> list[SessionEffect]:
-        """And of those before one that may be written: they would come behind it."""
+        """Settle what is in doubt, and requests before one that may be written: they would come behind it."""
         effects: list[SessionEffect] = []
         behind = self._floor
         for pending in self._window:
@@ -445,8 +456,8 @@ class ProducerSession:
         return effects
 
     def _above_hole(self) -> list[_Pending]:
-        """Return those behind a number that fell out, where the log has refused a gap: it cannot have written any of
-        them, nor will. Nothing is known of those before it by that."""
+        """Return the requests behind a number that fell out, where the log has refused a gap: it has
+        not written any of them, nor will. Nothing is known by that of requests before the number."""
         hole = self._floor
         for pending in self._window:
             if pending.sequence == hole:
@@ -467,6 +478,7 @@ class ProducerSession:
             self._want_later_epoch()
         elif self._window and len(self._above_hole()) == len(self._window):
             if any(pending.doubtful for pending in self._window):
+                # Late copies have the old numbers: given to other requests, they would be written in their stead (I19).
                 self._want_later_epoch()
             else:
                 for number, pending in enumerate(self._window, self._floor):

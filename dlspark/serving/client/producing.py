@@ -1,13 +1,13 @@
 """`AsyncProducer`: a program's records of one stream on their way: gathered, numbered, sent, and answered one by one.
 
-It runs two machines: the batcher decides which records travel together, the session which number a request gets and
+It runs two machines: the accumulator decides which records travel together, the session which number a request gets and
 when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
 
-    send       a record waits in the batcher; nothing is sent before this turn of the loop ends
+    send       a record waits in the accumulator; nothing is sent before the loop goes on
     pump       while the session has room, the next request is taken and submitted
     returned   a request came back; what it leads to is done, then the pump runs again
 
-Bounds: what all producers of a client hold together (`PendingBudget`), what a request and a session may have. A record
+Bounds: what all producers of a client hold together (`BufferPool`), what a request and a session may have. A record
 that has no outcome in `requestTimeoutMs` ends: as not written where its request was never sent, else in doubt.
 
 Fault model: see `producers`. A caller that cancels takes its record back where that was not taken into a request yet;
@@ -32,7 +32,13 @@ from dlspark.errors import (
     RecordTooLongError,
     ServiceUnavailableError,
 )
-from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
+from dlspark.serving.client.batching import (
+    RECORD_ROOM_BYTES,
+    BatchBounds,
+    ProducerBatch,
+    RecordAccumulator,
+    record_outcomes,
+)
 from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.write_sessions import SessionEffect, Settled, Transmit, WriteSession
@@ -44,8 +50,8 @@ from storage_node.edge import Clock
 from storage_node.errors import ProtocolError
 
 
-class PendingBudget:
-    """What all records of a client that have no outcome yet may take."""
+class BufferPool:
+    """Bounds what all records of a client that have no outcome yet take: memory, and a number."""
 
     def __init__(self, max_bytes: int, max_records: int) -> None:
         self._max_bytes, self._max_records = max_bytes, max_records
@@ -75,35 +81,36 @@ class PendingBudget:
         self._wake()
 
     async def wait(self) -> None:
-        """Wait for room, in turn with the others that wait."""
+        """Wait for room, behind the others that wait."""
         if self.has_room and not self._waiting:
             return
         while True:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(woken)
             self._wake()
             try:
-                await turn
+                await woken
             except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                if woken in self._waiting:
+                    self._waiting.remove(woken)
                 asyncio.get_running_loop().call_soon(self._wake)
                 raise
-            # Who is behind is woken once this one has had the time to add its record.
+            # The next one is woken once this one has had the time to add its record: woken at once, both would find the
+            # same room.
             asyncio.get_running_loop().call_soon(self._wake)
             if self.has_room:
                 return
 
     def _wake(self) -> None:
         while self._waiting and self.has_room:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
                 return
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _WholeRequest:
     """A request that was made whole by its caller."""
 
     future: asyncio.Future[WriteReceipt]
@@ -111,7 +118,11 @@ class _Whole:
 
 
 class AsyncProducer(OnOneLoop):
-    """Writes records to one stream, in order. Open it with `AsyncClient.producer`; all calls come from one loop."""
+    """Writes records to one stream, in order, each once. `send` returns a future, `write` waits for the outcome.
+
+    Open it with `AsyncClient.producer`, and close it. All calls come from one loop. Records are gathered into requests;
+    one that is lost on its way is sent again under its number, which the log knows (I19).
+    """
 
     def __init__(
         self,
@@ -121,28 +132,38 @@ class AsyncProducer(OnOneLoop):
         name: str | None,
         *,
         limits: BatchBounds,
-        budget: PendingBudget,
+        buffer_pool: BufferPool,
         clock: Clock,
         request_timeout_ms: int,
         closed: Callable[[AsyncProducer], None] | None = None,
     ) -> None:
-        """`name`: None where requests have no producer. `closed` hears of `close`."""
+        """Args:
+        dispatcher: takes requests through proxies.
+        session: numbers and sends them.
+        stream: the log.
+        name: of the producer; None where requests have none.
+        limits: of a request, and of records that wait.
+        buffer_pool: bounds what all producers of the client hold.
+        clock: goes on while the machine is suspended.
+        request_timeout_ms: in which a record has an outcome; below 0: no bound.
+        closed: called by `close`.
+        """
         self.stream = stream
         self.name = name
         self._dispatcher = dispatcher
         self._session = session
-        self._batcher = Batcher(limits)
+        self._accumulator = RecordAccumulator(limits)
         self._linger = limits.linger_ms > 0
-        self._budget = budget
+        self._buffer_pool = buffer_pool
         self._now = clock.elapsed_s
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._timeout_s = request_timeout_ms / 1000 if request_timeout_ms >= 0 else inf
         self._on_closed = closed
         self._number = 0
-        self._hurried: deque[tuple[RecordBatch, float]] = deque()
+        self._hurried: deque[tuple[ProducerBatch, float]] = deque()
         """Requests that were taken before there was room, with the time by which they must be settled."""
-        self._requests: dict[int, tuple[RecordBatch | _Whole, float]] = {}
+        self._requests: dict[int, tuple[ProducerBatch | _WholeRequest, float]] = {}
         """What was submitted and is not settled, likewise."""
         self._in_flight: dict[int, InFlightRequest] = {}
         self._effects: deque[SessionEffect] = deque()
@@ -171,12 +192,12 @@ class AsyncProducer(OnOneLoop):
     def pending(self) -> int:
         """Records and whole requests without an outcome."""
         batches = [one for one, _ in (*self._requests.values(), *self._hurried)]
-        return len(self._batcher) + sum(len(one.keys) if isinstance(one, RecordBatch) else 1 for one in batches)
+        return len(self._accumulator) + sum(len(one.keys) if isinstance(one, ProducerBatch) else 1 for one in batches)
 
     def send(
         self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None
     ) -> asyncio.Future[DLSN]:
-        """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its place is forgotten).
+        """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its DLSN is forgotten).
 
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many records
         wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
@@ -187,13 +208,14 @@ class AsyncProducer(OnOneLoop):
             raise AlreadyClosedError("the producer is closed", log=self.stream)
         data = payload_bytes(payload)
         size = len(data)
-        if not self._budget.has_room:
-            raise _over_capacity_error(self._budget)
+        if not self._buffer_pool.has_room:
+            raise _over_capacity_error(self._buffer_pool)
         future: asyncio.Future[DLSN] = self._loop.create_future()
         now = self._time()
-        if not self._batcher.add(future, data, now, transaction_id):
-            raise _over_capacity_error(self._budget)
-        self._budget.take(size + RECORD_ROOM_BYTES)
+        if not self._accumulator.add(future, data, now, transaction_id):
+            raise _over_capacity_error(self._buffer_pool)
+        self._buffer_pool.take(size + RECORD_ROOM_BYTES)
+        # Without a linger the first record has planned the pump for all: a busy producer makes no timer for a record.
         if not self._blocked and (self._planned is None or self._linger):
             self._plan(now)
         return future
@@ -205,20 +227,20 @@ class AsyncProducer(OnOneLoop):
         """
         self._check_loop()
         data = payload_bytes(payload)
-        if not self._budget.has_room or self._budget.has_waiting:
-            await self._budget.wait()
+        if not self._buffer_pool.has_room or self._buffer_pool.has_waiting:
+            await self._buffer_pool.wait()
         future = self.send(data, transaction_id=transaction_id)
         try:
             return await future
         except asyncio.CancelledError:
-            if self._batcher.give_up(future):
-                self._budget.give(len(data) + RECORD_ROOM_BYTES, 1)
+            if self._accumulator.give_up(future):
+                self._buffer_pool.give(len(data) + RECORD_ROOM_BYTES, 1)
             raise
 
     async def wait_for_room(self) -> None:
         """Wait until `send` has room for another record."""
         self._check_loop()
-        await self._budget.wait()
+        await self._buffer_pool.wait()
 
     async def append(
         self,
@@ -237,7 +259,7 @@ class AsyncProducer(OnOneLoop):
         data = tuple(map(payload_bytes, payloads))
         if not data:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
-        await self._budget.wait()
+        await self._buffer_pool.wait()
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
         self._hurry()  # what was sent before goes before
@@ -245,8 +267,8 @@ class AsyncProducer(OnOneLoop):
             batch, due = self._hurried.popleft()
             self._submit(batch, batch.request(self.stream), due)
         size = sum(map(len, data))
-        self._budget.take(size)
-        whole = _Whole(self._loop.create_future(), size)
+        self._buffer_pool.take(size)
+        whole = _WholeRequest(self._loop.create_future(), size)
         request = WriteRecords(
             self.stream, data, atomic=True, expected_position=expected_position, fencing_token=fencing_token
         )
@@ -300,8 +322,8 @@ class AsyncProducer(OnOneLoop):
         self._run()
         while self._hurried:
             self._settle_batch(self._hurried.popleft()[0], refusal)
-        while len(self._batcher):
-            self._settle_batch(self._batcher.take(), refusal)
+        while len(self._accumulator):
+            self._settle_batch(self._accumulator.take(), refusal)
         for in_flight in self._in_flight.values():
             in_flight.cancel()
         self._in_flight.clear()
@@ -314,11 +336,11 @@ class AsyncProducer(OnOneLoop):
     def _hurry(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
         """Have everything that waits sent as soon as may be. Returns what has no outcome yet, the oldest first."""
         due = self._time() + self._timeout_s
-        while len(self._batcher):
-            self._hurried.append((self._batcher.take(), due))
+        while len(self._accumulator):
+            self._hurried.append((self._accumulator.take(), due))
         found: list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]] = []
         for one, _ in (*self._requests.values(), *self._hurried):
-            if isinstance(one, RecordBatch):
+            if isinstance(one, ProducerBatch):
                 found += (key for key in one.keys if isinstance(key, asyncio.Future))
             else:
                 found.append(one.future)
@@ -326,8 +348,8 @@ class AsyncProducer(OnOneLoop):
         return found
 
     def _plan(self, now: float) -> None:
-        """Have the pump run: at the end of this turn where a request is ready, else when its oldest record is due."""
-        due = self._batcher.next_due()
+        """Have the pump run: in the loop's next step where a request is ready, else when its oldest record is due."""
+        due = self._accumulator.next_due()
         if due is None or due >= self._planned_for:
             return
         if self._planned is not None:
@@ -343,19 +365,19 @@ class AsyncProducer(OnOneLoop):
         if self._planned is not None:
             self._planned.cancel()
             self._planned, self._planned_for = None, inf
-        batcher, session, now = self._batcher, self._session, self._time()
+        accumulator, session, now = self._accumulator, self._session, self._time()
         while self._hurried and session.has_room:
             batch, due = self._hurried.popleft()
             self._submit(batch, batch.request(self.stream), due)
-        while not self._hurried and session.has_room and batcher.is_ready(now):
-            batch = batcher.take()
+        while not self._hurried and session.has_room and accumulator.is_ready(now):
+            batch = accumulator.take()
             self._submit(batch, batch.request(self.stream), now + self._timeout_s)
         self._run()
         self._blocked = not session.has_room
-        if len(batcher) and not self._blocked:
+        if len(accumulator) and not self._blocked:
             self._plan(now)
 
-    def _submit(self, what: RecordBatch | _Whole, request: WriteRecords, due: float) -> None:
+    def _submit(self, what: ProducerBatch | _WholeRequest, request: WriteRecords, due: float) -> None:
         self._number += 1
         self._requests[self._number] = what, due
         if self._expiring is None and self._timeout_s != inf:
@@ -367,7 +389,7 @@ class AsyncProducer(OnOneLoop):
     def _run(self) -> None:
         """Do what the session says, in its order; what that leads to at once comes behind it."""
         if self._running:
-            return
+            return  # called from within an effect: the loop below does what was added
         self._running = True
         try:
             while self._effects:
@@ -394,7 +416,7 @@ class AsyncProducer(OnOneLoop):
                 self._pump()
 
         in_flight = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
-        if not came_back:
+        if not came_back:  # it may have, before `begin` returned
             self._in_flight[ticket] = in_flight
 
     def _resumed(self) -> None:
@@ -407,13 +429,13 @@ class AsyncProducer(OnOneLoop):
         check(isinstance(number, int), "a session settled what it was not given")
         if isinstance(number, int):
             what, _ = self._requests.pop(number)
-            if isinstance(what, RecordBatch):
+            if isinstance(what, ProducerBatch):
                 self._settle_batch(what, effect.answer)
             else:
                 self._settle_whole(what, effect.answer)
 
-    def _settle_whole(self, whole: _Whole, answer: Answer) -> None:
-        self._budget.give(whole.size, 1)
+    def _settle_whole(self, whole: _WholeRequest, answer: Answer) -> None:
+        self._buffer_pool.give(whole.size, 1)
         future = whole.future
         if isinstance(answer, WriteReceipt):
             self._dispatcher.counters.records += answer.records
@@ -427,15 +449,15 @@ class AsyncProducer(OnOneLoop):
         else:
             future.set_exception(ProtocolError(f"a write was answered with {type(answer).__name__}"))
 
-    def _settle_batch(self, batch: RecordBatch, answer: Answer) -> None:
-        self._batcher.settled(batch)
+    def _settle_batch(self, batch: ProducerBatch, answer: Answer) -> None:
+        self._accumulator.settled(batch)
         count = len(batch.keys)
-        self._budget.give(batch.bytes, count)
+        self._buffer_pool.give(batch.bytes, count)
         counters = self._dispatcher.counters
         if isinstance(answer, WriteReceipt):
             counters.records += count
             counters.record_bytes += batch.bytes - count * RECORD_ROOM_BYTES
-        for key, fate in fates(batch, answer):
+        for key, fate in record_outcomes(batch, answer):
             if not isinstance(key, asyncio.Future) or key.done():
                 continue
             if isinstance(fate, Refusal):
@@ -449,23 +471,23 @@ class AsyncProducer(OnOneLoop):
         now = self._time()
         for number, (_, due) in list(self._requests.items()):
             if due > now:
-                break
+                break  # submitted in the order of their times, or nearly so: the next look is due soon
             self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
         refusal = refusal_of(ServiceUnavailableError("the record was not sent in time"))
         while self._hurried and self._hurried[0][1] <= now:
             self._settle_batch(self._hurried.popleft()[0], refusal)
         # The oldest record's time, or later by the linger. Those that would have travelled with it end with it.
-        while (waiting := self._batcher.next_due()) is not None and waiting + self._timeout_s <= now:
-            self._settle_batch(self._batcher.take(), refusal)
+        while (waiting := self._accumulator.next_due()) is not None and waiting + self._timeout_s <= now:
+            self._settle_batch(self._accumulator.take(), refusal)
         self._pump()
         waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._hurried)[:1])]
-        if (waiting := self._batcher.next_due()) is not None:
+        if (waiting := self._accumulator.next_due()) is not None:
             waits.append(waiting + self._timeout_s)
         if waits and self._expiring is None:
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
     def _explained(self, effect: SessionEffect) -> SessionEffect:
-        """Return a refusal of what took too long says what the proxies said: all that is under way is for one
+        """Return the settlement of what took too long, with what the proxies said: all that is under way is for one
         stream."""
         said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")
         if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
@@ -487,8 +509,8 @@ def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
     return payload
 
 
-def _over_capacity_error(budget: PendingBudget) -> OverCapacityError:
+def _over_capacity_error(buffer_pool: BufferPool) -> OverCapacityError:
     return OverCapacityError(
-        f"{budget.records} records of {budget.bytes} bytes wait for their outcome; this one was not taken",
+        f"{buffer_pool.records} records of {buffer_pool.bytes} bytes wait for their outcome; this one was not taken",
         advice="Wait for room (`wait_for_room`), or raise maxPendingBytes and maxPendingRecords",
     )

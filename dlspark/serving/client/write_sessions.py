@@ -48,7 +48,7 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send `request` on its way (`RequestWay`), and hand in what it ends with, with this ticket."""
+    """Send `request` on its way (`RoutedRequest`), and hand in what it ends with, with this ticket."""
 
     ticket: int
     request: WriteRecords | BeginEpoch
@@ -67,7 +67,7 @@ SessionEffect: TypeAlias = Transmit | Settled | BackOff
 
 
 class WriteSession(Protocol):
-    """What numbers and sends a stream's requests: see `ProducerSession`, whose words these are."""
+    """Numbers and sends a stream's requests."""
 
     ended: Refusal | None
 
@@ -81,15 +81,15 @@ class WriteSession(Protocol):
         ...
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """Return the caller of a request does not wait any longer."""
+        """Settle a request whose caller does not wait any longer."""
         ...
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """Return what was sent came back."""
+        """Go on with what a request ended with, by the ticket with which it was sent."""
         ...
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """Return the back-off is over."""
+        """Go on behind a back-off."""
         ...
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -134,13 +134,13 @@ class PlainSession:
         return []
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """Return what was sent came back: that is its outcome."""
+        """Settle the request with what it ended with: that is its outcome."""
         key = self._under_way.pop(ticket, None)
         settled: list[SessionEffect] = [] if key is None else [Settled(key, finished.for_caller)]
         return settled + self._fill()
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """Return it never backs off."""
+        """Do nothing: it never backs off."""
         return []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:

@@ -194,18 +194,19 @@ def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:
 
 
 def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
+    # Each refusal once, in the order in which records have them; records name it by its index.
     refusals = list(dict.fromkeys(result for result in answer.results if isinstance(result, Refusal)))
     texts = sum(len(one.message) + len(one.advice or "") for one in refusals)
     cut = {one: shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
-    places = {one: place for place, one in enumerate(dict.fromkeys(cut.values()))}
+    indices = {one: index for index, one in enumerate(dict.fromkeys(cut.values()))}
     head = Head()
-    head.u32(len(places), "the number of refusals")
-    for refusal in places:
+    head.u32(len(indices), "the number of refusals")
+    for refusal in indices:
         _put_refusal(head, refusal)
     head.u32(len(answer.results), "the number of results")
     for _, group in groupby(answer.results, type):
         results = list(group)
-        refused = [(REFUSED, places[cut[one]]) for one in results if isinstance(one, Refusal)]
+        refused = [(REFUSED, indices[cut[one]]) for one in results if isinstance(one, Refusal)]
         head.rows(_REFUSED, refused, "which refusal it is")
         head.rows(_STORED, [(STORED, *one) for one in results if isinstance(one, DLSN)], "a DLSN")
     return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
@@ -225,10 +226,10 @@ def _decode_bulk(frame: memoryview, _flags: int) -> BulkReceipt:
         if fate == STORED:
             results.append(reader.dlsn("the DLSN"))
         elif fate == REFUSED:
-            place = reader.u32("which refusal it is")
-            if place >= len(refusals):
-                broken(f"a record has refusal {place} of {len(refusals)}")
-            results.append(refusals[place])
+            index = reader.u32("which refusal it is")
+            if index >= len(refusals):
+                broken(f"a record has refusal {index} of {len(refusals)}")
+            results.append(refusals[index])
         else:
             broken(f"a record's fate is {fate}, which is unknown")
     reader.finish()

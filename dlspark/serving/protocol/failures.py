@@ -40,7 +40,7 @@ MAX_MESSAGE_CHARS: Final = 4096
 
 _ROOTS: Final = (DistributedLogError, BookieError)
 """They do not say whether it was done, and are not raised as they are."""
-_PLACES: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
+_WHERE: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
 _TEXT_OF_DLSN: Final = re.compile(r"-?[0-9]+:-?[0-9]+:-?[0-9]+")
 
 
@@ -157,6 +157,7 @@ def refusal_of(error: BaseException) -> Refusal:
 def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
     """Return the error that a client raises for a refusal of a request on `stream`."""
     kind = _kind(refusal)
+    # Past the class's own __init__, which may want arguments that a refusal does not carry.
     error = kind.__new__(kind)
     DistributedLogError.__init__(error, refusal.message, advice=refusal.advice, log=stream)
     if isinstance(error, OwnershipAcquireFailedError):
@@ -173,13 +174,14 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
 def _name(kind: type[DistributedLogError]) -> str:
     """Return the nearest class that the other side knows; empty where that says no more than the outcome."""
     known = next((one for one in kind.__mro__ if error_named(one.__name__) is one), None)
+    # Of a class that clients do not know, a bare outcome says nothing; the code does, and is asked where no name is.
     if known is None or (known is not kind and known in _BARE.values()):
         return ""
     return known.__name__
 
 
 def _reason(kind: type[DistributedLogError]) -> Reason:
-    """Return that of the nearest class which has one: a new kind of an error is decided about as the old one."""
+    """Return the reason of the nearest class which has one: a new kind of an error is decided about as the old one."""
     for one in kind.__mro__:
         if one in _WITHOUT_REASON:
             break
@@ -194,15 +196,17 @@ def _kind(refusal: Refusal) -> type[DistributedLogError]:
         error_named(NAME_OF_REASON.get(refusal.reason, "")),
         ERROR_OF_CODE.get(refusal.code),
     ):
+        # A name never makes a doubtful outcome a certain one, or the reverse: retries hang on it.
         if kind is not None and applied_of(kind) is refusal.applied:
             return kind
     return _BARE[refusal.applied]
 
 
 def _message(error: DistributedLogError) -> str:
-    """Return the message with the place that the refusal has no field for; the log is the request's stream."""
-    places = {name.removesuffix("_id"): getattr(error, name) for name in _PLACES}
-    where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+    """Return the message with what the refusal has no field for: the entry, node or path. The log is the request's
+    stream."""
+    known = {name.removesuffix("_id"): getattr(error, name) for name in _WHERE}
+    where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     return f"{error.message} [{where}]" if where else error.message
 
 

@@ -57,7 +57,7 @@ def broken(what: str) -> NoReturn:
 
 
 def sizes_of(payloads: Sequence[Buffer]) -> list[int]:
-    """Return bytes of each payload."""
+    """Return the length of each payload, in bytes."""
     return [payload.nbytes if isinstance(payload, memoryview) else len(payload) for payload in payloads]
 
 
@@ -145,6 +145,7 @@ class Reader:
         number = self.u32(f"the number of {what}")
         if number > at_most:
             broken(f"{number} {what}, at most {at_most} are accepted")
+        # Before anything is allocated: a frame of 20 bytes may claim thousands of payloads.
         if number * least_bytes > self._end - self._at:
             broken(f"{number} {what} do not fit in the {self._end - self._at} bytes that are left")
         return number

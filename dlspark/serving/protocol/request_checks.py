@@ -73,18 +73,18 @@ def check_stream_parts(name: str) -> None:
 
 
 def stream_checksum(stream: str) -> int:
-    """Return of a request that has nothing but its stream: the CRC-32 of the name in UTF-8."""
+    """Return the checksum of a request that has nothing but its stream: the CRC-32 of the name in UTF-8."""
     return crc32(stream.encode())
 
 
 def write_checksum(stream: str, payload: Buffer) -> int:
-    """Return of a write of one payload."""
+    """Return the checksum of a write of one payload."""
     return crc32(payload, crc32(stream.encode()))
 
 
 def writes_checksum(stream: str, payloads: tuple[Buffer, ...]) -> int:
-    """Return of a write of any number of payloads: they follow each other. Upstream checks none where there are
-    several."""
+    """Return the checksum of a write of any number of payloads: they follow each other. Upstream checks none where
+    there are several."""
     checksum = crc32(stream.encode())
     for payload in payloads:
         checksum = crc32(payload, checksum)
@@ -92,7 +92,8 @@ def writes_checksum(stream: str, payloads: tuple[Buffer, ...]) -> int:
 
 
 def truncate_checksum(stream: str, dlsn: DLSN) -> int:
-    """Return of a truncation: the DLSN is in its binary form of version 1. Raises CallerError where it has none."""
+    """Return the checksum of a truncation: the DLSN is in its binary form of version 1. Raises CallerError where it has
+    none."""
     return crc32(dlsn.to_bytes(), crc32(stream.encode()))
 
 
@@ -115,14 +116,14 @@ OPENED_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 
 def opens_at_once(request: WriteRecords) -> bool:
-    """Returns whether the record sets of the request, if it has any, are opened in a few milliseconds."""
+    """Return whether the record sets of the request, if it has any, are opened in a few milliseconds."""
     if not request.context.is_record_set or request.is_whole:
         return True  # what is written whole fits in one entry, before compression too
     return declared_bytes(request) <= OPENED_AT_ONCE_BYTES
 
 
 def declared_bytes(request: WriteRecords) -> int:
-    """Returns what the record sets of the request expand to, as these say."""
+    """Return what the record sets of the request expand to, as these say."""
     expanded = 0
     for payload in request.payloads:
         try:

@@ -81,19 +81,19 @@ class GrpcNames(Protocol):
         ...
 
     def location(self, name: str) -> str:
-        """Return the location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
+        """Return the location of the proxy that speaks gRPC at an address; another name as it is."""
         ...
 
 
 class NoNames:
-    """For who knows no proxies."""
+    """Names for a binding that knows no proxies."""
 
     def grpc_address(self, location: str) -> str:
-        """Return not known."""
+        """Return an empty text: it is not known."""
         return ""
 
     def location(self, name: str) -> str:
-        """Return as it is."""
+        """Return the name as it is."""
         return name
 
 
@@ -165,8 +165,8 @@ def _bulk_in_pb(answer: BulkReceipt, names: GrpcNames) -> pb.WriteResponse:
         if isinstance(result, Refusal):
             added.refusal.CopyFrom(status_to_pb(shortened(result) if cut else result, names))
         else:  # field by field: a message of its own for each record takes four times as long
-            place = added.dlsn
-            place.segment, place.entry, place.slot = result
+            dlsn = added.dlsn
+            dlsn.segment, dlsn.entry, dlsn.slot = result
     return message
 
 
@@ -221,8 +221,8 @@ def _delivery_in_pb(answer: Delivery, _: GrpcNames) -> pb.ReadResponse:
 
 def _add_record(message: pb.ReadResponse, record: LogRecord) -> None:
     added = message.records.add()  # field by field: messages of its own for each record take twice as long
-    place = added.dlsn
-    place.segment, place.entry, place.slot = record.dlsn
+    dlsn = added.dlsn
+    dlsn.segment, dlsn.entry, dlsn.slot = record.dlsn
     added.transaction_id = record.txid
     added.sequence_id = record.sequence_id
     added.payload = record.payload

@@ -79,9 +79,10 @@ def gap_error(log: str, dlsn: DLSN, number: int, last: int) -> PositionGapError:
 
 
 class OpenedEntry:
-    """The entry of a proxy's logs that was expanded last, where its records are too much for one part: who gets it in
-    sixty parts does not have it expanded sixty times. One for all logs, until there is another, so no more than
-    `MAX_EXPANDED_BYTES` are kept.
+    """The entry of a proxy's logs that was expanded last, where its records are too much for one part.
+
+    A reader that gets it in sixty parts does not have it expanded sixty times. There is one for all logs, until another
+    is opened, so no more than `MAX_EXPANDED_BYTES` are kept.
     """
 
     def __init__(self) -> None:
@@ -118,8 +119,13 @@ class ChunkMaker:
         max_bytes: int,
         opened: OpenedEntry | None = None,
     ) -> None:
-        """`max_bytes`: about how long a part may get where record sets expand; one record comes always. `opened`: that
-        of all logs."""
+        """Args:
+        log: the log's name.
+        counters: gaps that were passed over are counted there.
+        gap_detection: whether a gap between two records is an error (I4).
+        max_bytes: about how long a part may get where record sets expand; one record comes always.
+        opened: the one of all logs.
+        """
         self.log = log
         self._opened = opened or OpenedEntry()
         self.gap_detection = gap_detection
@@ -141,6 +147,7 @@ class ChunkMaker:
     def _before_error(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN, error: DistributedLogError) -> Chunk:
         """Return the entries before the one that cannot be decoded, and the error behind them."""
         intact: list[RingEntry] = []
+        # One by one this time: the error did not say which entry it was, and the ones before it can be delivered (I12).
         for entry in run:
             try:
                 _columns([entry], self._max_bytes)
@@ -202,6 +209,7 @@ class ChunkMaker:
         numbers = self._numbers(run)
         failure = None
         stop: DLSN | None = end
+        # The gap comes first: records behind it are not delivered, however many would fit (I4).
         gap = numbers.first_gap(batch.position)
         if gap is not None and self.gap_detection:
             stop, end = _dlsn_of(batch, gap), None
@@ -288,7 +296,7 @@ def _columns(run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, in
 
 
 def _from(batch: DecodedBatch, start: DLSN) -> DecodedBatch:
-    """`batch` without the records below `start`, all of which lie in its first entries."""
+    """Return `batch` without the records below `start`, all of which lie in its first entries."""
     if not len(batch) or batch.lssn != start.lssn or _dlsn_of(batch, 0) >= start:
         return batch
     below = (batch.entry_id < start.entry_id) | ((batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id))
@@ -318,7 +326,7 @@ def _chunk(
     return Chunk(parts, _size(parts), following, used, first, last, end, failure)
 
 
-# ------------------------------------------------------------------ those that were made
+# ------------------------------------------------------------------ chunks that were made
 
 
 class Chunks:
@@ -337,6 +345,7 @@ class Chunks:
 
     def get(self, ring: EntryRing, maker: ChunkMaker, form: ReadForm, run: Sequence[RingEntry], ordinal: int) -> Chunk:
         """Return the chunk of the whole entries of `run`, whose first one has this ordinal in `ring`."""
+        # By the run's end as well: a reader that has room for less gets a shorter run, and another chunk.
         key = (ring.number, form, ordinal, ordinal + len(run))
         kept = self._kept.get(key)
         if kept is not None:
@@ -369,7 +378,7 @@ NOTHING = Collected((), 0)
 
 
 class ReadCursor:
-    """Where one reader is. Without a ring it has to be attached to one first."""
+    """One reader's position, and what comes next for it. It has to be attached to a ring before it reads."""
 
     def __init__(
         self, start: DLSN, maker: ChunkMaker, chunks: Chunks, counters: Counter[str], *, chunk_bytes: int
@@ -465,7 +474,7 @@ class ReadCursor:
 
     def _take(self, chunk: Chunk) -> None:
         self.position = chunk.next
-        self.ordinal += chunk.entries
+        self.ordinal += chunk.entries  # not the one in the middle of which the chunk was cut off
         if chunk.last_number:
             self._numbers.last = chunk.last_number
         self.end_of_stream = chunk.end_of_stream is not None

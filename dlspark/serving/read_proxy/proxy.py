@@ -60,16 +60,20 @@ def count_in(answer: Answer) -> int | None:
 
 
 class PeerCounts:
-    """Asks, from the first members until `close`; for one running loop."""
+    """Asks the other read proxies how many logs they read, from the first members until `close`. For one loop."""
 
     def __init__(self, balance: ReadBalance, network: Network, own_address: str) -> None:
-        """`own_address`: of the member that is left out, `host:port`."""
+        """Args:
+        balance: gets the counts.
+        network: connects to peers.
+        own_address: of the member that is left out, `host:port`.
+        """
         self._balance = balance
         self._own_address = own_address
         self._peers = ProxyPeers(network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._all: dict[asyncio.Task[None], None] = {}
-        """Those of proxies that are gone, too, until they have ended."""
+        """Tasks, of proxies that are gone too, until they have ended."""
         self._sent = asyncio.Event()
         """Set, and replaced, when a client was sent on."""
         balance.on_sent = self._client_sent
@@ -119,7 +123,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ReadProxy:
-    """One proxy. All calls come from one event loop."""
+    """Runs one read proxy: `start` serves and announces it, `stop` withdraws it and ends. For one running loop."""
 
     def __init__(
         self,
@@ -130,7 +134,13 @@ class ReadProxy:
         statistics: Statistics | None = None,
         namespace: AsyncNamespace | None = None,
     ) -> None:
-        """`namespace`: over given edges; it is closed with the proxy, and `uri` is not looked at."""
+        """Args:
+        uri: the namespace's; None: that of the environment, or of a sandbox.
+        settings: the proxy's.
+        network: listens and connects; None: TCP.
+        statistics: where metrics go; None: prometheus_client's own registry.
+        namespace: over given edges; it is closed with the proxy, and `uri` is not looked at.
+        """
         self.failed = asyncio.Event()
         """See `RunningProxy`; never set, for a proxy that owns nothing can always go on."""
         self.settings = settings

@@ -70,7 +70,7 @@ class EntrySource(Protocol):
 
 
 class LogFeed:
-    """Reads from its ring's `begin` on."""
+    """Fills its ring from a read-ahead, from the ring's `begin` on."""
 
     def __init__(
         self,
@@ -82,11 +82,14 @@ class LogFeed:
         lead_bytes: int | None = None,
         until: Callable[[], DLSN] | None = None,
     ) -> None:
-        """`changed` is called when entries have come, when a segment has ended, and when the feed has failed; it must
-        not raise.
-
-        `lead_bytes`: how far it reads ahead of the reader that is furthest; None: any distance. `until`: from where on
-        others read, so that it is complete there; None: it never is.
+        """Args:
+        log: the log's name.
+        source: the read-ahead, which the feed closes.
+        ring: what it fills.
+        changed: called when entries have come, when a segment has ended, and when the feed has failed; it must not
+            raise.
+        lead_bytes: how far it reads ahead of the reader that is furthest; None: any distance.
+        until: from where on others read, so that it is complete there; None: it never is.
         """
         self.ring = ring
         self.failure: DistributedLogError | None = None
@@ -119,6 +122,7 @@ class LogFeed:
                     await self._source.close(self._ended_error())
                     self._changed(self)
                     return
+                # Readers are called before the wait, with what has come: none of them waits for a full ring.
                 if self._fill():
                     self._changed(self)
                 elif self._has_room and self.ring.advance(self._source.passed):
@@ -217,7 +221,7 @@ class ServingRoom:
 
 
 class ServedLog:
-    """Open it before use; every reader that is attached here has to leave again."""
+    """Serves one log to its readers. Open it before use; every reader that is attached has to leave again."""
 
     def __init__(self, name: str, room: ServingRoom) -> None:
         self.name = name
@@ -331,7 +335,8 @@ class ServedLog:
     async def _end(self) -> DLSN:
         """Return the log's end, with all that was acknowledged before this call.
 
-        Readers that ask together share one question; who comes when it is already under way shares the next.
+        Readers that ask together share one question. A call that comes when it is already under way
+        shares the next: it may have been answered before that call.
         """
         if self._asking_end is None:
             self._asking_end = asyncio.get_running_loop().create_task(self._ask_end())
@@ -443,6 +448,7 @@ class ServedLog:
             return  # It is being closed.
         if not shared.catches_up and feed.failure is not None:
             self._room.failed(self)
+        # Taken out before they are called: a reader that finds nothing again puts itself back, at the end.
         waiting = list(shared.waiting)
         shared.waiting.clear()
         if shared.catches_up:

@@ -81,7 +81,7 @@ REQUEST_BYTES = 64 * 1024
 
 
 class ReadProxyService:
-    """A `ProxyService` for readers. Made on the loop that calls it; close it after use."""
+    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it."""
 
     def __init__(
         self,
@@ -91,7 +91,12 @@ class ReadProxyService:
         location: str,
         directory: ProxyDirectory | None = None,
     ) -> None:
-        """`directory`: which proxies there are."""
+        """Args:
+        namespace: whose logs are read.
+        settings: the proxy's.
+        location: how answers name it.
+        directory: the proxies that there are; None: none is known.
+        """
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
@@ -446,7 +451,7 @@ class ReadProxyService:
         task.add_done_callback(self._closing.discard)
 
     def _log_failed(self, log: ServedLog) -> None:
-        """Note that who comes next has the log opened anew; those who are here get what is left, then the error."""
+        """Have the log opened anew for the next reader; readers that are here get what is left, then the error."""
         if self._logs.get(log.name) is log:
             del self._logs[log.name]
         self._loop.call_soon(self._settle, log)
@@ -465,7 +470,7 @@ class ReadProxyService:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _end_long_turns(self, now: float) -> None:
-        """End the longest turns of those that took long, as many as others wait for."""
+        """End the turns that took longest, as many as readers wait for."""
         for shared, log in list(self._room.catching_up.items())[: self._turns.waiting]:
             if now - shared.begun_s < LONGEST_TURN_S:
                 return

@@ -71,11 +71,12 @@ class ReaderSession(FeedReader):
         if request.stream != self.log.name:
             return False
         expected = self.asked if self.next is None else self.next
+        # By type as well: ReadFrom.OLDEST equals the transaction id 1.
         return request.start == expected and type(request.start) is type(expected)
 
 
 class ReaderSessions:
-    """At most `most` sessions, and at most `most_each` of one connection."""
+    """Keeps the readers of a proxy: at most `most`, and at most `most_each` of one connection."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -142,7 +143,7 @@ class ReaderSessions:
         self._idle.move_to_end(session)
 
     def idle_for(self, seconds: float, now: float) -> list[ReaderSession]:
-        """Return those that have asked for nothing for so long, the longest first."""
+        """Return the sessions whose readers have asked for nothing for so long, the longest first."""
         found = []
         for session in self._idle:
             if now - session.idle_since < seconds:
@@ -158,7 +159,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class CatchUpTurns(Generic[T]):
-    """At most `most` turns at a time."""
+    """Gives turns to catch up, at most `most` at a time, fairly between connections."""
 
     def __init__(self, most: int, grant: Callable[[T], bool]) -> None:
         """`grant` is called with the one whose turn it is; it returns whether the turn is used."""

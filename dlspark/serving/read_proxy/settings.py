@@ -42,7 +42,10 @@ def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadProxySettings:
-    """What one read proxy may use, and where it listens."""
+    """What one read proxy may use, and where it listens (docs/settings/read-proxy.md).
+
+    Raises SettingsError for values that contradict each other, or cannot be.
+    """
 
     host: str = _text(
         "0.0.0.0",
@@ -169,15 +172,15 @@ class ReadProxySettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> ReadProxySettings:
-        """Settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
+        """Return settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
         return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(
         cls, path: str | os.PathLike[str] | None, given: Mapping[str, object] | None = None
     ) -> ReadProxySettings:
-        """Settings of a properties file, where there is one, and over them those given. Raises SettingsError, also for
-        a file that cannot be read."""
+        """Return the settings of a properties file, where there is one, and over them those given. Raises
+        SettingsError, also for a file that cannot be read."""
         values: dict[str, object] = {}
         if path is not None:
             values.update(read_properties(path, SettingsError, named_by="--conf"))

@@ -42,7 +42,7 @@ def _digest(text: str) -> bytes:
 
 
 def hash_long(text: str) -> int:
-    """Return the signed 64-bit hash: places on the ring (`ring`)."""
+    """Return the signed 64-bit hash: angles on the ring (`ring`)."""
     value: int = _LONG.unpack_from(_digest(text))[0]
     return value
 
@@ -92,7 +92,7 @@ def address_of(location: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
+    """Return host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
     found = parse_address(address)
     if found is None:
         advice = "Write host:port, or [address]:port with IPv6"
@@ -112,7 +112,7 @@ def is_address(location: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProxyHost:
-    """One proxy."""
+    """One proxy, as a client knows it."""
 
     address: str
     """`host:port`."""
@@ -160,7 +160,7 @@ class Route(Protocol):
         ...
 
     def region_of(self, address: str) -> str | None:
-        """Return the region that a host is in; None where regions are not told apart."""
+        """Return the region that a host is in; None where there are no regions."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class Route(Protocol):
 
 
 class Blackouts:
-    """Which hosts failed not long ago, and until when that is held against them."""
+    """Remembers which hosts failed not long ago, and until when that is held against them."""
 
     def __init__(self, duration_s: float = BLACKOUT_S) -> None:
         self._duration_s = duration_s

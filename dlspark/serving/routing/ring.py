@@ -48,7 +48,7 @@ _INDEX_BITS: Final = 20
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 MAX_HOSTS: Final = 1 << _INDEX_BITS
 _LOWEST: Final = 1 << 63
-"""Turns a signed hash into a place that counts from 0."""
+"""Turns a signed hash into an angle that counts from 0."""
 
 
 def host_points(host: ProxyHost, points: int = POINTS_PER_HOST) -> list[int]:
@@ -63,7 +63,7 @@ def _points_of(host: ProxyHost, points: int) -> tuple[int, ...]:
 
 
 class HostRing:
-    """The hosts on their ring; a `Route`."""
+    """Chooses the host behind a stream's hash on the ring; a `Route`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class HostRing:
         points: int = POINTS_PER_HOST,
         blackout_s: float = BLACKOUT_S,
     ) -> None:
-        """`points`: of each host. All clients that are to agree have the same number."""
+        """`points`: how many each host has. All clients that are to agree have the same number."""
         self._points_per_host = points
         self._points: list[int] = []
         self._hosts: dict[str, ProxyHost] = {}
@@ -205,7 +205,7 @@ MAX_PLACED: Final = 100_000
 
 
 class BoundedRing:
-    """Hosts on their ring with the logs that are placed there; a `Route`."""
+    """Chooses the first host behind a log's hash that has room, and remembers it; a `Route`."""
 
     def __init__(
         self,
@@ -216,7 +216,14 @@ class BoundedRing:
         blackout_s: float = BLACKOUT_S,
         max_placed: int = MAX_PLACED,
     ) -> None:
-        """`balance` is 1 or more; 1 gives each host its share exactly, and moves most logs off their own host."""
+        """Args:
+        hosts: that are announced.
+        balance: how far a host may be above its share, 1 or more; 1 gives each host its share exactly, and moves most
+            logs off their own host.
+        points: how many each host has.
+        blackout_s: for how long a host that failed is passed over.
+        max_placed: logs that are remembered.
+        """
         self._ring = HostRing(hosts, points=points, blackout_s=blackout_s)
         self._strangers = Blackouts(blackout_s)
         """Hosts that a proxy named, and this client's list does not."""
@@ -227,11 +234,11 @@ class BoundedRing:
         self._loads: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """Logs that are placed."""
+        """Return how many logs are placed."""
         return len(self._placed)
 
     def load(self, address: str) -> int:
-        """Logs that are placed at a host."""
+        """Return how many logs are placed at a host."""
         return self._loads[address]
 
     def addresses(self) -> tuple[str, ...]:
@@ -243,8 +250,8 @@ class BoundedRing:
         return None
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
-        """Note that these are all hosts that are announced; logs of hosts that left have no place until they are asked
-        for."""
+        """Note that these are all hosts that are announced; logs of hosts that left are placed again when they are
+        asked for."""
         self._ring.update(hosts, now)
         left = set(self._ring.addresses())
         for stream in [stream for stream, address in self._placed.items() if address not in left]:
@@ -266,15 +273,15 @@ class BoundedRing:
         return self._ring.failed_lately(address, now) or address in self._strangers.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """Return the place of a log, none of those in `tried`; it is given one where it has none. None: no host is
-        left."""
+        """Return the host at which a log is placed, none of those in `tried`; it is placed where it is not. None: no
+        host is left."""
         out = self._ring.blacked_out(now)
-        place = self._placed.pop(stream, None)
-        if place is not None:
-            if place not in tried and place not in out:
-                self._placed[stream] = place
-                return place
-            self._take_from(place)
+        placed_at = self._placed.pop(stream, None)
+        if placed_at is not None:
+            if placed_at not in tried and placed_at not in out:
+                self._placed[stream] = placed_at
+                return placed_at
+            self._take_from(placed_at)
         found = self._find(stream, {*tried, *out}) if out else None
         if found is None:
             found = self._find(stream, tried)
@@ -287,10 +294,10 @@ class BoundedRing:
         return found
 
     def release(self, stream: str) -> None:
-        """Note that the log is not read any more: its place is free."""
-        place = self._placed.pop(stream, None)
-        if place is not None:
-            self._take_from(place)
+        """Note that the log is not read any more: it counts at no host."""
+        placed_at = self._placed.pop(stream, None)
+        if placed_at is not None:
+            self._take_from(placed_at)
 
     def _find(self, stream: str, passed_over: Collection[str]) -> str | None:
         """Return the first host with room, without placing the log."""
