@@ -144,10 +144,22 @@ class SessionExpiredError(OutcomeUnknownError):
 def check(condition: bool, message: str, **place: object) -> None:
     """Raise `InvariantViolation` unless `condition` holds. Unlike `assert` it stays on in production."""
     if not condition:
-        raise InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]
+        raise _violation_error(message, place)
 
 
 def present(value: T | None, message: str, **place: object) -> T:
-    """Return `value`, which is there by now: a bug where it is None. Raises `InvariantViolation` then, as `check`."""
-    check(value is not None, message, **place)
-    return value  # type: ignore[return-value]  # the line above has seen to it
+    """Return `value`, which is there by now. Raises `InvariantViolation` where it is None."""
+    if value is None:
+        raise _violation_error(message, place)
+    return value
+
+
+def of_class(value: object, kind: type[T], message: str, **place: object) -> T:
+    """Return `value`, which is of this class. Raises `InvariantViolation` where it is not."""
+    if not isinstance(value, kind):
+        raise _violation_error(message, place)
+    return value
+
+
+def _violation_error(message: str, place: dict[str, object]) -> InvariantViolation:
+    return InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]

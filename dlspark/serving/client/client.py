@@ -239,8 +239,11 @@ class AsyncClient(OnOneLoop):
     def producer(self, stream: str, name: str | None = None) -> AsyncProducer:
         """Return the producer of this name on the stream, the same one each time until it is closed or fenced.
 
-        Without a name it is the client's own (`producerName`, or a name that no other client has). A name is one
-        process's at a time: the one that begins with it last fences the others.
+        Args:
+            stream: the log.
+            name: one process's at a time: the one that begins with it last fences the others. None: the client's own
+                (`producerName`, or a name that no other client has).
+
         Raises AlreadyClosedError, or OverCapacityError where `MAX_PRODUCERS` are in use.
         """
         self._check_loop()
@@ -326,7 +329,8 @@ class AsyncClient(OnOneLoop):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> AsyncStreamMonitor:
-        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`, which
+        has the other arguments."""
         self._check_loop()
         dispatcher = self._working()
 
@@ -377,7 +381,7 @@ class AsyncClient(OnOneLoop):
         _expect(await self.ask(DeleteStream(stream)), Done)
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
-        """Hide every record below `dlsn`; returns the position that the log was truncated to."""
+        """Hide every record below `dlsn`; return the position that the log was truncated to."""
         wanted = DLSN.parse(dlsn) if isinstance(dlsn, str) else dlsn
         done = _expect(await self.ask(TruncateStream(stream, wanted)), Done)
         return wanted if done.dlsn is None else done.dlsn
@@ -395,7 +399,8 @@ class AsyncClient(OnOneLoop):
         return address_of(_expect(await self.ask(FindOwner(stream)), OwnerFound).location)
 
     async def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
-        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see it lives."""
+        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see that it
+        lives."""
         _expect(await self.ask(Heartbeat(stream, to_readers)), Done)
 
     async def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
@@ -404,8 +409,15 @@ class AsyncClient(OnOneLoop):
         return _expect(await self.ask(BeginEpoch(stream, producer, epoch)), EpochBegun).epoch
 
     async def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
-        """Have every write that names another fencing token refused from now on; empty bytes: none. `expected`: the
-        token that the log must have now. Raises ConditionError where it has another."""
+        """Have every write that names another fencing token refused from now on.
+
+        Args:
+            stream: the log.
+            token: empty bytes: none.
+            expected: the token that the log must have now; None: any.
+
+        Raises ConditionError where it has another.
+        """
         _expect(await self.ask(SetFencingToken(stream, token, expected)), Done)
 
     # ------------------------------------------------------------------ proxies

@@ -57,7 +57,7 @@ class ClientCounters:
     handshakes_failed: int = 0
 
 
-class _Expiries:
+class _TimeLimitQueue:
     """Requests that have the same time limit, in the order in which it ends; one timer for all."""
 
     __slots__ = ("_due", "_fire", "_loop", "_now", "_timer")
@@ -137,8 +137,8 @@ class InFlightRequest:
         self._older: list[ChannelRequest] = []
         """Attempts that were given up, and may still be answered."""
         self._resuming: asyncio.TimerHandle | None = None
-        self._time_limit: _Expiries | None = None
-        self._silence: _Expiries | None = None
+        self._time_limit: _TimeLimitQueue | None = None
+        self._silence: _TimeLimitQueue | None = None
         self.attempt = -1
         self.asking = False
         """Whether a proxy has it now."""
@@ -159,16 +159,16 @@ class InFlightRequest:
             return
         effect = routed.begin(now)
         if routed.deadline is not None and effect is not None:
-            self._time_limit = self._dispatcher.expiries("deadline", routed.deadline - now)
+            self._time_limit = self._dispatcher.queue_of("deadline", routed.deadline - now)
             self._time_limit.add(self, routed.deadline)
         self._apply_effect(effect, now)
 
-    def time_is_up(self) -> None:
+    def on_deadline(self) -> None:
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.deadline_passed(now), now)
 
-    def is_silent(self) -> None:
+    def on_silence(self) -> None:
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.silent(self.attempt, now), now)
@@ -179,7 +179,7 @@ class InFlightRequest:
             self._end()
             self._settle(Finished(answer))
 
-    def _heard(self, attempt: int, answer: Answer | ChannelFailure) -> None:
+    def _answered(self, attempt: int, answer: Answer | ChannelFailure) -> None:
         routed = self._routed
         if routed is None:
             return
@@ -221,10 +221,10 @@ class InFlightRequest:
         self.asking = True
         self._dispatcher.counters.attempts += 1
         if effect.wait_s is not None:
-            self._silence = self._dispatcher.expiries("silence", effect.wait_s)
+            self._silence = self._dispatcher.queue_of("silence", effect.wait_s)
             self._silence.add(self, now + effect.wait_s)
         sending = self._dispatcher.channels.submit(
-            effect.address, effect.request, partial(self._heard, effect.attempt), self._connection
+            effect.address, effect.request, partial(self._answered, effect.attempt), self._connection
         )
         # The answer may have come before `submit` returned: the request has ended then, or was sent to another proxy.
         if self._routed is None:
@@ -287,7 +287,7 @@ class Dispatcher:
         self._next_handshakes: asyncio.TimerHandle | None = None
         self._handshaking: dict[str, tuple[ChannelRequest, asyncio.TimerHandle]] = {}
         self._in_flight: dict[InFlightRequest, None] = {}
-        self._expiries: dict[tuple[str, float], _Expiries] = {}
+        self._queues: dict[tuple[str, float], _TimeLimitQueue] = {}
         self._closed = False
 
     @property
@@ -340,22 +340,22 @@ class Dispatcher:
         for _, timer in self._handshaking.values():
             timer.cancel()
         self._handshaking.clear()
-        for expiries in self._expiries.values():
-            expiries.close()
+        for queue in self._queues.values():
+            queue.close()
         await self.channels.close()
 
     # ------------------------------------------------------------------ for requests
 
-    def expiries(self, kind: str, limit_s: float) -> _Expiries:
+    def queue_of(self, kind: str, limit_s: float) -> _TimeLimitQueue:
         """Return the queue of requests with this time limit."""
         # Rounded: what is left of a time differs by microseconds from request to request, and each would get a queue.
         key = (kind, round(limit_s, 3))
-        found = self._expiries.get(key)
+        found = self._queues.get(key)
         if found is None:
-            if len(self._expiries) >= MAX_TIME_LIMITS:
-                self._expiries = {one: queue for one, queue in self._expiries.items() if queue.is_used}
-            fire = InFlightRequest.time_is_up if kind == "deadline" else InFlightRequest.is_silent
-            found = self._expiries[key] = _Expiries(self.loop, self.now, fire)
+            if len(self._queues) >= MAX_TIME_LIMITS:
+                self._queues = {one: queue for one, queue in self._queues.items() if queue.is_used}
+            fire = InFlightRequest.on_deadline if kind == "deadline" else InFlightRequest.on_silence
+            found = self._queues[key] = _TimeLimitQueue(self.loop, self.now, fire)
         return found
 
     def ended(self, in_flight: InFlightRequest) -> None:

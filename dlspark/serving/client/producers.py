@@ -63,7 +63,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from metadata.foundation.errors import check
+from metadata.foundation.errors import check, of_class, present
 from storage_node.protocol.tables import Reaction, parse_table
 
 JUMP_BITS: Final = 31
@@ -199,8 +199,7 @@ class ProducerSession:
         """Write `request`, which has no stamp; `key` is in no other request that is not settled."""
         check(key not in self._keys and request.stamp is None, "a request was submitted twice to a producer")
         if self._reacts(SessionEvent.SUBMIT) is Reaction.REFUSE:
-            check(self.ended is not None, "a producer has ended without a reason")
-            return [Settled(key, self.ended)] if self.ended is not None else []
+            return [Settled(key, present(self.ended, "a producer has ended without a reason"))]
         if len(self._queue) >= self._limits.max_queued:
             message = f"{len(self._queue)} requests of producer {self.name!r} wait to be sent"
             return [Settled(key, refusal_of(OverCapacityError(message)))]
@@ -276,9 +275,7 @@ class ProducerSession:
             if answer.next_sequence or answer.epoch <= self.epoch:
                 return self._try_epoch_again()  # another process has written in it
             return self._epoch_begun(answer.epoch, now)
-        check(isinstance(answer, Refusal), "the begin of an epoch was answered with something else")
-        if not isinstance(answer, Refusal):
-            return []
+        answer = of_class(answer, Refusal, "the begin of an epoch was answered with something else")
         if answer.reason is Reason.PRODUCER_FENCED:
             return self._epoch_passed(answer)
         if answer.reason is Reason.PRODUCER_FORGOTTEN:
@@ -378,9 +375,7 @@ class ProducerSession:
             self._setbacks = 0
             self._window.remove(pending)
             return self._settle(pending, answer)
-        check(isinstance(answer, Refusal), "a producer's request was answered with something else")
-        if not isinstance(answer, Refusal):
-            return []
+        answer = of_class(answer, Refusal, "a producer's request was answered with something else")
         if answer.reason is Reason.PRODUCER_FORGOTTEN:
             # This copy was not written. Whether another one was is not known any more, and nobody can find out.
             pending.doubtful = pending.doubtful or finished.in_doubt

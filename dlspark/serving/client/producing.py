@@ -4,8 +4,8 @@ It runs two machines: the accumulator decides which records travel together, the
 when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
 
     send       a record waits in the accumulator; nothing is sent before the loop goes on
-    pump       while the session has room, the next request is taken and submitted
-    returned   a request came back; what it leads to is done, then the pump runs again
+    send_ready while the session has room, the next request is taken and submitted
+    returned   a request came back; what it leads to is done, then what is ready is sent
 
 Bounds: what all producers of a client hold together (`BufferPool`), what a request and a session may have. A record
 that has no outcome in `requestTimeoutMs` ends: as not written where its request was never sent, else in doubt.
@@ -44,7 +44,7 @@ from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.write_sessions import SessionEffect, Settled, Transmit, WriteSession
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import Answer, Refusal, WriteReceipt, WriteRecords
-from metadata.foundation.errors import DistributedLogError, check
+from metadata.foundation.errors import DistributedLogError, of_class
 from metadata.foundation.opened_here import OnOneLoop
 from storage_node.edge import Clock
 from storage_node.errors import ProtocolError
@@ -161,7 +161,7 @@ class AsyncProducer(OnOneLoop):
         self._timeout_s = request_timeout_ms / 1000 if request_timeout_ms >= 0 else inf
         self._on_closed = closed
         self._number = 0
-        self._hurried: deque[tuple[ProducerBatch, float]] = deque()
+        self._flushing: deque[tuple[ProducerBatch, float]] = deque()
         """Requests that were taken before there was room, with the time by which they must be settled."""
         self._requests: dict[int, tuple[ProducerBatch | _WholeRequest, float]] = {}
         """What was submitted and is not settled, likewise."""
@@ -171,7 +171,7 @@ class AsyncProducer(OnOneLoop):
         self._planned: asyncio.Handle | None = None
         self._planned_for = inf
         self._blocked = False
-        """The session had no room: the pump runs when something comes back."""
+        """The session had no room: more is sent when something comes back."""
         self._resuming: asyncio.TimerHandle | None = None
         self._expiring: asyncio.TimerHandle | None = None
         self._closed = False
@@ -191,13 +191,17 @@ class AsyncProducer(OnOneLoop):
     @property
     def pending(self) -> int:
         """Records and whole requests without an outcome."""
-        batches = [one for one, _ in (*self._requests.values(), *self._hurried)]
+        batches = [one for one, _ in (*self._requests.values(), *self._flushing)]
         return len(self._accumulator) + sum(len(one.keys) if isinstance(one, ProducerBatch) else 1 for one in batches)
 
     def send(
         self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None
     ) -> asyncio.Future[DLSN]:
         """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its DLSN is forgotten).
+
+        Args:
+            payload: the record; it may be changed once this has returned.
+            transaction_id: the record's; None: the proxy's clock.
 
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many records
         wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
@@ -215,7 +219,7 @@ class AsyncProducer(OnOneLoop):
         if not self._accumulator.add(future, data, now, transaction_id):
             raise _over_capacity_error(self._buffer_pool)
         self._buffer_pool.take(size + RECORD_ROOM_BYTES)
-        # Without a linger the first record has planned the pump for all: a busy producer makes no timer for a record.
+        # Without a linger the first record has planned the sending of all: a busy producer makes no timer for a record.
         if not self._blocked and (self._planned is None or self._linger):
             self._plan(now)
         return future
@@ -249,11 +253,14 @@ class AsyncProducer(OnOneLoop):
         expected_position: int | DLSN | None = None,
         fencing_token: bytes | None = None,
     ) -> DLSN:
-        """Write records whole or not at all, behind those that were sent before; returns the first one's DLSN.
+        """Write records whole or not at all, behind those that were sent before; return the first one's DLSN.
 
-        `expected_position`: the sequence id that the first must get, or the DLSN that must be the log's last one.
-        `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
-        found in `actual`; and as `send`.
+        Args:
+            payloads: at least one.
+            expected_position: the sequence id that the first must get, or the DLSN that must be the log's last one.
+            fencing_token: the one that the log must have.
+
+        Raises ConditionError where a condition does not hold, with what was found in `actual`; and as `send`.
         """
         self._check_loop()
         data = tuple(map(payload_bytes, payloads))
@@ -262,9 +269,9 @@ class AsyncProducer(OnOneLoop):
         await self._buffer_pool.wait()
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
-        self._hurry()  # what was sent before goes before
-        while self._hurried:
-            batch, due = self._hurried.popleft()
+        self._begin_flush()  # what was sent before goes before
+        while self._flushing:
+            batch, due = self._flushing.popleft()
             self._submit(batch, batch.request(self.stream), due)
         size = sum(map(len, data))
         self._buffer_pool.take(size)
@@ -280,7 +287,7 @@ class AsyncProducer(OnOneLoop):
     async def flush(self) -> None:
         """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
         self._check_loop()
-        futures = self._hurry()
+        futures = self._begin_flush()
         if futures:
             await asyncio.wait(futures)
         for future in futures:
@@ -297,7 +304,7 @@ class AsyncProducer(OnOneLoop):
         self._check_loop()
         self._closed = True
         try:
-            if futures := self._hurry():
+            if futures := self._begin_flush():
                 await asyncio.wait(futures)
         finally:
             self.abandon(AlreadyClosedError("the producer was closed", log=self.stream))
@@ -320,8 +327,8 @@ class AsyncProducer(OnOneLoop):
         refusal = refusal_of(error)
         self._effects.extend(self._session.end(refusal))
         self._run()
-        while self._hurried:
-            self._settle_batch(self._hurried.popleft()[0], refusal)
+        while self._flushing:
+            self._settle_batch(self._flushing.popleft()[0], refusal)
         while len(self._accumulator):
             self._settle_batch(self._accumulator.take(), refusal)
         for in_flight in self._in_flight.values():
@@ -331,45 +338,46 @@ class AsyncProducer(OnOneLoop):
             self._on_closed(self)
             self._on_closed = None
 
-    # ------------------------------------------------------------------ the pump
+    # ------------------------------------------------------------------ sending
 
-    def _hurry(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
+    def _begin_flush(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
         """Have everything that waits sent as soon as may be. Returns what has no outcome yet, the oldest first."""
         due = self._time() + self._timeout_s
         while len(self._accumulator):
-            self._hurried.append((self._accumulator.take(), due))
+            self._flushing.append((self._accumulator.take(), due))
         found: list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]] = []
-        for one, _ in (*self._requests.values(), *self._hurried):
+        for one, _ in (*self._requests.values(), *self._flushing):
             if isinstance(one, ProducerBatch):
                 found += (key for key in one.keys if isinstance(key, asyncio.Future))
             else:
                 found.append(one.future)
-        self._pump()
+        self._send_ready()
         return found
 
     def _plan(self, now: float) -> None:
-        """Have the pump run: in the loop's next step where a request is ready, else when its oldest record is due."""
+        """Have what is ready sent: in the loop's next step where a request is ready, else when its oldest record is
+        due."""
         due = self._accumulator.next_due()
         if due is None or due >= self._planned_for:
             return
         if self._planned is not None:
             self._planned.cancel()
         if due <= now:
-            self._planned, self._planned_for = self._loop.call_soon(self._pump), -inf
+            self._planned, self._planned_for = self._loop.call_soon(self._send_ready), -inf
         else:
-            self._planned, self._planned_for = self._loop.call_at(due, self._pump), due
+            self._planned, self._planned_for = self._loop.call_at(due, self._send_ready), due
         if self._expiring is None and self._timeout_s != inf:
             self._expiring = self._loop.call_at(now + self._timeout_s, self._expire)
 
-    def _pump(self) -> None:
+    def _send_ready(self) -> None:
         if self._planned is not None:
             self._planned.cancel()
             self._planned, self._planned_for = None, inf
         accumulator, session, now = self._accumulator, self._session, self._time()
-        while self._hurried and session.has_room:
-            batch, due = self._hurried.popleft()
+        while self._flushing and session.has_room:
+            batch, due = self._flushing.popleft()
             self._submit(batch, batch.request(self.stream), due)
-        while not self._hurried and session.has_room and accumulator.is_ready(now):
+        while not self._flushing and session.has_room and accumulator.is_ready(now):
             batch = accumulator.take()
             self._submit(batch, batch.request(self.stream), now + self._timeout_s)
         self._run()
@@ -377,9 +385,9 @@ class AsyncProducer(OnOneLoop):
         if len(accumulator) and not self._blocked:
             self._plan(now)
 
-    def _submit(self, what: ProducerBatch | _WholeRequest, request: WriteRecords, due: float) -> None:
+    def _submit(self, pending: ProducerBatch | _WholeRequest, request: WriteRecords, due: float) -> None:
         self._number += 1
-        self._requests[self._number] = what, due
+        self._requests[self._number] = pending, due
         if self._expiring is None and self._timeout_s != inf:
             self._expiring = self._loop.call_at(due, self._expire)
         self._effects.extend(self._session.submit(self._number, request, self._now()))
@@ -413,7 +421,7 @@ class AsyncProducer(OnOneLoop):
             self._in_flight.pop(ticket, None)
             self._effects.extend(self._session.returned(ticket, finished, self._now()))
             if not self._running:
-                self._pump()
+                self._send_ready()
 
         in_flight = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
         if not came_back:  # it may have, before `begin` returned
@@ -422,17 +430,15 @@ class AsyncProducer(OnOneLoop):
     def _resumed(self) -> None:
         self._resuming = None
         self._effects.extend(self._session.resumed(self._now()))
-        self._pump()
+        self._send_ready()
 
     def _settled(self, effect: Settled) -> None:
-        number = effect.key
-        check(isinstance(number, int), "a session settled what it was not given")
-        if isinstance(number, int):
-            what, _ = self._requests.pop(number)
-            if isinstance(what, ProducerBatch):
-                self._settle_batch(what, effect.answer)
-            else:
-                self._settle_whole(what, effect.answer)
+        number = of_class(effect.key, int, "a session settled what it was not given")
+        pending, _ = self._requests.pop(number)
+        if isinstance(pending, ProducerBatch):
+            self._settle_batch(pending, effect.answer)
+        else:
+            self._settle_whole(pending, effect.answer)
 
     def _settle_whole(self, whole: _WholeRequest, answer: Answer) -> None:
         self._buffer_pool.give(whole.size, 1)
@@ -472,21 +478,21 @@ class AsyncProducer(OnOneLoop):
         for number, (_, due) in list(self._requests.items()):
             if due > now:
                 break  # submitted in the order of their times, or nearly so: the next look is due soon
-            self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
+            self._effects.extend(map(self._with_last_answer, self._session.give_up(number, self._now())))
         refusal = refusal_of(ServiceUnavailableError("the record was not sent in time"))
-        while self._hurried and self._hurried[0][1] <= now:
-            self._settle_batch(self._hurried.popleft()[0], refusal)
+        while self._flushing and self._flushing[0][1] <= now:
+            self._settle_batch(self._flushing.popleft()[0], refusal)
         # The oldest record's time, or later by the linger. Those that would have travelled with it end with it.
         while (waiting := self._accumulator.next_due()) is not None and waiting + self._timeout_s <= now:
             self._settle_batch(self._accumulator.take(), refusal)
-        self._pump()
-        waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._hurried)[:1])]
+        self._send_ready()
+        waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._flushing)[:1])]
         if (waiting := self._accumulator.next_due()) is not None:
             waits.append(waiting + self._timeout_s)
         if waits and self._expiring is None:
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
-    def _explained(self, effect: SessionEffect) -> SessionEffect:
+    def _with_last_answer(self, effect: SessionEffect) -> SessionEffect:
         """Return the settlement of what took too long, with what the proxies said: all that is under way is for one
         stream."""
         said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")

@@ -180,7 +180,7 @@ class Client(OpenedHere):
         self._runtime.run(self._inner.delete(stream))
 
     def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
-        """Hide every record below `dlsn`; returns the position that the log was truncated to."""
+        """Hide every record below `dlsn`; return the position that the log was truncated to."""
         return self._runtime.run(self._inner.truncate(stream, dlsn))
 
     def release(self, stream: str) -> None:
@@ -196,7 +196,8 @@ class Client(OpenedHere):
         return self._runtime.run(self._inner.owner(stream))
 
     def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
-        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see it lives."""
+        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see that it
+        lives."""
         self._runtime.run(self._inner.heartbeat(stream, to_readers=to_readers))
 
     def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
@@ -205,8 +206,15 @@ class Client(OpenedHere):
         return self._runtime.run(self._inner.begin_epoch(stream, producer, epoch))
 
     def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
-        """Have every write that names another fencing token refused from now on; empty bytes: none. `expected`: the
-        token that the log must have now. Raises ConditionError where it has another."""
+        """Have every write that names another fencing token refused from now on.
+
+        Args:
+            stream: the log.
+            token: empty bytes: none.
+            expected: the token that the log must have now; None: any.
+
+        Raises ConditionError where it has another.
+        """
         self._runtime.run(self._inner.set_fencing_token(stream, token, expected=expected))
 
     @property
