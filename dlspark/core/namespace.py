@@ -21,8 +21,8 @@ from dlspark.core.metrics.registries import Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.ledger_allocators import delete_pool
-from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
 from metadata.distributedlog.allocators import pool_path

@@ -30,7 +30,7 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import SegmentStateError
 from metadata.distributedlog.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
 from metadata.distributedlog.segments import SegmentMetadata

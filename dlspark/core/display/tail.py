@@ -11,14 +11,14 @@ import importlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TextIO
+from typing import Final, Protocol, TextIO, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord, record_cells, records_table
 from dlspark.core.markup import Printed, heading, printable
-from dlspark.core.reading.log_readers import LogReaders
+from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import EndOfStreamError, LogEmptyError
 from metadata.foundation.errors import CallerError
@@ -32,6 +32,8 @@ MIN_ROWS: Final = 10
 _AT_ONCE: Final = 1_000
 _REFRESH_S: Final = 0.2
 _HEAD: Final = "DLSN, transaction id, sequence id, bytes, payload"
+
+OpenReader: TypeAlias = Callable[[DLSN], Awaitable[AsyncLogReader]]
 
 
 class TailReader:
@@ -48,14 +50,16 @@ class TailReader:
         self._left = records
 
     @classmethod
-    async def open(cls, log: LogReaders, last: int, seconds: float | None, records: int | None) -> TailReader:
+    async def open(
+        cls, log: LogPositions, open_reader: OpenReader, last: int, seconds: float | None, records: int | None
+    ) -> TailReader:
         """Begin `last` records before the end. Raises CallerError, LogNotFoundError."""
         if isinstance(last, bool) or not isinstance(last, int) or not 0 <= last <= MAX_LAST:
             raise CallerError(f"{last!r} records cannot be shown", advice=f"Give a number from 0 to {MAX_LAST}")
         if (seconds is not None and not seconds >= 0) or (records is not None and records < 0):
             raise CallerError("a tail cannot be followed for less than nothing", advice="Give 0 or more, or neither")
         start, before = await _start(log, last)
-        return cls(await log.open_reader(start), before, seconds, records)
+        return cls(await open_reader(start), before, seconds, records)
 
     async def more(self) -> list[LogRecord] | None:
         """Return the next records, none if none came within a moment; None when it is over. Raises what the reader
@@ -98,7 +102,7 @@ class TailReader:
         await self._reader.close()
 
 
-async def _start(log: LogReaders, last: int) -> tuple[DLSN, int]:
+async def _start(log: LogPositions, last: int) -> tuple[DLSN, int]:
     """Return the position at most `last` records before the end, and how many there are from it on.
 
     Where the segments have no sequence ids (metadata versions below 5), only the last record is looked for.

@@ -34,7 +34,7 @@ from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import WriteLock, release
+from dlspark.core.write_lock import WriteLock, release
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus

@@ -17,7 +17,7 @@ from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.subscribers import SubscriberStore
 from metadata.foundation.errors import CallerError, DistributedLogError

@@ -55,7 +55,7 @@ class Log(OpenedHere):
 
     def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
         """Show the last records, and what comes; see `AsyncLog.tail`. An interrupt ends it without an error."""
-        tail = self._runtime.run(TailReader.open(self._inner, last, seconds, records))
+        tail = self._runtime.run(TailReader.open(self._inner, self._inner.open_reader, last, seconds, records))
         try:
             screen = open_screen(self._inner.name, last)
             try:
@@ -116,69 +116,6 @@ class Log(OpenedHere):
         """
         opened = self._runtime.run(self._inner.open_append_stream(client_id))
         return AppendStream(self._runtime, opened)
-
-    def metadata(self) -> Versioned[bytes]:
-        """Return the bytes that the application keeps with the log (empty where there are none), and their version.
-
-        Raises LogNotFoundError.
-        """
-        return self._runtime.run(self._inner.metadata())
-
-    def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
-        """Keep `data` with the log, if what is there has that version; returns the new version.
-
-        Empty bytes delete what is there. Raises LogNotFoundError; BadVersionError where another client was first and
-        nothing was changed; OutcomeUnknownError only with a version: read before trying again.
-        """
-        return self._runtime.run(self._inner.set_metadata(data, version))
-
-    def delete_metadata(self, version: int = ANY_VERSION) -> None:
-        """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
-        self._runtime.run(self._inner.delete_metadata(version))
-
-    def status(self) -> LogStatus:
-        """Return the log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
-        return self._runtime.run(self._inner.status())
-
-    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
-        """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
-
-        Only completed segments are truncated: where the DLSN lies in a segment that is being written, or beyond, the
-        position returned is below it. It is above the DLSN where more was hidden before: a truncation is never taken
-        back. DLSN.INVALID changes nothing. With `respect_subscribers` nothing is hidden that a subscriber of the log
-        has still to read. No data is deleted: that is for retention.
-
-        It uses the lock of this handle's writer where that is open, else it takes the log's lock as `client_id`. Raises
-        OwnershipAcquireFailedError with the owner's name while another client writes, LogNotFoundError, LockingError
-        where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
-        """
-        return self._runtime.run(
-            self._inner.truncate(dlsn, respect_subscribers=respect_subscribers, client_id=client_id)
-        )
-
-    def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
-        """Delete the oldest completed segments whose transaction ids are all below `txid`; returns how many.
-
-        The newest completed segment always stays. Locking and errors are those of `truncate`. A ledger that cannot be
-        deleted yet fails the call, and is deleted by a later one.
-        """
-        return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
-
-    def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
-        """Return the log's segments as a picture for notebooks, in proportion to their records or bytes.
-
-        `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
-        drawn, 60 at most. Raises LogNotFoundError.
-        """
-        return self._runtime.run(self._inner.picture(by, mark=mark))
-
-    def close(self) -> None:
-        """Close what was opened through this handle: writers complete their segments, readers end. Idempotent.
-
-        A cancellation is raised only once all of it is closed. Then the first failure of a writer is raised.
-        """
-        if not self._runtime.closed:
-            self._runtime.run(self._inner.close())
 
     @overload
     def open_reader(self, start: Start | None = None) -> LogReader: ...
@@ -257,6 +194,69 @@ class Log(OpenedHere):
         log is deleted.
         """
         yield from iterated(self._runtime, self._inner.watch_segments())
+
+    def metadata(self) -> Versioned[bytes]:
+        """Return the bytes that the application keeps with the log (empty where there are none), and their version.
+
+        Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.metadata())
+
+    def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
+        """Keep `data` with the log, if what is there has that version; returns the new version.
+
+        Empty bytes delete what is there. Raises LogNotFoundError; BadVersionError where another client was first and
+        nothing was changed; OutcomeUnknownError only with a version: read before trying again.
+        """
+        return self._runtime.run(self._inner.set_metadata(data, version))
+
+    def delete_metadata(self, version: int = ANY_VERSION) -> None:
+        """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
+        self._runtime.run(self._inner.delete_metadata(version))
+
+    def status(self) -> LogStatus:
+        """Return the log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
+        return self._runtime.run(self._inner.status())
+
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
+        """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
+
+        Only completed segments are truncated: where the DLSN lies in a segment that is being written, or beyond, the
+        position returned is below it. It is above the DLSN where more was hidden before: a truncation is never taken
+        back. DLSN.INVALID changes nothing. With `respect_subscribers` nothing is hidden that a subscriber of the log
+        has still to read. No data is deleted: that is for retention.
+
+        It uses the lock of this handle's writer where that is open, else it takes the log's lock as `client_id`. Raises
+        OwnershipAcquireFailedError with the owner's name while another client writes, LogNotFoundError, LockingError
+        where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
+        """
+        return self._runtime.run(
+            self._inner.truncate(dlsn, respect_subscribers=respect_subscribers, client_id=client_id)
+        )
+
+    def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
+        """Delete the oldest completed segments whose transaction ids are all below `txid`; returns how many.
+
+        The newest completed segment always stays. Locking and errors are those of `truncate`. A ledger that cannot be
+        deleted yet fails the call, and is deleted by a later one.
+        """
+        return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
+
+    def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
+        """Return the log's segments as a picture for notebooks, in proportion to their records or bytes.
+
+        `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
+        drawn, 60 at most. Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.picture(by, mark=mark))
+
+    def close(self) -> None:
+        """Close what was opened through this handle: writers complete their segments, readers end. Idempotent.
+
+        A cancellation is raised only once all of it is closed. Then the first failure of a writer is raised.
+        """
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
 
     def segments(self) -> list[SegmentMetadata]:
         """Return all segments, oldest first, truncated ones included. Raises LogNotFoundError."""

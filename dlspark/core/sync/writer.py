@@ -19,7 +19,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.opened_here import OpenedHere
 

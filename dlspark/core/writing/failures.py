@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dlspark.core.services import Services
-from dlspark.core.writing.write_lock import WriteLock
+from dlspark.core.write_lock import WriteLock
 from dlspark.errors import WriteError, WriterDeposedError
 from metadata.distributedlog.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.foundation.errors import BadVersionError, DistributedLogError

@@ -25,8 +25,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.producers import LogTime, Producers
 from dlspark.core.writing.segment_ends import BETWEEN_PAUSES, Following, SegmentEnd
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.distributedlog.producer_segments import ProducerSegments

@@ -26,11 +26,11 @@ from dlspark.core.dynamic.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import TransmitError, WriterDeposedError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dlspark.core.services import Services
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogNotFoundError, LogState

@@ -20,6 +20,7 @@ from typing import TypeVar
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.ledger_allocators import (
     AllocatorLostError,
     AllocatorPhase,
@@ -35,7 +36,6 @@ from dlspark.core.writing.transactions import (
     OwnersTransactions,
     versions,
 )
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.allocators import Allocation

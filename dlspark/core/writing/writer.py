@@ -35,10 +35,14 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock, release, take_lock
 from dlspark.core.writing.acknowledgements import Appended, RunEnded, Waiting, WrittenEntry
-from dlspark.core.writing.append_requests import AppendWrite, Condition
+from dlspark.core.writing.conditional_appends import AppendWrite, Condition
 from dlspark.core.writing.issuing import WriteIssuer
-from dlspark.core.writing.queued_writes import (
+from dlspark.core.writing.record_runs import Columns
+from dlspark.core.writing.segment_writer import SegmentWriter
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.write_kinds import (
     UNNUMBERED,
     BatchWrite,
     CheckedSet,
@@ -48,12 +52,8 @@ from dlspark.core.writing.queued_writes import (
     QueuedWrite,
     RecordSetWrite,
     RecordWrite,
+    not_tried_error,
 )
-from dlspark.core.writing.record_runs import Columns
-from dlspark.core.writing.run_writes import not_tried_error
-from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import (
     AlreadyClosedError,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.errors import CallerError, OverCapacityError, OwnershipAcquireFailedError, WriteCancelledError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.failures import refusal_of

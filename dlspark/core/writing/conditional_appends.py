@@ -20,11 +20,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
-from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import QueuedWrite, below_highest_error
+from dlspark.core.writing.producers import LogTime, Producers, UnderWay, Written
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
+from dlspark.core.writing.write_kinds import QueuedWrite, below_highest_error
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
 

@@ -13,10 +13,9 @@ from functools import partial
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback, RunEnded
-from dlspark.core.writing.append_requests import Condition
-from dlspark.core.writing.queued_writes import UNNUMBERED, RecordWrite
+from dlspark.core.writing.conditional_appends import Condition
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
-from dlspark.core.writing.run_writes import RunWrite
+from dlspark.core.writing.write_kinds import UNNUMBERED, RecordWrite, RunWrite
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
