@@ -116,7 +116,7 @@ class AsyncAppendReader(OpenedHere):
     """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. At the end, read again for more."""
 
     def __init__(self, reader: AsyncLogReader, position: int) -> None:
-        """`reader` begins at the first record whose transaction id is not below `position`."""
+        """Begin where `reader` does: at the first record whose transaction id is not below `position`."""
         self.position = position
         """The next byte to read."""
         self._reader = reader
@@ -128,7 +128,7 @@ class AsyncAppendReader(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._reader.closed
 
     async def read(self, size: int = -1) -> bytes:

@@ -44,7 +44,7 @@ class AsyncLog(OnOneLoop, LogPositions):
     """A handle on a log. Opening one costs nothing; whether the log exists shows when it is used."""
 
     def __init__(self, services: Services, name: str, live: LiveSettings) -> None:
-        """`live` is closed with the log."""
+        """Use `AsyncNamespace.open_log` instead. `live` is closed with the log."""
         self.name = services.logs.validate_name(name)
         self.probes = Probes()
         """What searches (`find_txid` and others) have read since this handle was opened."""
@@ -59,7 +59,7 @@ class AsyncLog(OnOneLoop, LogPositions):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closing.begun
 
     @property

@@ -45,12 +45,12 @@ def printable(text: str) -> str:
 
 
 def escaped(value: object) -> str:
-    """`value` as text that HTML shows and does not interpret, between tags and in attributes."""
+    """Return `value` as text that HTML shows and does not interpret, between tags and in attributes."""
     return html.escape(printable(str(value)), quote=True)
 
 
 def code(value: object) -> str:
-    """`value`, escaped, in a fixed-width font."""
+    """Return `value`, escaped, in a fixed-width font."""
     return f"<code>{escaped(value)}</code>"
 
 

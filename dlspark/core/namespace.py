@@ -54,7 +54,7 @@ class AsyncNamespace(OnOneLoop):
         *,
         own: tuple[MetadataStore, ...] = (),
     ) -> None:
-        """Used by `open` and `over`; `own` are the stores to close with the namespace."""
+        """Use `open` or `over` instead; `own` are the stores to close with the namespace."""
         self.uri = uri
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -192,7 +192,7 @@ class AsyncNamespace(OnOneLoop):
 
     @property
     def federated(self) -> bool:
-        """Whether its logs are spread over sub-namespaces."""
+        """True if its logs are spread over sub-namespaces."""
         return self.binding.federated or self.settings.federated
 
     @property
@@ -263,7 +263,7 @@ class AsyncNamespace(OnOneLoop):
 
     async def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
-        who has the log's lock meanwhile, as others see it; the host and process unless given.
+        the name under which others see the lock held meanwhile; host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was

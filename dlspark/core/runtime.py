@@ -78,7 +78,7 @@ class Runtime(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closed
 
     def run(self, coroutine: Coroutine[object, object, _T]) -> _T:

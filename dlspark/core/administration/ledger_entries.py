@@ -109,7 +109,7 @@ class ReadEntry:
 
     @property
     def corrupt(self) -> bool:
-        """Whether bytes came that are not what was written; a copy that is not there is not corrupt."""
+        """True if bytes came that are not what was written; a copy that is not there is not corrupt."""
         return isinstance(self.error, DigestError | InvalidEntryError)
 
 

@@ -161,7 +161,7 @@ async def _settled(services: Services, owned: OwnedSegments, attempt: Callable[[
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """What was found in a log, what was repaired of it, and which faults are still there."""
+    """Findings of a log, what was repaired of them, and the faults that are still there."""
 
     name: str
     findings: tuple[LogFinding, ...]

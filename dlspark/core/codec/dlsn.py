@@ -154,7 +154,7 @@ class DLSNRange:
 
     @property
     def empty(self) -> bool:
-        """Whether no position lies in it."""
+        """True if no position lies in it."""
         return self.start == self.end
 
     def _repr_html_(self) -> str:

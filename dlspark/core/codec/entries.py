@@ -112,7 +112,7 @@ def unwrap(payload: memoryview, place: DLSN | None = None) -> memoryview:
 
 
 def compress(content: Buffer, compression: Compression) -> Buffer:
-    """`content` as the codec stores it; incompressible content may come out longer."""
+    """Return `content` as the codec stores it; incompressible content may come out longer."""
     if compression is Compression.NONE:
         return content
     block: bytes = lz4.block.compress(content, store_size=False)
@@ -431,7 +431,7 @@ def decode_entry(
 def decode_content(
     content: memoryview, lssn: int, entry_id: int, start_sequence_id: int, expand_record_sets: bool = True
 ) -> list[LogRecord]:
-    """`decode_entry` for records that are out of their envelope."""
+    """Decode as `decode_entry`, records that are out of their envelope."""
     records: list[LogRecord] = []
     offset = slot = expanded = 0
     while offset < len(content):

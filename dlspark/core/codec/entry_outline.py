@@ -1,4 +1,5 @@
-"""What a log's new owner needs of an entry: its control records, and where its last records are; no user's payload.
+"""The part of an entry that a log's new owner needs: its control records, and where its last records are; no user's
+payload.
 
 An entry is some 1 MB at most, out of its envelope too; its record sets may hold 64 times as much, in objects without
 number. So nothing is expanded here: how many payloads a set holds its header says, which its writer has checked. What
@@ -44,7 +45,7 @@ class LastRecord(NamedTuple):
 
 
 class EntryOutline(NamedTuple):
-    """What an entry holds besides payloads of users."""
+    """An entry without the payloads of users."""
 
     control: tuple[tuple[int, bytes], ...]
     """Slot and payload of each control record, in order."""

@@ -92,8 +92,8 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What is known of one producer. `last` is its newest request's number, -1 where the epoch has none yet; `kept` has
-    the newest requests, oldest first."""
+    """One producer as its log knows it. `last` is its newest request's number, -1 where the epoch has none yet; `kept`
+    has the newest requests, oldest first."""
 
     epoch: int
     last: int
@@ -101,7 +101,7 @@ class ProducerState:
     kept: tuple[Kept, ...] = ()
 
     def encode(self, name: str) -> bytes:
-        """Returns what a snapshot says of the producer of this name: 28 bytes and the name, and 32 for each request."""
+        """Return what a snapshot says of the producer of this name: 28 bytes and the name, and 32 for each request."""
         encoded = name.encode()
         requests = [_KEPT.pack(sequence, *first[:2], first[2], count) for sequence, first, count in self.kept]
         length = _STATE.size + _KEPT.size * len(requests)
@@ -110,7 +110,7 @@ class ProducerState:
 
     @classmethod
     def decode(cls, entry: bytes) -> ProducerState:
-        """Reverses `encode`, but for the name; a whole number of requests is the caller's to check."""
+        """Reverse `encode`, but for the name; a whole number of requests is the caller's to check."""
         start = _state_start(entry)
         epoch, last, seen_ms = _STATE.unpack_from(entry, start)
         kept = [
@@ -125,13 +125,13 @@ def _state_start(entry: bytes) -> int:
 
 
 def seen_ms(entry: bytes) -> int:
-    """Returns when the producer of an encoded state was heard of last, in milliseconds since the epoch."""
+    """Return when the producer of an encoded state was heard of last, in milliseconds since the epoch."""
     start = _state_start(entry)
     return int.from_bytes(entry[start + 16 : start + 24], "big", signed=True)
 
 
 def epoch_of(entry: bytes) -> int:
-    """Returns the epoch of an encoded state."""
+    """Return the epoch of an encoded state."""
     start = _state_start(entry)
     return int.from_bytes(entry[start : start + 8], "big", signed=True)
 
@@ -169,7 +169,7 @@ class FencingToken:
 
 
 def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forgotten: int = -1) -> list[bytes]:
-    """Returns the payloads of a snapshot's control records, each of about `part_bytes` at most; one at least.
+    """Return the payloads of a snapshot's control records, each of about `part_bytes` at most; one at least.
 
     A log may know 65,536 producers, and its event loop serves others: nothing here is done for one state at a time.
     """
@@ -245,7 +245,7 @@ class _PartFields:
 def _request(text: bytes) -> ProducerRequest:
     numbers = _NUMBERS.match(text)
     if numbers is None:
-        raise ValueError(f"{text[:60]!r} is no epoch, sequence number, count and name")
+        raise ValueError(f"{text[:60]!r} is not an epoch, sequence number, count and name")
     epoch, sequence, count = (int(number) for number in numbers.groups())
     name = text[numbers.end() :].decode()
     if not name or max(epoch, sequence, count) > MAX_NUMBER or (sequence == -1) != (count == 0):

@@ -133,17 +133,17 @@ class LogRecord:
 
     @property
     def is_control(self) -> bool:
-        """Whether a writer wrote it for itself: no reader gets it."""
+        """True if a writer wrote it for itself: no reader gets it."""
         return bool(self.flags & FLAG_CONTROL)
 
     @property
     def is_end_of_stream(self) -> bool:
-        """Whether it seals the log."""
+        """True if it seals the log."""
         return bool(self.flags & FLAG_END_OF_STREAM)
 
     @property
     def is_record_set(self) -> bool:
-        """Whether its payload holds several payloads."""
+        """True if its payload holds several payloads."""
         return bool(self.flags & FLAG_RECORD_SET)
 
     @property
@@ -189,7 +189,7 @@ _store_shared, _store_slot, _store_payload, _store_position, _store_txid = (
 
 
 def sequence_id(start_sequence_id: int, position: int) -> int:
-    """`start + position - 1` in wrapping 64-bit arithmetic: an unassigned start is a huge negative number."""
+    """Return `start + position - 1` in 64 bits that wrap: an unassigned start is a huge negative number."""
     return _wrapped(start_sequence_id + position - 1)
 
 
@@ -285,7 +285,7 @@ def decode_header(data: Buffer, offset: int, size: int, place: DLSN | None = Non
 
 # ------------------------------------------------------------------ for people
 class Records(list[LogRecord]):
-    """What a synchronous reader returns: a list like any other, which a notebook shows as a table."""
+    """The records that a synchronous reader returns: a list like any other, which a notebook shows as a table."""
 
     __slots__ = ()
 

@@ -118,7 +118,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """What a search needs to know about an entry."""
+    """An entry as searches need it."""
 
     record_count: int
     """Slots: logical records, control records and members of record sets included."""
@@ -173,8 +173,8 @@ def decode_up_to(
     include_control: bool = False,
     max_bytes: int | None,
 ) -> tuple[DecodedBatch, int]:
-    """`decode_entries` for the first of `entries`, and how many of them those are: at least one, and so many that the
-    batch is about `max_bytes` (None: all).
+    """Decode the first of `entries`, as `decode_entries` does, and count them: at least one, and so many that the batch
+    is about `max_bytes` (None: all).
 
     Whatever they expand to, no more is expanded than `max_bytes` and one entry, which may hold `MAX_EXPANDED_BYTES`.
     """
@@ -457,7 +457,7 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 
 def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
-    """`batch` with the columns of ROW_SCHEMA."""
+    """Return `batch` with the columns of ROW_SCHEMA."""
     count = len(batch)
     return pa.RecordBatch.from_arrays(
         [

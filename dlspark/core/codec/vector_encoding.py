@@ -203,7 +203,7 @@ def _records(columns: _Columns, first: int, after: int) -> memoryview:
 
 
 def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], length: int) -> memoryview:
-    """Headers and payloads of `length` bytes, alternating. Opaque items are moved whole, rows of bytes one by one."""
+    """Alternate headers and payloads of `length` bytes. Opaque items are moved whole, rows of bytes one by one."""
     count, stride = len(headers), HEADER_BYTES + length
     records = np.empty(count * stride, np.uint8)
     np.ndarray((count,), OPAQUE_HEADER, records, 0, (stride,))[:] = headers
@@ -214,7 +214,7 @@ def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], l
 
 
 def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: IntArray) -> memoryview:
-    """Headers and payloads, alternating: Arrow puts room for a header before each payload, numpy fills it in.
+    """Alternate headers and payloads: Arrow puts room for a header before each payload, numpy fills it in.
 
     `offsets[i]` is where record i ends, counted from the end of record 0.
     """

@@ -229,7 +229,7 @@ def _described(bar: Bar) -> str:
 
 
 def _hatching(x: float, width: float) -> str:
-    """Strokes from bottom left to top right, cut off at the sides, as one path."""
+    """Draw strokes from bottom left to top right, cut off at the sides, as one path."""
     step = max(6.0, (width + _HEIGHT) / _MAX_STROKES)
     strokes, offset = [], step - _HEIGHT
     while offset < width:

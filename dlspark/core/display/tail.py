@@ -40,7 +40,7 @@ class TailReader:
     """A reader at the end of a log that knows when to stop. `ending` says why it did."""
 
     def __init__(self, reader: AsyncLogReader, last: int, seconds: float | None, records: int | None) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         self.ending = ""
         self._reader = reader
         self._before = last
@@ -120,7 +120,7 @@ async def _start(log: LogPositions, last: int) -> tuple[DLSN, int]:
 
 
 class Screen(Protocol):
-    """Where a tail is shown."""
+    """A place where a tail is shown."""
 
     def add(self, records: Sequence[LogRecord]) -> None:
         """Show more records, perhaps none. May put off showing them until the next call."""
@@ -153,7 +153,7 @@ class TerminalScreen:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Page(Printed):
-    """What a notebook shows of a tail at a moment."""
+    """A tail in a notebook, at a moment."""
 
     name: str
     note: str

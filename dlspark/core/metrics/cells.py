@@ -1,4 +1,4 @@
-"""What metrics are counted in: plain numbers, written by one event loop and read, now and then, by a collector.
+"""Cells that metrics are counted in: plain numbers, written by one event loop and read, now and then, by a collector.
 
 A namespace has cells of its own, so that counting takes no lock: what a registry shows is their sum (`collection`).
 Another thread that reads them sees each number whole, but perhaps not all numbers of the same moment.
@@ -37,7 +37,7 @@ class Cell(Protocol):
         ...
 
     def keep(self, other: Cell) -> None:
-        """Called when `other` ends: add of it what must not be lost, which is what only grows."""
+        """Add what must not be lost of `other`, which ends: what only grows."""
         ...
 
     def samples(self) -> Iterator[Sample]:
@@ -46,7 +46,7 @@ class Cell(Protocol):
 
 
 class Histogram:
-    """How many values were at most each bound, and their sum."""
+    """Counts of the values that were at most each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -57,7 +57,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of values that were observed."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -97,7 +97,7 @@ class Timing:
         self.failed = Histogram(LATENCY_BOUNDS_MS)
 
     def record(self, seconds: float, success: bool = True, times: int = 1) -> None:
-        """`times` operations took `seconds` each."""
+        """Count `times` operations that took `seconds` each."""
         histogram, milliseconds = self.done if success else self.failed, seconds * 1000
         # `observe`, written out: this is what is called most.
         histogram.counts[bisect_left(LATENCY_BOUNDS_MS, milliseconds)] += times
@@ -219,7 +219,7 @@ class Timings:
 
 
 class Gauge:
-    """How much there is of something now. It is not counted: its owners are asked when metrics are collected."""
+    """An amount as it is now. It is not counted: its owners are asked when metrics are collected."""
 
     __slots__ = ("_added", "_followed")
 
@@ -257,7 +257,7 @@ class Gauge:
         self._added += other.value
 
     def keep(self, other: Cell) -> None:
-        """Nothing: an owner that has ended has nothing any more."""
+        """Keep nothing: an owner that has ended has nothing any more."""
 
     def samples(self) -> Iterator[Sample]:
         """Yield one sample: the sum over all owners, asked now."""

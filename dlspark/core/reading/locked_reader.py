@@ -37,7 +37,7 @@ class AsyncLockedReader(AsyncLogReader):
         lock: DistributedLock,
         subscriber: str | None,
     ) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         super().__init__(services, name, settings, start, locate)
         self.subscriber = subscriber
         """The subscriber that it reads for; None for the log's exclusive reader, which has no stored position."""

@@ -153,7 +153,7 @@ def _method(item: _Function, lines: list[str]) -> str:
 
 
 def _parameters(item: _Function) -> list[str]:
-    """Parameters with their types and defaults, `self` included, and `*` where it stands."""
+    """Return the parameters with their types and defaults, `self` included, and `*` where it stands."""
     # The formatter's quotes, and its spaces around the default of a parameter that has a type.
     parts = _split(ast.unparse(item.args).replace("'", '"'))
     return [re.sub(r"(: [^=]+)=", r"\1 = ", part, count=1) for part in parts]
@@ -207,7 +207,8 @@ def _adopting(twin: str, call: str) -> list[str]:
 
 
 def _wrapped(head: str, parts: list[str], tail: str, body: str = "", *, trailing: bool = True) -> str:
-    """`head`, comma-separated parts and `tail`, broken as the formatter does: one line, an inner line, a line each."""
+    """Join `head`, comma-separated parts and `tail`, broken as the formatter does: one line, an inner line, a line
+    each."""
     whole = f"{head}{', '.join(parts)}{tail}{body}"
     if len(whole) <= _LINE:
         return whole

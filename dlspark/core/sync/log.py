@@ -32,7 +32,7 @@ class Log(OpenedHere):
     """One log, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
-        """Used by `Namespace.open_log`."""
+        """Use `Namespace.open_log` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -84,7 +84,7 @@ class Log(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._inner.closed
 
     @property

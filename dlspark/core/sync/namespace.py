@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 
 
 def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable[_P, _T]:
-    """`function` on the process's runtime."""
+    """Run `function` on the process's runtime."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -46,7 +46,7 @@ class Namespace(OpenedHere):
     """A namespace of logs, synchronously. Use it as a context manager, or call `close`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncNamespace) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         self._runtime = runtime
         self._inner = inner
         self._forget = runtime.on_close(inner.close)
@@ -122,7 +122,7 @@ class Namespace(OpenedHere):
 
     @property
     def federated(self) -> bool:
-        """Whether its logs are spread over sub-namespaces."""
+        """True if its logs are spread over sub-namespaces."""
         return self._inner.federated
 
     @property
@@ -170,7 +170,7 @@ class Namespace(OpenedHere):
 
     def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
-        who has the log's lock meanwhile, as others see it; the host and process unless given.
+        the name under which others see the lock held meanwhile; host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
@@ -210,10 +210,10 @@ class Namespace(OpenedHere):
 
 
 class AccessControl(OpenedHere):
-    """What may be done with a namespace's logs: see `PermissionStore`, method by method."""
+    """The permissions of a namespace's logs: see `PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:
-        """Used by `Namespace.access_control`."""
+        """Use `Namespace.access_control` instead."""
         self._runtime = runtime
         self._inner = inner
 

@@ -33,7 +33,7 @@ class LogReader(OpenedHere):
     """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
-        """Used by `Log.open_reader`."""
+        """Use `Log.open_reader` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -60,7 +60,7 @@ class LogReader(OpenedHere):
         return self._runtime.run(self._inner.next_batch(max_bytes))
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-        """Batches for ever, waiting at the tail, until the log is sealed."""
+        """Yield batches for ever, waiting at the tail, until the log is sealed."""
         while True:
             try:
                 yield self.next_batch(max_bytes)
@@ -95,7 +95,7 @@ class LogReader(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._inner.closed
 
     @property
@@ -110,7 +110,7 @@ class LogReader(OpenedHere):
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was confirmed when the log was last read has been delivered."""
+        """True if everything that was confirmed when the log was last read has been delivered."""
         return self._inner.caught_up
 
     def skip_to(self, start: Start) -> DLSN:
@@ -134,7 +134,7 @@ class LockedReader(LogReader):
     _inner: AsyncLockedReader
 
     def __init__(self, runtime: Runtime, inner: AsyncLockedReader) -> None:
-        """Used by `Log.open_reader`."""
+        """Use `Log.open_reader` instead."""
         super().__init__(runtime, inner)
 
     @property
@@ -165,7 +165,7 @@ class AppendStream(OpenedHere, io.RawIOBase):
     """The end of a log as a file opened for appending. `flush` makes what was written durable and visible."""
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendStream) -> None:
-        """Used by `Log.open_append_stream`."""
+        """Use `Log.open_append_stream` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -175,7 +175,7 @@ class AppendStream(OpenedHere, io.RawIOBase):
         return self._inner.durable_position
 
     def writable(self) -> bool:
-        """Always: it is opened for appending."""
+        """Return True: it is opened for appending."""
         return True
 
     def tell(self) -> int:
@@ -237,16 +237,16 @@ class AppendReader(OpenedHere, io.RawIOBase):
     """A log's bytes as a file opened for reading: nothing is read at the end of what is committed, for now."""
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendReader) -> None:
-        """Used by `Log.open_append_reader`."""
+        """Use `Log.open_append_reader` instead."""
         self._runtime = runtime
         self._inner = inner
 
     def readable(self) -> bool:
-        """Always: it is opened for reading."""
+        """Return True: it is opened for reading."""
         return True
 
     def seekable(self) -> bool:
-        """Always: from the start, or from here."""
+        """Return True: from the start, or from here."""
         return True
 
     def tell(self) -> int:

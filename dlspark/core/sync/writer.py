@@ -51,7 +51,7 @@ class LogWriter(OpenedHere):
     """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
-        """Used by `Log.open_writer`."""
+        """Use `Log.open_writer` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -228,7 +228,7 @@ class LogWriter(OpenedHere):
         return self._runtime.run(self._inner.flush())
 
     def commit(self) -> int:
-        """`flush`, and make every acknowledged record visible to readers."""
+        """Flush, and make every acknowledged record visible to readers."""
         return self._runtime.run(self._inner.commit())
 
     def mark_end_of_stream(self) -> DLSN:
@@ -254,7 +254,7 @@ class LogWriter(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` or `abort` was called and has ended."""
+        """True if `close` or `abort` was called and has ended."""
         return self._inner.closed
 
     @property
@@ -276,7 +276,7 @@ class LogWriter(OpenedHere):
 
 
 def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:
-    """`future` for another thread."""
+    """Return `future` for another thread."""
     twin: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
     def settle(done: asyncio.Future[_T]) -> None:

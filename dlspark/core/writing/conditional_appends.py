@@ -33,7 +33,7 @@ _ENVELOPE_ROOM = 64
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold when a request is written; None for whatever is not asked.
+    """A condition that must hold when a request is written; None for the part that is not asked.
 
     `position`: a sequence id, that of the request's first record; or a DLSN, behind which no record may have been
     written. `token`: the log's fencing token.
@@ -59,7 +59,7 @@ class AppendWrite(QueuedWrite):
         condition: Condition | None = None,
         fence: FencingToken | None = None,
     ) -> None:
-        """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
+        """Ask `log` when the request is issued: a recovery that it waited for has learnt the log anew.
 
         With `in_order`, a request whose ids are below those before it is refused; but not one that comes again, whose
         ids are old.
@@ -76,7 +76,7 @@ class AppendWrite(QueuedWrite):
     @property
     def first_txid(self) -> int:
         """-1: a segment that is started for it begins at the log's highest id. With its own ids a request that is then
-        refused would move those of everybody behind it (I4)."""
+        refused would move those of all requests behind it (I4)."""
         return -1
 
     @property
@@ -121,11 +121,11 @@ class AppendWrite(QueuedWrite):
         )
 
     def check_follows(self, highest: int, log: str | None) -> None:
-        """Only its own order: ids below the log's highest may be those of a request that comes again."""
+        """Check only its own order: ids below the log's highest may be those of a request that comes again."""
         self.check_order()
 
     def number(self, txid: int) -> None:
-        """Note that one id for all records, where they came without."""
+        """Note one id for all records, where they came without."""
         self.request = replace(self.request, run=self.request.run.at(txid))
 
     def check_new(self, highest: int) -> None:
@@ -152,10 +152,10 @@ class AppendWrite(QueuedWrite):
 
 
 class RequestLog:
-    """What a writer knows of the requests that were written to its log."""
+    """The requests that were written to a log, as its writer knows them."""
 
     def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, time: LogTime) -> None:
-        """`last`: where the log's last user record is, None for a log without any."""
+        """Begin with what was read. `last`: where the log's last user record is, None for a log without any."""
         self.producers = producers
         self.failed = False
         """Set once an entry was not acknowledged: this is not what the log says any more."""

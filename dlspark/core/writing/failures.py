@@ -1,4 +1,4 @@
-"""How a writer handles failures: its own, those of records that the caller does not wait for, and the loss of its lock.
+"""Failures of a writer: its own, those of records that the caller does not wait for, and the loss of its lock.
 
 `explain_failure` and `writer_failed_error` make the errors: what happened to the log or the lock, and what that means
 for a record.
@@ -30,7 +30,7 @@ ADVICE_REOPEN = "Open the writer again, and write again from the first record th
 
 
 def explain_failure(log: str, cause: BaseException) -> BaseException:
-    """`cause` as the failure of the writer: where its log or lock is gone, an error that says so."""
+    """Return `cause` as the failure of the writer: where its log or lock is gone, an error that says so."""
     error: WriteError
     if isinstance(cause, LockClosedError):
         error = WriteError(

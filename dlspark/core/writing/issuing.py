@@ -87,7 +87,7 @@ class WriteIssuer:
             self.sequence.on_started = self._segment_begun
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
         self.sequence.use_settings(settings)
         if self.requests is not None:

@@ -1,4 +1,4 @@
-"""What a log says of its producers, as a new owner reads it: the newest snapshot, and the requests behind it.
+"""A log's producers, as a new owner reads them from the log: the newest snapshot, and the requests behind it.
 
 Every segment of a writer with producers begins with a snapshot, and there is another one every
 `producerSnapshotEntries` entries or `producerSnapshotBytes` bytes; so the end of one segment is read (`segment_ends`),
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
-    """What a log says of its producers."""
+    """A log's producers, as far as the log says."""
 
     producers: Producers
     whole: int | None

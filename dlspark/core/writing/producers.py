@@ -90,7 +90,8 @@ class Producers:
     """The producers of one log, as this owner knows them."""
 
     def __init__(self, *, gaps_allowed: bool = False, most: int = 0, losses: int = 0) -> None:
-        """`most`: how many producers are known at a time, 0 or less: any number. `losses`: how often all were lost."""
+        """Know nobody yet. `most`: how many producers are known at a time, 0 or less: any number. `losses`: how often
+        all were lost."""
         self.gaps_allowed = gaps_allowed
         self.most = most
         self.losses = losses
@@ -237,11 +238,11 @@ class Producers:
         self.token = b"lost-%d" % self.losses
 
     def newest_ms(self) -> int | None:
-        """Returns when one of them was heard of last, in milliseconds since the epoch; None where none is known."""
+        """Return when one of them was heard of last, in milliseconds since the epoch; None where none is known."""
         return self._newest_ms
 
     def snapshot(self, now_ms: int, expiry_ms: int) -> list[bytes]:
-        """Returns the payloads of a snapshot's control records.
+        """Return the payloads of a snapshot's control records.
 
         Producers that were silent for longer than `expiry_ms` are not in it, and are forgotten here too: the snapshot
         says up to which epoch. No more than FORGOTTEN_AT_ONCE are, and none behind one that is not silent: the others
@@ -287,13 +288,13 @@ class LogTime:
     """
 
     def __init__(self, clock: Clock, newest_ms: int | None, most_ms: int) -> None:
-        """`newest_ms`: when a producer of the log was heard of last; None where none is known, and no time is needed.
-        `most_ms`: how much later than that it may be now."""
+        """Begin where the last owner left off. `newest_ms`: when a producer of the log was heard of last; None where
+        none is known, and no time is needed. `most_ms`: how much later than that it may be now."""
         now_ms = clock.now_ms()
         self._began_ms = now_ms if newest_ms is None else max(newest_ms, min(now_ms, newest_ms + most_ms))
         self._clock = clock
         self._began_s = clock.elapsed_s()
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch, or fewer."""
+        """Return milliseconds since the epoch, or fewer."""
         return self._began_ms + int((self._clock.elapsed_s() - self._began_s) * 1000)

@@ -64,7 +64,7 @@ class RecordRun:
 
     @property
     def in_order(self) -> bool:
-        """Whether no transaction id is below the one before it."""
+        """True if no transaction id is below the one before it."""
         return not any(map(gt, self.txids, islice(self.txids, 1, None)))
 
     def fitting(self, first: int, room: int) -> int:
@@ -78,7 +78,7 @@ class RecordRun:
         return len(self) - first
 
     def part(self, first: int, count: int) -> RecordRun:
-        """`count` records, from number `first` on."""
+        """Return `count` records, from number `first` on."""
         if count == len(self):
             return self
         return _run(self.txids[first : first + count], self.payloads[first : first + count])

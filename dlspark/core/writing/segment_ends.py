@@ -144,7 +144,8 @@ class SegmentEnd:
 
 
 class _TakenIn:
-    """What control records say, taken from the last to the first: of each producer, what is known of it at last."""
+    """The content of control records, taken from the last to the first: of each producer, what is known of it at
+    last."""
 
     def __init__(self) -> None:
         self.following: list[Following] = []

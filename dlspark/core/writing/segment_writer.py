@@ -94,7 +94,7 @@ class SegmentWriter:
         meter: Meter | None = None,
         log: str = "",
     ) -> None:
-        """`on_failure` is called with the first failure, `on_acknowledged` with the highest transaction id that is
+        """Have `on_failure` called with the first failure, `on_acknowledged` with the highest transaction id that is
         acknowledged.
 
         `meter` counts what becomes of entries, as those of `log`.
@@ -310,7 +310,7 @@ class SegmentWriter:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a whole snapshot of the log's producers is stored in this segment."""
+        """True if a whole snapshot of the log's producers is stored in this segment."""
         return self._first_snapshot is not None and self._first_snapshot <= self.ledger.last_add_confirmed
 
     @property
@@ -409,12 +409,12 @@ class SegmentWriter:
 
     @property
     def has_buffered(self) -> bool:
-        """Whether records wait to be sent."""
+        """True if records wait to be sent."""
         return self._builder.count > 0
 
     @property
     def publish_needed(self) -> bool:
-        """Whether readers cannot see the last acknowledged user entry yet, and another entry may follow it."""
+        """True if readers cannot see the last acknowledged user entry yet, and another entry may follow it."""
         return self.last_entry > self._carried and self.error is None and not self._closed
 
     def _wake(self, entry_id: int | None) -> None:

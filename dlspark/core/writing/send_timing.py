@@ -23,19 +23,19 @@ from dlspark.core.settings.settings import Settings
 
 
 class SendingSegment(Protocol):
-    """What the timers need of a segment."""
+    """A segment as the timers use it."""
 
     last_sent: float
     """When an entry was sent last, by the event loop's clock."""
 
     @property
     def has_buffered(self) -> bool:
-        """Whether records wait to be sent."""
+        """True if records wait to be sent."""
         ...
 
     @property
     def publish_needed(self) -> bool:
-        """Whether entries are acknowledged that no reader can see yet, and the segment takes others."""
+        """True if entries are acknowledged that no reader can see yet, and the segment takes others."""
         ...
 
     def send(self) -> None:
@@ -101,12 +101,12 @@ class SendTimers:
             self._later("transmit", wait, self._segment.send)
 
     def sending(self) -> None:
-        """Called when what is buffered is being sent: the send that waited for it is not needed any more."""
+        """Note that what is buffered is being sent: the send that waited for it is not needed any more."""
         if self._timers:
             self._cancel("transmit")
 
     def acknowledged(self) -> None:
-        """Called when nothing is under way any more: with the immediate flush, have an entry follow those that readers
+        """Note that nothing is under way any more: with the immediate flush, have an entry follow those that readers
         cannot see yet."""
         if not self._settings.immediate_flush or not self._segment.publish_needed:
             return

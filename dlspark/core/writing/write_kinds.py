@@ -1,4 +1,4 @@
-"""What a writer queues: a record, a run of them, a record set, a batch, the end of stream.
+"""Kinds of writes: a record, a run of them, a record set, a batch, the end of stream.
 
 Each write (`QueuedWrite`) checks itself, issues itself to a segment, or fails its own futures. A write is checked when
 it is accepted, before it can wait: what waits in the `WriteQueue` needs only a segment, and is issued in the order in
@@ -125,7 +125,7 @@ class RecordWrite(QueuedWrite):
         *,
         may_transmit: bool = True,
     ) -> None:
-        """`txid`: UNNUMBERED for one that `number` gives it."""
+        """Hold one record. `txid`: UNNUMBERED for one that `number` gives it."""
         self.txid = txid
         self.payload = payload
         self.future = future
@@ -133,14 +133,17 @@ class RecordWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def last_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def records(self) -> int:
+        """One position."""
         return 1
 
     @property
@@ -158,10 +161,10 @@ class RecordWrite(QueuedWrite):
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
-        """Note that one id is in order with itself."""
+        """Pass: one id is in order with itself."""
 
     def number(self, txid: int) -> None:
-        """Note that its id, where it came without."""
+        """Note its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -191,7 +194,7 @@ class RunWrite(QueuedWrite):
     __slots__ = ("accepted", "bulk", "ended", "run")
 
     def __init__(self, run: RecordRun, ended: RunEnded, *, bulk: bool) -> None:
-        """`bulk`: whether those behind a refused record are not tried."""
+        """Hold a run that was checked. `bulk`: whether those behind a refused record are not tried."""
         self.run = run
         self.ended = ended
         self.bulk = bulk
@@ -219,13 +222,13 @@ class RunWrite(QueuedWrite):
         return self.run.size
 
     def check(self) -> None:
-        """Note that its records were checked when the run was made."""
+        """Pass: its records were checked when the run was made."""
 
     def check_order(self) -> None:
         """Pass: their order was checked, too."""
 
     def number(self, txid: int) -> None:
-        """Note that one id for all records, where they came without."""
+        """Note one id for all records, where they came without."""
         self.run = self.run.at(txid)
 
     def issue(self, segment: SegmentWriter) -> None:
@@ -261,10 +264,12 @@ class RecordSetWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def last_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
@@ -291,7 +296,7 @@ class RecordSetWrite(QueuedWrite):
         self._encoded = encode_record_set(self.payloads, compression)
 
     def check_order(self) -> None:
-        """Note that one id is in order with itself."""
+        """Pass: one id is in order with itself."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Hand the encoded set to `segment`, as one record with a future for each payload."""
@@ -310,8 +315,8 @@ class EncodedSetWrite(RecordSetWrite):
     __slots__ = ()
 
     def __init__(self, txid: int, checked: CheckedSet, first: asyncio.Future[DLSN]) -> None:
-        """`first` gets the place of the set's first payload; nobody waits for the others. `txid`: UNNUMBERED for one
-        that `number` gives it."""
+        """Hold a set of which `first` gets the place of the set's first payload; nobody waits for the others. `txid`:
+        UNNUMBERED for one that `number` gives it."""
         super().__init__(txid, (), [first, *repeat(NOBODY, checked.count - 1)], "none")
         self._encoded = checked.encoded
 
@@ -321,7 +326,7 @@ class EncodedSetWrite(RecordSetWrite):
         check_payload_length(len(self._encoded))
 
     def number(self, txid: int) -> None:
-        """Note that its id, where it came without."""
+        """Note its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -336,7 +341,7 @@ class CheckedSet:
 
     @classmethod
     def check(cls, encoded: object) -> CheckedSet:
-        """Opens an encoded record set; any thread may do that. Raises InvalidRecordError where readers could not."""
+        """Open an encoded record set; any thread may do that. Raises InvalidRecordError where readers could not."""
         check_payload(encoded)
         data = bytes(encoded)  # type: ignore[call-overload]
         try:
@@ -444,10 +449,10 @@ class HeartbeatWrite(QueuedWrite):
         return 0
 
     def check(self) -> None:
-        """Always legal here; the writer checks whether the log is sealed already."""
+        """Pass: legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """Note that it has no ids."""
+        """Pass: it has no ids."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""
@@ -488,10 +493,10 @@ class EndOfStreamWrite(QueuedWrite):
         return 0
 
     def check(self) -> None:
-        """Always legal here; the writer checks whether the log is sealed already."""
+        """Pass: legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """Note that its id is above all others."""
+        """Pass: its id is above all others."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""

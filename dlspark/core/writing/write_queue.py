@@ -1,6 +1,6 @@
-"""What waits while a segment is being started, and how much a writer takes before it is acknowledged.
+"""The queue in front of a segment that is being started, and the limits of what a writer takes unacknowledged.
 
-That has limits in records, for one writer and for all, and one in bytes. Limits in records are settings, 0 or less for
+There are limits in records, for one writer and for all, and one in bytes. Those in records are settings, 0 or less for
 none. Over one of them a record is refused, or with `outstandingWriteLimitDarkmode`, and while the feature
 `dl.disable_write_limit` is on, only counted. The limit in bytes is for what waits while a segment is being started, and
 always holds: memory is bounded by it.
@@ -24,7 +24,7 @@ MAX_QUEUED_BYTES = 256 << 20
 
 
 class WriteQueue:
-    """What waits for a segment, in order, and how much that is."""
+    """The writes that wait for a segment, in order."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -38,7 +38,7 @@ class WriteQueue:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits that `wait_for_room` should wait: half of MAX_QUEUED_BYTES."""
+        """True if so much waits that `wait_for_room` should wait: half of MAX_QUEUED_BYTES."""
         return self.bytes > MAX_QUEUED_BYTES // 2
 
     @property

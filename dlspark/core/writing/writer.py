@@ -70,7 +70,7 @@ class AsyncLogWriter(OnOneLoop):
     def __init__(
         self, services: Services, name: str, settings: Settings, lock: WriteLock, transitions: SegmentTransitions
     ) -> None:
-        """Used by `open`, which makes a writer ready for records."""
+        """Use `open` instead, which makes a writer ready for records."""
         self.name = name
         self._services = services
         self._settings = settings
@@ -139,7 +139,7 @@ class AsyncLogWriter(OnOneLoop):
             raise
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
         self._issuer.use_settings(settings)
 
@@ -237,11 +237,11 @@ class AsyncLogWriter(OnOneLoop):
         """Append records of (transaction id, payload) as one request: all of them in one entry, or none.
 
         Args:
-            producer: who writes; a request that comes again, after a lost answer or from another process, is written
-                once, and answered with its first position. Epochs: `begin_epoch`.
+            producer: the name of the producer that writes; a request that comes again, after a lost answer or from
+                another process, is written once, and answered with its first position. Epochs: `begin_epoch`.
             sequence: the request's number, from 0 in each epoch.
             expected_position: the sequence id that comes next, or the DLSN behind which no record may be.
-            fencing_token: what `set_fencing_token` was called with last, by anybody.
+            fencing_token: the token that `set_fencing_token` was called with last, in any process.
 
         The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
         SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
@@ -325,7 +325,7 @@ class AsyncLogWriter(OnOneLoop):
         return await self._when_settled(lambda segment: segment.flush())
 
     async def commit(self) -> int:
-        """`flush`, and make every acknowledged record visible to readers."""
+        """Flush, and make every acknowledged record visible to readers."""
         return await self._when_settled(lambda segment: segment.commit())
 
     async def mark_end_of_stream(self) -> DLSN:
@@ -385,7 +385,7 @@ class AsyncLogWriter(OnOneLoop):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` or `abort` was called and has ended."""
+        """True if `close` or `abort` was called and has ended."""
         return self._shutdown is not None and self._shutdown.done()
 
     @property
@@ -489,7 +489,7 @@ class AsyncLogWriter(OnOneLoop):
         condition: Condition | None = None,
         fence: FencingToken | None = None,
     ) -> asyncio.Future[Appended]:
-        """`_append` with a future, which is measured."""
+        """Append with a future, which is measured."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         self._append(records, future, producer, condition, fence)
         self._measure_bulk(future)
@@ -524,7 +524,7 @@ class AsyncLogWriter(OnOneLoop):
         return lambda stored: timing.record(self._loop.time() - began, stored)
 
     def _measured_run(self, ended: RunEnded, records: int) -> RunEnded:
-        """`ended`, with the bulk timed from now until its last record ends."""
+        """Return `ended`, with the bulk timed from now until its last record ends."""
         if not self._measured:
             return ended
         noted = self._note_bulk()
