@@ -187,10 +187,10 @@ def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forg
     ]
 
 
-def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
+def decode_control(payload: bytes, dlsn: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
     """Return what a control record says of producers; None for one that says nothing of them.
 
-    Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
+    Raises InvalidEntryError carrying `dlsn` for one that is cut off, or of a version or kind that is not known: what
     it says would be missed, and a request be written twice.
     """
     if not _OURS.match(payload):
@@ -199,7 +199,7 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
     if version != VERSION:
         raise InvalidEntryError(
             f"a producers' control record has version {version.decode()}; only {VERSION.decode()} is known",
-            dlsn=place,
+            dlsn=dlsn,
             advice="Use the version of dlspark that wrote it, or a later one",
         )
     kind, colon, rest = rest.partition(b":")
@@ -213,8 +213,8 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
         if kind == FENCE and colon:
             return FencingToken(rest)
     except ValueError as error:  # UnicodeDecodeError too
-        raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
-    raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=place)
+        raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=dlsn) from error
+    raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=dlsn)
 
 
 class _PartFields:

@@ -260,26 +260,26 @@ class RecordHeader:
     end: int
 
 
-def decode_header(data: Buffer, offset: int, size: int, place: DLSN | None = None) -> RecordHeader:
+def decode_header(data: Buffer, offset: int, size: int, dlsn: DLSN | None = None) -> RecordHeader:
     """Return the header at `offset` of `data`, of which `size` bytes are records.
 
-    Raises InvalidEntryError, carrying `place`, where header or payload reach past `size` or the position is out of
+    Raises InvalidEntryError, carrying `dlsn`, where header or payload reach past `size` or the position is out of
     range.
     """
     start = offset + HEADER_BYTES
     if start > size:
         raise InvalidEntryError(
-            f"an entry ends {size - offset} bytes into a record's header of {HEADER_BYTES}", dlsn=place
+            f"an entry ends {size - offset} bytes into a record's header of {HEADER_BYTES}", dlsn=dlsn
         )
     word, txid, length = HEADER.unpack_from(data, offset)
     if length > size - start:
         claimed = length if length <= MAX_POSITION else length - (1 << 32)
         raise InvalidEntryError(
-            f"a record claims a payload of {claimed} bytes where {size - start} are left in the entry", dlsn=place
+            f"a record claims a payload of {claimed} bytes where {size - start} are left in the entry", dlsn=dlsn
         )
     position = word >> POSITION_SHIFT & POSITION_MASK
     if position > MAX_POSITION:
-        raise InvalidEntryError(f"a record claims position {position}, past {MAX_POSITION}", dlsn=place)
+        raise InvalidEntryError(f"a record claims position {position}, past {MAX_POSITION}", dlsn=dlsn)
     return RecordHeader(txid, position, word & FLAGS_MASK, start, start + length)
 
 

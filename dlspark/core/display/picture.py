@@ -244,7 +244,7 @@ def _hatching(x: float, width: float) -> str:
 
 def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
     """Yield a line above the bars from one position to another, if any of what lies between is drawn."""
-    first, last = _place(placed, start), _place(placed, end)
+    first, last = _x_of(placed, start), _x_of(placed, end)
     if last < first:
         return
     yield f"<g><title>{start} to before {end}</title>"
@@ -254,7 +254,7 @@ def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
     )
 
 
-def _place(placed: Sequence[Bar], dlsn: DLSN) -> float:
+def _x_of(placed: Sequence[Bar], dlsn: DLSN) -> float:
     for bar in placed:
         if dlsn.lssn < bar.segment.lssn:
             return bar.x

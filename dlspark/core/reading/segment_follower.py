@@ -220,11 +220,11 @@ class SegmentFollower:
             return
         if not self._settings.skip_broken_entries:
             raise error
-        place = DLSN(self._segment.lssn, self.next_entry, 0)
+        dlsn = DLSN(self._segment.lssn, self.next_entry, 0)
         _log.error(
             "log %s: entry %s is damaged on all its storage nodes and is skipped",
             self._owner.name,
-            place,
+            dlsn,
             extra=self._about(),
         )
         self._owner.measures.skipped_broken_entries.inc()

@@ -162,13 +162,13 @@ def _parameters(item: _Function) -> list[str]:
 def _split(text: str) -> list[str]:
     """Split at the commas that are not in brackets or quotes."""
     parts, depth, quoted, start = [], 0, False, 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         quoted ^= character == '"'
         if not quoted:
             depth += (character in "[({") - (character in "])}")
             if character == "," and not depth:
-                parts.append(text[start:place].strip())
-                start = place + 1
+                parts.append(text[start:index].strip())
+                start = index + 1
     return [*parts, text[start:].strip()]
 
 

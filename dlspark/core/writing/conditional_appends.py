@@ -173,8 +173,8 @@ class RequestLog:
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """Note that what is written from now on goes into `segment`; its first record has this sequence id, None for
         none."""
-        if self._segment is not None and self._segment.last_place is not None:
-            self._last, self._highest_txid = self._segment.last_place, self._segment.last_txid
+        if self._segment is not None and self._segment.last_dlsn is not None:
+            self._last, self._highest_txid = self._segment.last_dlsn, self._segment.last_txid
         self._segment, self._start_sequence_id = segment, start_sequence_id
 
     def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
@@ -210,7 +210,7 @@ class RequestLog:
         return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        first = segment.place_of(write.request)
+        first = segment.dlsn_of(write.request)
         producer = write.producer
         outcome = RequestOutcome(partial(self._ended, producer))
         outcome.attach(write.future, repeated=False)
@@ -231,7 +231,7 @@ class RequestLog:
     # ------------------------------------------------------------------ conditions
 
     def _check(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        write.check_new(segment.last_txid if segment.last_place is not None else self._highest_txid)
+        write.check_new(segment.last_txid if segment.last_dlsn is not None else self._highest_txid)
         if write.condition is not None:
             self._check_condition(write.condition, segment)
 
@@ -248,7 +248,7 @@ class RequestLog:
             self._check_next(condition.position, segment)
 
     def _check_last(self, wanted: DLSN, segment: SegmentWriter) -> None:
-        last = segment.last_place or self._last
+        last = segment.last_dlsn or self._last
         if last != wanted:
             where = f"at {last}" if last is not None else "nowhere, it has none"
             raise ConditionError(

@@ -116,7 +116,7 @@ def _time(services: Services, settings: Settings, producers: Producers) -> LogTi
 
 async def _replay(producers: Producers, following: Sequence[Following], now_ms: int) -> None:
     slices = Slices()
-    for number, (said, place) in enumerate(following):
+    for number, (said, dlsn) in enumerate(following):
         if number % BETWEEN_PAUSES == 0:
             await slices.pause()
-        producers.replay(said, place, now_ms)
+        producers.replay(said, dlsn, now_ms)

@@ -214,12 +214,12 @@ class Producers:
 
     # ------------------------------------------------------------------ what the log says
 
-    def replay(self, said: ProducerRequest | FencingToken, place: DLSN, now_ms: int) -> None:
-        """Take in a control record that was read behind the snapshot; `place` is the control record's own."""
+    def replay(self, said: ProducerRequest | FencingToken, dlsn: DLSN, now_ms: int) -> None:
+        """Take in a control record that was read behind the snapshot; `dlsn` is the control record's own."""
         if isinstance(said, FencingToken):
             self.token = said.token
             return
-        self._note(said, DLSN(place.lssn, place.entry_id, place.slot_id + 1), now_ms)
+        self._note(said, DLSN(dlsn.lssn, dlsn.entry_id, dlsn.slot_id + 1), now_ms)
 
     def restore(self, parts: list[SnapshotPart]) -> None:
         """Take in a whole snapshot, in the place of everything known."""

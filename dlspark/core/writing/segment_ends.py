@@ -96,8 +96,8 @@ class SegmentEnd:
         for number, (slot, payload) in enumerate(reversed(outline.control)):
             if number % BETWEEN_PAUSES == 0:
                 await self._slices.pause()
-            place = DLSN(self._segment.lssn, entry_id, slot)
-            if said.take(decode_control(payload, place), place):
+            dlsn = DLSN(self._segment.lssn, entry_id, slot)
+            if said.take(decode_control(payload, dlsn), dlsn):
                 return True
         return False
 
@@ -105,7 +105,7 @@ class SegmentEnd:
         (entry,) = await self._ledger.read(0, 0)
         self._counters["producer-entries-read"] += 1
         first = next(iter(self._outline(entry.entry_id, entry.payload).control), None)
-        return first is not None and isinstance(decode_control(first[1], self._place(0)), SnapshotPart)
+        return first is not None and isinstance(decode_control(first[1], self._dlsn_of(0)), SnapshotPart)
 
     async def _backwards(self, end: int) -> AsyncGenerator[tuple[int, EntryOutline], None]:
         """Yield the entries from `end` down to the first one."""
@@ -137,9 +137,9 @@ class SegmentEnd:
         return found
 
     def _outline(self, entry_id: int, payload: memoryview) -> EntryOutline:
-        return outline_entry(payload, enveloped=self._segment.enveloped, place=self._place(entry_id))
+        return outline_entry(payload, enveloped=self._segment.enveloped, dlsn=self._dlsn_of(entry_id))
 
-    def _place(self, entry_id: int) -> DLSN:
+    def _dlsn_of(self, entry_id: int) -> DLSN:
         return DLSN(self._segment.lssn, entry_id, 0)
 
 
@@ -159,7 +159,7 @@ class _TakenIn:
         """The parts found so far, first to last."""
         return self._parts[::-1]
 
-    def take(self, said: ProducerRequest | SnapshotPart | FencingToken | None, place: DLSN) -> bool:
+    def take(self, said: ProducerRequest | SnapshotPart | FencingToken | None, dlsn: DLSN) -> bool:
         """Take in the record before those that were taken in; whether a whole snapshot is there."""
         if isinstance(said, SnapshotPart):
             self._parts = _with(self._parts, said)
@@ -167,9 +167,9 @@ class _TakenIn:
         if isinstance(said, FencingToken):
             if not self._token_taken:
                 self._token_taken = True
-                self.following.append((said, place))
+                self.following.append((said, dlsn))
         elif said is not None and self._counts(said):
-            self.following.append((said, place))
+            self.following.append((said, dlsn))
         return False
 
     def _counts(self, request: ProducerRequest) -> bool:

@@ -239,11 +239,11 @@ class SegmentWriter:
         self._last_written = (self.ledger.last_add_pushed + 1, self._builder.count - 1)
 
     @property
-    def last_place(self) -> DLSN | None:
+    def last_dlsn(self) -> DLSN | None:
         """Where the last user record is, or will be with the entry that is being filled; None where there is none."""
         return DLSN(self.metadata.lssn, *self._last_written) if self._last_written is not None else None
 
-    def place_of(self, request: AppendRequest) -> DLSN:
+    def dlsn_of(self, request: AppendRequest) -> DLSN:
         """Send what must go before `request`, and say where its first record will be: in the next entry."""
         if not self._builder.has_room(request.bytes - HEADER_BYTES) or (self._futures and not self._groups):
             self._transmit()
@@ -272,7 +272,7 @@ class SegmentWriter:
 
     def write_request(self, request: AppendRequest, outcome: RequestOutcome) -> bool:
         """Append a request's records, all in one entry, behind the control record that says whose they are. The caller
-        has asked `place_of` just before. False where this segment takes no more, and `outcome` has failed."""
+        has asked `dlsn_of` just before. False where this segment takes no more, and `outcome` has failed."""
         if self._refuse([outcome]):
             return False
         if request.control is not None:
