@@ -44,7 +44,12 @@ from storage_node.settings.client import ClientSettings
 
 
 class AsyncNamespace(OnOneLoop):
-    """An open namespace: a ZooKeeper session, a ledger client, and the logs. All calls come from one event loop."""
+    """Creates, lists, opens, renames and deletes the logs of a namespace, over its ZooKeeper sessions and one client of
+    the bookies.
+
+    Connect with `open`, and use it as an asynchronous context manager or call `close`, which closes all that was opened
+    in it. All calls come from one event loop. `Namespace` does the same for programs without one.
+    """
 
     def __init__(
         self,
@@ -79,11 +84,17 @@ class AsyncNamespace(OnOneLoop):
         """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
         that runs on this machine (`dlspark sandbox start`).
 
-        `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`). `features` takes the place of
-        the provider that the settings name (`featureProviderClass`). `region_id`, 0 to 15, is written into segments
-        where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics` says where metrics go: by
-        default to prometheus_client's own registry. Raises CallerError for a bad URI or setting, or where no namespace
-        is named; NotBoundError, MetadataUnavailableError.
+        Args:
+            uri: `distributedlog://host:port/path`.
+            settings: those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`) unless given.
+            features: instead of the provider that the settings name (`featureProviderClass`).
+            region_id: 0 to 15, for segments where `encodeRegionIDInVersion` or the namespace's binding says so.
+            statistics: where metrics go; to prometheus_client's own registry unless given.
+
+        Raises:
+            CallerError: a bad URI or setting, or no namespace is named.
+            NotBoundError: no namespace is bound at the path.
+            MetadataUnavailableError: ZooKeeper could not be reached.
         """
         parsed = NamespaceUri.parse(uri_or_default(uri))
         settings = settings_from(settings)
@@ -281,7 +292,13 @@ class AsyncNamespace(OnOneLoop):
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
-        Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
+        Args:
+            name: the log's name below the namespace.
+            settings: by their keys; dynamic settings files override them, now and whenever they change.
+
+        Raises:
+            InvalidLogNameError: no log can have this name.
+            SettingsError: a setting is unknown, ill-typed or contradicts another.
         """
         self._check_open()
         name = self._services.logs.validate_name(name)

@@ -45,7 +45,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Runtime(OpenedHere):
-    """A daemon thread that runs an event loop until `close()`."""
+    """Runs coroutines for programs without an event loop: a daemon thread with a loop, until `close()`."""
 
     _shared: ClassVar[Runtime | None] = None
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()

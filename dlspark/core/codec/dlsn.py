@@ -37,7 +37,8 @@ class _Fields(NamedTuple):
 
 
 class DLSN(_Fields):
-    """A position in a log: segment, entry in it, record in that. Compares and hashes like the tuple it is."""
+    """Says where a record is in its log: segment, entry in it, record in that. Compares and hashes like the tuple it
+    is."""
 
     __slots__ = ()
 

@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound="Collector")
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A program's choice of where numbers and spans go."""
+    """Says where a program's metrics and spans go."""
 
     registry: CollectorRegistry | None = None
     """The Prometheus registry that shows them; None: prometheus_client's own, `REGISTRY`."""

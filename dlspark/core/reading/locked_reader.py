@@ -25,7 +25,11 @@ from metadata.store import SessionState
 
 
 class AsyncLockedReader(AsyncLogReader):
-    """Reads one log while it holds a lock. Open it with `AsyncLog.open_reader` and a subscriber, or `exclusive`."""
+    """Reads the records of one log as its only reader, or as the only one of a subscriber whose position it stores.
+
+    `AsyncLog.open_reader` returns it, given a subscriber or `exclusive`. A subscriber's next reader goes on where
+    `commit_position` was called last. Without its lock it delivers nothing more, and raises LockingError.
+    """
 
     def __init__(
         self,

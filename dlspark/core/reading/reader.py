@@ -58,7 +58,12 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncLogReader(OnOneLoop):
-    """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
+    """Reads the records of one log in order, each once, and waits at its end for more.
+
+    `AsyncLog.open_reader` returns it. Iterate over it, or take what there is: a record (`read_next`), several
+    (`read_bulk`), columns (`next_batch`, `batches`). `position` is where another reader goes on. After an error other
+    than the end of the stream it stays failed: open another one there. All calls come from one event loop.
+    """
 
     def __init__(
         self,

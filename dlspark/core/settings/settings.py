@@ -81,7 +81,7 @@ class Settings(
     ZooKeeperKeys,
     ConfigurationKeys,
 ):
-    """Return the settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
+    """The settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
     """What was set with the prefix `bkc.`, by BookKeeper's keys."""

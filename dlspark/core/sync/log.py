@@ -29,7 +29,10 @@ from metadata.store import ANY_VERSION
 
 
 class Log(OpenedHere):
-    """One log, synchronously."""
+    """Opens writers and readers of one log, finds positions in it, truncates it, and shows its state.
+
+    `Namespace.open_log` returns it; it is `AsyncLog` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
         """Use `Namespace.open_log` instead."""
@@ -98,12 +101,15 @@ class Log(OpenedHere):
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` is the name that other clients see when they want the log. With `producers` it takes requests of
-        idempotent producers and conditional appends (`LogWriter.append`), and `gaps_allowed` says whether a
-        producer may leave out numbers.
+        Args:
+            client_id: the name that other clients see when they want the log; host and process unless given.
+            producers: take requests of idempotent producers, and conditional appends (`LogWriter.append`).
+            gaps_allowed: let producers leave out numbers.
 
-        Raises OwnershipAcquireFailedError with
-        the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        Raises:
+            OwnershipAcquireFailedError: after `lockTimeoutSeconds`, with the owner's name.
+            LogNotFoundError: the log does not exist, and is not to be created.
+            DistributedLogError: whatever the recovery of an unfinished segment raises; nothing was written.
         """
         opened = self._runtime.run(self._inner.open_writer(client_id, producers=producers, gaps_allowed=gaps_allowed))
         return LogWriter(self._runtime, opened)
@@ -143,13 +149,19 @@ class Log(OpenedHere):
         exclusive: bool = False,
         client_id: str | None = None,
     ) -> LogReader:
-        """Return a reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the
-        last record there is), or "latest" (what comes next).
+        """Return a reader of the log's records from `start` on; it takes no lock, unless it is to be the only one.
 
-        With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
-        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
-        clients see when they want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with
-        the other reader's name after `lockTimeoutSeconds`. A position that was truncated raises at the first read.
+        Args:
+            start: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last record there is),
+                or "latest" (the records to come). A position that was truncated raises at the first read.
+            subscriber: be the only reader of that name; without a start it goes on at the position committed last.
+            exclusive: be the only exclusive reader of the log.
+            client_id: the name that other clients see when they want the lock.
+
+        Raises:
+            LogNotFoundError: the log does not exist.
+            OwnershipAcquireFailedError: for a lock, after `lockTimeoutSeconds`, with the other reader's name.
+            CallerError: a start or a combination that makes no sense.
         """
         opened = self._runtime.run(
             self._inner.open_reader(start, subscriber=subscriber, exclusive=exclusive, client_id=client_id)

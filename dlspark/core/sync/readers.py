@@ -30,7 +30,11 @@ _Self = TypeVar("_Self", bound="LogReader")
 
 
 class LogReader(OpenedHere):
-    """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
+    """Reads the records of one log in order, each once.
+
+    `Log.open_reader` returns it. Where nothing more is there, for now, `read_next` returns None and `read_bulk` an
+    empty list; iterating waits. It is `AsyncLogReader` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
         """Use `Log.open_reader` instead."""
@@ -129,7 +133,11 @@ class LogReader(OpenedHere):
 
 
 class LockedReader(LogReader):
-    """A reader that reads alone, synchronously."""
+    """Reads the records of one log as its only reader, or as the only one of a subscriber whose position it stores.
+
+    `Log.open_reader` returns it, given a subscriber or `exclusive`. It is `AsyncLockedReader` for programs without an
+    event loop.
+    """
 
     _inner: AsyncLockedReader
 
@@ -162,7 +170,10 @@ class LockedReader(LogReader):
 
 
 class AppendStream(OpenedHere, io.RawIOBase):
-    """The end of a log as a file opened for appending. `flush` makes what was written durable and visible."""
+    """Appends bytes to a log, as a file that is opened for appending.
+
+    `Log.open_append_stream` returns it. `flush` makes what was written durable, and visible to readers.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendStream) -> None:
         """Use `Log.open_append_stream` instead."""
@@ -234,7 +245,10 @@ class AppendStream(OpenedHere, io.RawIOBase):
 
 
 class AppendReader(OpenedHere, io.RawIOBase):
-    """A log's bytes as a file opened for reading: nothing is read at the end of what is committed, for now."""
+    """Reads a log's bytes, as a file that is opened for reading.
+
+    `Log.open_append_reader` returns it. At the end of what is committed it reads nothing; read again for more.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendReader) -> None:
         """Use `Log.open_append_reader` instead."""

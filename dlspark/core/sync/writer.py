@@ -27,7 +27,10 @@ _T = TypeVar("_T")
 
 
 class PendingWrite(OpenedHere, Generic[_T]):
-    """A write under way. `result` sends what is buffered first: it would else wait for the buffer to be full."""
+    """Says what becomes of a write that is under way.
+
+    `result` waits for it. It sends what is buffered first, and would wait for a full buffer otherwise.
+    """
 
     __slots__ = ("_future", "_writer")
 
@@ -48,7 +51,11 @@ class PendingWrite(OpenedHere, Generic[_T]):
 
 
 class LogWriter(OpenedHere):
-    """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
+    """Appends records to one log, as its only writer.
+
+    `Log.open_writer` returns it. As a context manager it completes its segment at the end, and leaves that for the next
+    owner after an exception. It is `AsyncLogWriter` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
         """Use `Log.open_writer` instead."""

@@ -65,7 +65,14 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncLogWriter(OnOneLoop):
-    """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
+    """Appends records to one log, as its only writer.
+
+    `AsyncLog.open_writer` returns it. `write` takes a record, `write_bulk` several, `write_record_set` payloads that
+    are stored together, `write_batch` columns, `append` requests that may come again or hang on a condition. None of
+    them raises: each returns futures, which get positions or errors. `flush` waits for all of them, `commit` shows
+    readers the last ones, too. As an asynchronous context manager it completes its segment at the end, and leaves that
+    for the next owner after an exception. All calls come from one event loop.
+    """
 
     def __init__(
         self, services: Services, name: str, settings: Settings, lock: WriteLock, transitions: SegmentTransitions
