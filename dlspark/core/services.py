@@ -63,6 +63,7 @@ class RollingPermits:
         if self._loop is None:
             return 0
         now = self._loop.time()
+        # A copy: the loop's thread may take one meanwhile.
         return sum(now - moment < PERMIT_SECONDS for moment in list(self._taken))
 
 

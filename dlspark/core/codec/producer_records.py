@@ -176,6 +176,7 @@ def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forg
     head = _HEAD_OF_PART if forgotten < 0 else _HEAD_OF_REMEMBERED + _EPOCH.pack(forgotten)
     ends = list(accumulate(map(len, states)))
     cuts = [0]
+    # One step a part, by bisection: a loop over 65,536 states would hold up the writer's other logs.
     while cuts[-1] < len(states):
         begin = cuts[-1]
         before = ends[begin - 1] if begin else 0

@@ -171,7 +171,7 @@ def _chunks(ends: IntArray, limit: int) -> Iterator[list[int]]:
     while cuts[-1] < count:
         first = cuts[-1]
         after = int(np.searchsorted(ends, _before(ends, first) + limit, side="right"))
-        after = max(after, first + 1)
+        after = max(after, first + 1)  # a record that is longer than the limit gets an entry of its own
         if len(cuts) > 1 and _before(ends, after) - _before(ends, cuts[0]) > CHUNK_BYTES:
             yield cuts
             cuts = [first]
@@ -224,6 +224,6 @@ def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: Int
         records = records.copy()
     starts = np.zeros(len(headers), np.int64)
     starts[1:] = offsets[:-1]
-    starts[1:] += len(records) - offsets[-1]
+    starts[1:] += len(records) - offsets[-1]  # the length of record 0, from whose end `offsets` counts
     np.ndarray((len(records) - HEADER_BYTES + 1,), OPAQUE_HEADER, records, 0, (1,))[starts] = headers
     return records.data

@@ -156,7 +156,7 @@ class Collection:
 
     def _settle(self) -> None:
         """Move what has ended from the living to the past. Under the lock."""
-        while self._ended:
+        while self._ended:  # a deque: appending to it and taking from it need no lock
             scopes = self._ended.popleft()
             self._live = [one for one in self._live if one is not scopes]
             for measures in (scopes.root, *scopes.logs.values()):
@@ -179,7 +179,7 @@ class Collection:
                 for log, measures in dict(one.logs).items():
                     scopes.setdefault(log, []).append(measures)
             families = [_filled(name, info, scopes) for name, info in METRICS]
-        yield from families
+        yield from families  # outside of the lock: a generator may be left unfinished for ever
 
 
 def _filled(name: str, info: MetricInfo, scopes: dict[str | None, list[Measures]]) -> Metric:

@@ -194,6 +194,7 @@ class SegmentReader:
             if below:
                 return below[-1].last_position
             if records:
+                # None lies before `dlsn`. A control record has the position of the user record before it.
                 return records[0].position - records[0].is_user
         return 0
 

@@ -173,6 +173,7 @@ class RequestLog:
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """Note that what is written from now on goes into `segment`; its first record has this sequence id, None for
         none."""
+        # A segment without user records leaves the log's end where it was.
         if self._segment is not None and self._segment.last_dlsn is not None:
             self._last, self._highest_txid = self._segment.last_dlsn, self._segment.last_txid
         self._segment, self._start_sequence_id = segment, start_sequence_id
@@ -210,7 +211,7 @@ class RequestLog:
         return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        first = segment.dlsn_of(write.request)
+        first = segment.dlsn_of(write.request)  # before it is written: afterwards the next free position has moved
         producer = write.producer
         outcome = RequestOutcome(partial(self._ended, producer))
         outcome.attach(write.future, repeated=False)
@@ -218,6 +219,7 @@ class RequestLog:
             return
         if write.fence is not None:
             self.producers.token = write.fence.token
+        # A segment that fails at once has ended the outcome already: that request is not under way.
         if producer is not None and not outcome.done():
             self.producers.begin(producer, first, self._time.now_ms())
             self._outcomes[producer] = outcome

@@ -39,6 +39,7 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
             advice="Open the namespace and the writer again; close writers before the session",
         )
     elif isinstance(cause, LockingError):
+        # After LockClosedError, which is one, too: a lock that was given up here says nothing of another owner.
         error = WriterDeposedError(f"its lock was lost: {cause.message}", log=log, advice=ADVICE_REOPEN)
     elif isinstance(cause, BadVersionError | OwnershipAcquireFailedError):
         error = WriterDeposedError(
@@ -80,6 +81,7 @@ class UnawaitedFailures:
         once."""
         if future.done():
             return future
+        # The record is on its way: what becomes of it is seen here alone, and raised by the next call (D17).
         future.add_done_callback(self._settled)
         at_once: asyncio.Future[_T] = future.get_loop().create_future()
         at_once.set_result(answer)
@@ -103,7 +105,7 @@ class UnawaitedFailures:
         first, failures = self._first, self._failures
         if first is None:
             return
-        self.forget()
+        self.forget()  # before it is raised: each loss is reported once
         why = first.message if isinstance(first, DistributedLogError) else repr(first)
         raise WriteError(
             f"{counted(failures, 'record that was', 'records that were')} not waited for may be lost: {why}{and_now}",
@@ -141,7 +143,7 @@ class OwnershipWatch:
         try:
             while not self._ended and not self._lock.held:
                 await self._lock.ensure_held()
-                await asyncio.sleep(LOCK_CHECK_S)
+                await asyncio.sleep(LOCK_CHECK_S)  # `ensure_held` returns while the lock is still being taken again
         except DistributedLogError as error:
             self._on_lost(error)
         finally:

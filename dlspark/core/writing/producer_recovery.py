@@ -69,7 +69,7 @@ async def read_producers(
     last: DLSN | None = None
     restored = found is None
     passed = 0
-    for segment in reversed(transitions.segments):
+    for segment in reversed(transitions.segments):  # the newest whole snapshot says all that counts
         looked_for = not restored and found is not None and found.whole <= segment.lssn <= found.newest
         if not looked_for and (last is not None or not segment.record_count):
             continue
@@ -79,6 +79,7 @@ async def read_producers(
             following = await end.read(producers if looked_for else None, find_last=last is None)
             last = last or end.last
             if following is not None:
+                # Only now: the log's time goes on from the newest producer that the snapshot has (I19).
                 restored, whole, time = True, segment.lssn, _time(services, settings, producers)
                 await _replay(producers, following, time.now_ms())
             passed += looked_for and not restored
@@ -87,7 +88,7 @@ async def read_producers(
     lost = not restored and found is not None and _is_lost(found, transitions)
     if lost:
         producers.lose()
-        whole = None
+        whole = None  # Nothing is left to look for; the loss itself is noted with the log, apart from its segments.
         _log.warning(
             "log %s: the segments that said what its producers have written are gone: producers up to epoch %d are "
             "forgotten, and their requests refused",

@@ -130,6 +130,7 @@ class Producers:
         if known is None:
             self._check_unknown(request)
         limit = epoch_limit(self.losses)
+        # The last epochs are begun one after the other: one jump to the limit would leave none for other producers.
         if request.epoch > limit - LAST_EPOCHS:
             limit = min(limit, max(limit - LAST_EPOCHS, self.next_epoch(request.name)))
         if request.epoch > limit:
@@ -248,9 +249,11 @@ class Producers:
         says up to which epoch. No more than FORGOTTEN_AT_ONCE are, and none behind one that is not silent: the others
         are remembered for longer.
         """
+        # The table is in the order in which producers were heard of (`_note`): those that are silent come first.
         oldest = islice(self._states.values(), FORGOTTEN_AT_ONCE)
         silent = list(takewhile(lambda state: seen_ms(state) < now_ms - expiry_ms, oldest))
         for name in list(islice(self._states, len(silent))):
+            # What is forgotten must never look as if it had not been written (I19).
             self.forgotten = max(self.forgotten, epoch_of(self._states.pop(name)))
         return encode_snapshot(list(self._states.values()), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
 
@@ -267,7 +270,7 @@ class Producers:
             kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
         last = max(known.last, request.sequence)
         noted = ProducerState(known.epoch, last, now_ms, kept)
-        self._states.pop(request.name, None)
+        self._states.pop(request.name, None)  # so that it comes last
         self._states[request.name] = encoded = noted.encode(request.name)
         self._newest_ms = now_ms if self._newest_ms is None else max(self._newest_ms, now_ms)
         self._looked_at = encoded, noted

@@ -68,6 +68,7 @@ class WriteQueue:
 
     def refuse(self, error: DistributedLogError) -> None:
         """Fail everything that waits."""
+        # Emptied first: a caller that hears of the failure may write again in the same step.
         waiting, self._waiting = self._waiting, deque()
         self.records = self.bytes = 0
         for operation in waiting:
@@ -106,7 +107,7 @@ class WriteLimits:
         elif everybody > 0 and self._shared.outstanding + operation.records > everybody:
             self._measures.write_limiter_acquire_failure.inc(operation.records)
             self._over(settings, operation, self._shared.outstanding, everybody, "globalOutstandingWriteLimit")
-        if queue and queue.bytes + operation.size > MAX_QUEUED_BYTES:
+        if queue and queue.bytes + operation.size > MAX_QUEUED_BYTES:  # an empty queue takes one of any size
             raise OverCapacityError(
                 f"{queue.bytes} bytes wait for a segment to be started; this record was not taken",
                 log=self._log,
