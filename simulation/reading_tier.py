@@ -65,11 +65,11 @@ class ReadProxyMachine(ServingMachine):
 
     @property
     def serving(self) -> bool:
-        """See `ServingMachine`."""
+        """True if the machine serves, see `ServingMachine`."""
         return self.running and self._served is self.process
 
     async def serve(self, process: Process, store: SimulatedStore, leaving: asyncio.Event) -> bool:
-        """See `ServingMachine`."""
+        """Do as `ServingMachine` says."""
         proxy = await self._tier.make_proxy(self, process, store)
         await proxy.start()
         self._served = process
@@ -92,7 +92,7 @@ class ReadTier:
         self._supervisor = Supervisor(world)
 
     def add(self, count: int) -> None:
-        """Hosts for so many proxies, and a supervisor for each."""
+        """Make hosts for so many proxies, and a supervisor for each."""
         for _ in range(count):
             machine = ReadProxyMachine(self, f"r{len(self.proxies)}")
             self.proxies.append(machine)

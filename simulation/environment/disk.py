@@ -200,7 +200,7 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ primitive operations
 
     def step(self) -> None:
-        """One primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
+        """Do one primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
         if self._budget is not None:
             if self._budget == 0:
                 raise PowerCut
@@ -358,7 +358,8 @@ class SimulatedDisk:
         directory.settle(len(directory.changes))
 
     def lock(self, path: str) -> SimulatedFile:
-        """Raises BlockingIOError while a living process holds the lock: the lock of a dead one is free."""
+        """Take the lock. Raises BlockingIOError while a living process holds the lock: the lock of a dead one is
+        free."""
         holder = self._locks.get(path)
         if holder is not None and holder.holder is not None and not holder.holder.dead:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
@@ -367,7 +368,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """(1, capacity, free bytes); none are free while the fault `full` is on."""
+        """Return (1, capacity, free bytes); none are free while the fault `full` is on."""
         used = sum(len(inode.data) for d in self._directories.values() for inode in d.names.values())
         return 1, self.capacity, 0 if self.faults.full else max(self.capacity - used, 0)
 
@@ -386,7 +387,7 @@ class SimulatedDisk:
         return entry.future
 
     def close(self) -> None:
-        """Nothing to do: calls under way end by themselves."""
+        """Pass: calls under way end by themselves."""
 
     def _start_calls(self, pool: str) -> None:
         active, queued, kind = self._active[pool], self._queued[pool], pool.partition("-")[0]
@@ -450,7 +451,7 @@ class SimulatedDisk:
         self._locks.clear()
 
     def files(self, suffix: str, folder: str = "") -> list[str]:
-        """Paths of files whose name ends so, below directories whose path contains `folder`."""
+        """Return paths of files whose name ends so, below directories whose path contains `folder`."""
         return [
             f"{path}/{name}"
             for path, directory in sorted(self._directories.items())

@@ -60,7 +60,8 @@ class Workload:
         raise NotImplementedError
 
     async def verify(self, client: ClientMachine) -> None:
-        """What was written is there, and writing goes on (in `client`'s process, with everything healthy)."""
+        """Check that what was written is there, and that writing goes on (in `client`'s process, with everything
+        healthy)."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------ programs
@@ -116,7 +117,7 @@ class Workload:
             program.result()
 
     async def patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Progress must follow: repeat for HEALTHY_S at most."""
+        """Wait for progress, which must follow: repeat for HEALTHY_S at most."""
         world = self.world
         deadline = world.loop.time() + HEALTHY_S
         while True:
