@@ -77,5 +77,5 @@ def folded(title: str, content: str) -> str:
 
 def failure(title: str, error: BaseException) -> str:
     """Return the HTML for an object that could not be looked up: a title and the reason, in place of a stack trace."""
-    said = str(error) or "no reason given"
-    return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {said}')}</div>"
+    reason = str(error) or "no reason given"
+    return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {reason}')}</div>"

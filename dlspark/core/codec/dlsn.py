@@ -163,5 +163,5 @@ class DLSNRange:
             return f"{code(self.start)} <small>empty range</small>"
         last = self.end.lssn - (1 if self.end[1:] <= (0, 0) else 0)
         over = max(last - self.start.lssn + 1, 1)
-        said = "in one segment" if over == 1 else f"over {over:,} segments"
-        return f"{code(self.start)} to before {code(self.end)} <small>{said}</small>"
+        where = "in one segment" if over == 1 else f"over {over:,} segments"
+        return f"{code(self.start)} to before {code(self.end)} <small>{where}</small>"

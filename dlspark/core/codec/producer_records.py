@@ -1,6 +1,6 @@
 """Control records in which a log keeps the state of its idempotent producers (docs/reference/records.md#producers).
 
-    request     before the records of a producer's request, in the same entry: who wrote them, and which number it has
+    request     before the records of a producer's request, in the same entry: its producer, and its number
     snapshot    what is known of all producers up to this entry, in one or more parts, an entry each; and up to which
                 epoch those may have written that were left out
     fence       the log's fencing token from here on

@@ -162,8 +162,8 @@ def svg(
 def description(segments: Sequence[SegmentMetadata], unit: Unit) -> str:
     """Return what the picture shows, in a line."""
     states = Counter(_state(segment) for segment in segments)
-    said = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
-    return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {said}"
+    text = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
+    return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {text}"
 
 
 def _rectangle(x: float, width: float, fill: str, more: str = "") -> str:
@@ -269,10 +269,10 @@ def _legend(placed: Sequence[Bar], earlier: int, mark: tuple[DLSN, DLSN] | None)
     for state, colour in _COLOURS.items():
         count = earlier if state == "earlier" else counts[state]
         if count:
-            said = f"{count:,} {state}"
+            text = f"{count:,} {state}"
             yield f'<rect x="{x:.1f}" y="{_LEGEND:.0f}" width="10" height="10" fill="{colour}"/>'
-            yield words(x + 14, _LEGEND + 9, said, "start")
-            x += 30 + 7 * len(said)
+            yield words(x + 14, _LEGEND + 9, text, "start")
+            x += 30 + 7 * len(text)
     if any(bar.hidden for bar in placed):
         yield words(x, _LEGEND + 9, "hatched: hidden by truncation", "start")
     if mark is not None:

@@ -99,8 +99,8 @@ class AppendWrite(QueuedWrite):
         run = run_of(*self._given)
         if not run and self.fence is None and (self.producer is None or self.producer.sequence >= 0):
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
-        said = self.producer or self.fence
-        self.request = AppendRequest(run, said.encode() if said is not None else None)
+        control = self.producer or self.fence
+        self.request = AppendRequest(run, control.encode() if control is not None else None)
         room = MAX_LOGRECORDSET_SIZE - _ENVELOPE_ROOM
         if self.request.bytes > room:
             raise RecordTooLongError(

@@ -117,7 +117,7 @@ def _time(services: Services, settings: Settings, producers: Producers) -> LogTi
 
 async def _replay(producers: Producers, following: Sequence[Following], now_ms: int) -> None:
     slices = Slices()
-    for number, (said, dlsn) in enumerate(following):
+    for number, (control, dlsn) in enumerate(following):
         if number % BETWEEN_PAUSES == 0:
             await slices.pause()
-        producers.replay(said, dlsn, now_ms)
+        producers.replay(control, dlsn, now_ms)

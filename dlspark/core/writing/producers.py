@@ -67,8 +67,8 @@ FIRST_EPOCHS: Final = 2**62
 MORE_EPOCHS: Final = 2**48
 """So many come with each loss: a client that takes an epoch far above the last one finds room for 100,000 times."""
 LAST_EPOCHS: Final = 2**47
-"""So many below the limit are begun one after the other only. Who took the last one left none for anybody: not for its
-own name, and once it is forgotten, which the log says by its epoch, not for any producer that is new."""
+"""So many below the limit are begun one after the other only. A producer that took the last one would leave none:
+not for its own name, and once it is forgotten, which the log says by its epoch, not for any that is new."""
 ADVICE_EPOCH: Final = "Begin a new epoch: it starts at 0, and fences whoever writes with an older one"
 
 
@@ -215,12 +215,12 @@ class Producers:
 
     # ------------------------------------------------------------------ what the log says
 
-    def replay(self, said: ProducerRequest | FencingToken, dlsn: DLSN, now_ms: int) -> None:
+    def replay(self, control: ProducerRequest | FencingToken, dlsn: DLSN, now_ms: int) -> None:
         """Take in a control record that was read behind the snapshot; `dlsn` is the control record's own."""
-        if isinstance(said, FencingToken):
-            self.token = said.token
+        if isinstance(control, FencingToken):
+            self.token = control.token
             return
-        self._note(said, DLSN(dlsn.lssn, dlsn.entry_id, dlsn.slot_id + 1), now_ms)
+        self._note(control, DLSN(dlsn.lssn, dlsn.entry_id, dlsn.slot_id + 1), now_ms)
 
     def restore(self, parts: list[SnapshotPart]) -> None:
         """Take in a whole snapshot, in the place of everything known."""

@@ -493,7 +493,7 @@ class SegmentWriter:
             self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
             self.unacknowledged -= sent.encoded.user_count
             self._on_acknowledged(sent.highest_txid)
-        # Behind that: who hears of it may write again at once.
+        # Behind that: a caller that hears of it may write again at once.
         sent.acknowledged(self.metadata.lssn)
         sent.batch_acknowledged(self.metadata.lssn)
         self._wake(sent.entry_id)

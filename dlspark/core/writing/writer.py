@@ -254,11 +254,11 @@ class AsyncLogWriter(OnOneLoop):
         SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
         more than an entry holds. Never raises. The writer must have been opened with `producers=True`.
         """
-        who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
+        request = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
         asked = expected_position is not None or fencing_token is not None
         condition = Condition(expected_position, fencing_token) if asked else None
         columns = [txid for txid, _ in records], [payload for _, payload in records]
-        return self._append_soon(columns, who, condition)
+        return self._append_soon(columns, request, condition)
 
     async def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
