@@ -86,7 +86,7 @@ class SimulatedClock:
         self.offset_ms = 0
 
     def now_ms(self) -> int:
-        """Return milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
+        """Milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
         return EPOCH_MS + int(self._loop.time() * 1000) + self.offset_ms
 
     def elapsed_s(self) -> float:

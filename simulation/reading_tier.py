@@ -65,11 +65,11 @@ class ReadProxyMachine(ServingMachine):
 
     @property
     def serving(self) -> bool:
-        """True if the machine serves, see `ServingMachine`."""
+        """See `ServingMachine`."""
         return self.running and self._served is self.process
 
     async def serve(self, process: Process, store: SimulatedStore, leaving: asyncio.Event) -> bool:
-        """Do as `ServingMachine` says."""
+        """See `ServingMachine`."""
         proxy = await self._tier.make_proxy(self, process, store)
         await proxy.start()
         self._served = process
@@ -92,7 +92,7 @@ class ReadTier:
         self._supervisor = Supervisor(world)
 
     def add(self, count: int) -> None:
-        """Make hosts for so many proxies, and a supervisor for each."""
+        """Hosts for so many proxies, and a supervisor for each."""
         for _ in range(count):
             machine = ReadProxyMachine(self, f"r{len(self.proxies)}")
             self.proxies.append(machine)

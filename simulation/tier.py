@@ -169,7 +169,7 @@ class WatchedDoor(ServiceDoor):
         self._process = process
 
     def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
-        """Do as `ProxyService` says."""
+        """See `ProxyService`."""
 
         def answered(answer: Answer) -> None:
             self._checkers.answered(self._process, caller, request, answer)
@@ -190,17 +190,17 @@ class ProxyMachine(ServingMachine):
 
     @property
     def serving(self) -> bool:
-        """True if the machine serves, see `ServingMachine`."""
+        """See `ServingMachine`."""
         return self.running and self.proxy is not None and self.proxy.serving
 
     def start(self) -> None:
-        """Do as `ServingMachine` says."""
+        """See `ServingMachine`."""
         if not self.running:
             self.proxy = None
         super().start()
 
     async def serve(self, process: Process, store: SimulatedStore, leaving: asyncio.Event) -> bool:
-        """Do as `ServingMachine` says."""
+        """See `ServingMachine`."""
         proxy = self.proxy = await self._tier.make_proxy(self, process, store, self._shard)
         await proxy.start()
         waits = [asyncio.ensure_future(event.wait()) for event in (proxy.failed, leaving)]
@@ -235,7 +235,7 @@ class ProxyTier:
         world.fabric.on_frame = self._frame_sent
 
     def add(self, count: int) -> None:
-        """Make hosts for so many proxies, and a supervisor for each."""
+        """Hosts for so many proxies, and a supervisor for each."""
         self._node_names = frozenset(node.name for node in self.world.nodes)
         for _ in range(count):
             machine = ProxyMachine(self, f"p{len(self.proxies)}", len(self.proxies))
@@ -322,8 +322,7 @@ class ProxyTier:
             self.world.ledger_checkers.refused(ledger_id, entry_id, error)
 
     def _frame_sent(self, link: SimulatedLink, frame: bytes) -> None:
-        """Give frames to checkers: those of storage nodes are for the ledgers' checkers; those of proxies go into the
-        trace alone."""
+        """Frames of storage nodes are for the ledgers' checkers; those of proxies go into the trace alone."""
         if link.process.host in self._node_names or link.other.process.host in self._node_names:
             self.world.ledger_checkers.frame_sent(link, frame)
         else:
@@ -333,7 +332,7 @@ class ProxyTier:
 def _watched(
     create: Callable[P, Coroutine[object, None, LedgerWriter]], created: Callable[[LedgerWriter], None]
 ) -> Callable[P, Coroutine[object, None, LedgerWriter]]:
-    """Create as `create` does, with `created` called with each ledger's writer."""
+    """`create`, with `created` called with each ledger's writer."""
 
     async def watched(*arguments: P.args, **options: P.kwargs) -> LedgerWriter:
         writer = await create(*arguments, **options)

@@ -143,7 +143,7 @@ class FeedCheckers:
                 self._names.acknowledged(record, dlsn)
 
     def _note_answered(self, sent: SentRequest, session: WriterSession) -> None:
-        """Take from any answer that those before it are in the log, too."""
+        """Any answer says that those before it are in the log, too."""
         numbers = self._sent[sent.epoch]
         for sequence in range(sent.sequence + 1):
             if sequence not in numbers:

@@ -150,7 +150,7 @@ class LedgerCheckers:
                     self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
-        """Check reads of ranges, which speak version 2 on connections of their own; no request fences there."""
+        """Reads of ranges speak version 2, on connections of their own; no request fences there."""
         if isinstance(response, ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
             if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
@@ -461,7 +461,7 @@ def decode_answer(frame: memoryview) -> Response | ResponseV2:
 
 
 def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
-    """Return (ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
+    """(ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
     at = 2 + frame[1]
     if frame[at : at + 4] != _EOK_TO_ADD or frame[at + 5 : at + 8] != _EOK:
         return None
@@ -470,7 +470,7 @@ def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
 
 
 def _varint(frame: bytes, at: int) -> tuple[int, int]:
-    """Return (value, offset behind it)"""
+    """(value, offset behind it)"""
     value = shift = 0
     while frame[at] > 127:
         value |= (frame[at] & 127) << shift

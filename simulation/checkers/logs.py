@@ -183,7 +183,7 @@ class LogCheckers:
         return WriterSession(log, client.name, client.process, self._sessions[log])
 
     def ledger_created(self, session: WriterSession, ledger_id: int) -> None:
-        """Note that the session made a ledger: a segment with it is the session's own."""
+        """The session made a ledger: a segment with it is the session's own."""
         self._owners[ledger_id] = session
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
@@ -299,13 +299,13 @@ class LogCheckers:
         span.read.append(seen)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
-        """Note that readers that are opened now need not deliver what is below."""
+        """Readers that are opened now need not deliver what is below."""
         return DLSN(0, 0, 0)
 
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Take in a transaction: segment lists are looked at once all of it is applied."""
+        """A transaction: segment lists are looked at once all of it is applied."""
         changed: dict[str, LogTruth] = {}
         for op in ops:
             parts = op.path.split("/")
@@ -397,7 +397,7 @@ class LogCheckers:
             self._world.reached("log.overtaken-while-paused")
 
     def _check_list(self, truth: LogTruth) -> None:
-        """Check that numbers follow each other, one znode each; at most the last two are in progress."""
+        """Numbers follow each other, one znode each; at most the last two are in progress."""
         segments = truth.ordered()
         numbers = [segment.lssn for segment in segments]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
@@ -445,8 +445,7 @@ class LogCheckers:
         return 0
 
     def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
-        """Check that nothing stands before what had been acknowledged when it was written (in an order that time
-        allows)."""
+        """Nothing stands before what had been acknowledged when it was written (in an order that time allows)."""
         # From the end on: `earliest_end` is when the first of the records behind was acknowledged.
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
@@ -515,7 +514,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------------ spans
 
     def begins(self, span: ReadSpan, seen: SeenRecord, hidden: DLSN) -> None:
-        """Take the span's first record; what is below `hidden` need not be given any more."""
+        """The span's first record; what is below `hidden` need not be given any more."""
         span.hidden = hidden
         if seen.dlsn < span.due:
             self._fail(span.log, f"{span.name} was given {seen.dlsn} again, due was {span.due} (exactly once)")
@@ -526,7 +525,7 @@ class Deliveries:
                 self._fail(span.log, f"{span.name} went on with {seen} after {last} (exactly once)")
 
     def check_starts(self, truth: LogTruth) -> None:
-        """Check that nothing was left out before the first record of any span (at the end)."""
+        """Nothing was left out before the first record of any span (at the end)."""
         places = sorted(truth.at)
         for span in truth.spans:
             first = span.next if not span.read else span.read[0].dlsn
@@ -573,7 +572,7 @@ class Deliveries:
         self._reached("log.subscriber-committed")
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Take in a transaction: positions are stored by lock holders, and go forwards."""
+        """A transaction: positions are stored by lock holders, and go forwards."""
         for op in ops:
             parts = op.path.split("/")
             if not isinstance(op, Create | SetData) or len(parts) != _DEPTH or parts[4] != SUBSCRIBERS or not op.data:

@@ -96,7 +96,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Take in a transaction: judge what it does to names, then give the rest, by incarnation, to `LogCheckers`."""
+        """A transaction: judge what it does to names, then give the rest, by incarnation, to `LogCheckers`."""
         self._moment += 1
         begun = [name for op in ops if isinstance(op, Create) and (name := _log_of(op.path)) is not None]
         ended = [name for op in ops if isinstance(op, Delete) and (name := _log_of(op.path)) is not None]
@@ -160,7 +160,7 @@ class MovingNamesCheckers(LogCheckers):
             self._world.reached("names.renamed-in-progress")
 
     def _cleared(self, ops: Sequence[Op]) -> set[str]:
-        """Return znodes of segments that are taken off the list because their log is being deleted."""
+        """Znodes of segments that are taken off the list because their log is being deleted."""
         created = {op.path for op in ops if isinstance(op, Create)}
         cleared: set[str] = set()
         for op in ops:

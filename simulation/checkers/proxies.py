@@ -235,7 +235,7 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Check the whole log: what `LogCheckers.final` does not look at."""
+        """The whole log: what `LogCheckers.final` does not look at."""
         self._check_numbers(log, seen)
         places = {one.payload: one.dlsn for one in seen}
         for sender in self._senders.get(log, ()):

@@ -74,7 +74,7 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Take in a transaction: judge what it hides and takes off a list, and give the rest to `LogCheckers`."""
+        """A transaction: judge what it hides and takes off a list, and give the rest to `LogCheckers`."""
         marked = _pairs(ops)
         rest: list[Op] = []
         changed: dict[str, LogTruth] = {}
@@ -227,7 +227,7 @@ def _log_of(path: str) -> str | None:
 
 
 def _pairs(ops: Sequence[Op]) -> set[str]:
-    """Return znodes that are deleted and made again in one transaction."""
+    """Znodes that are deleted and made again in one transaction."""
     return {op.path for op in ops if isinstance(op, Delete)} & _created(ops)
 
 

@@ -200,7 +200,7 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ primitive operations
 
     def step(self) -> None:
-        """Do one primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
+        """One primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
         if self._budget is not None:
             if self._budget == 0:
                 raise PowerCut
@@ -358,8 +358,7 @@ class SimulatedDisk:
         directory.settle(len(directory.changes))
 
     def lock(self, path: str) -> SimulatedFile:
-        """Take the lock. Raises BlockingIOError while a living process holds the lock: the lock of a dead one is
-        free."""
+        """Raises BlockingIOError while a living process holds the lock: the lock of a dead one is free."""
         holder = self._locks.get(path)
         if holder is not None and holder.holder is not None and not holder.holder.dead:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
@@ -368,7 +367,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """Return (1, capacity, free bytes); none are free while the fault `full` is on."""
+        """(1, capacity, free bytes); none are free while the fault `full` is on."""
         used = sum(len(inode.data) for d in self._directories.values() for inode in d.names.values())
         return 1, self.capacity, 0 if self.faults.full else max(self.capacity - used, 0)
 
@@ -387,7 +386,7 @@ class SimulatedDisk:
         return entry.future
 
     def close(self) -> None:
-        """Pass: calls under way end by themselves."""
+        """Nothing to do: calls under way end by themselves."""
 
     def _start_calls(self, pool: str) -> None:
         active, queued, kind = self._active[pool], self._queued[pool], pool.partition("-")[0]
@@ -451,7 +450,7 @@ class SimulatedDisk:
         self._locks.clear()
 
     def files(self, suffix: str, folder: str = "") -> list[str]:
-        """Return paths of files whose name ends so, below directories whose path contains `folder`."""
+        """Paths of files whose name ends so, below directories whose path contains `folder`."""
         return [
             f"{path}/{name}"
             for path, directory in sorted(self._directories.items())

@@ -142,7 +142,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
-        """Run nothing of this process any more."""
+        """Nothing of this process runs any more."""
         process.dead = process.halted = True
         self.graveyard.extend(process.held)
         process.held.clear()
@@ -210,11 +210,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return call
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Raise SimulationStuckError: a simulation has no threads."""
+        """Raises SimulationStuckError: a simulation has no threads."""
         raise SimulationStuckError("there are no threads in a simulation")
 
     def _run_once(self) -> None:
-        """Run one turn: what is ready now, in order; with nothing ready, on to the next timer."""
+        """One turn: what is ready now, in order; with nothing ready, on to the next timer."""
         ready = self._ready
         if not ready:
             self._jump()
@@ -282,7 +282,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ the end
 
     def leftovers(self) -> list[str]:
-        """Return tasks of living processes that have not ended (I16)."""
+        """Tasks of living processes that have not ended (I16)."""
         return [repr(task) for p in self.processes if not p.dead for task in p.tasks if not task.done()]
 
     def finish(self) -> None:

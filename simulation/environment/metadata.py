@@ -300,7 +300,7 @@ class SimulatedStore(MemoryStore):
             refuse(kind(f"the connection was lost during {name}"))
 
     def _post(self, callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Deliver in order, later, and never to the dead (from the server to the process)."""
+        """In order, later, and never to the dead (from the server to the process)."""
         service = self._service
         if self.process.dead:
             return

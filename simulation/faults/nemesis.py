@@ -61,7 +61,7 @@ class Nemesis:
         self._stopped = False
 
     def contest(self) -> None:
-        """Draw only faults that make messages late or lost: several clients of one ledger meet most often so."""
+        """Only what makes messages late or lost: several clients of one ledger meet most often so."""
         self.kinds = [
             self.one_way,
             self.partition,
@@ -82,8 +82,7 @@ class Nemesis:
         self.mean_pause_s = 0.06
 
     def disturb_owners(self) -> None:
-        """Add faults for programs that hold something which others then take from them: in addition to what was
-        drawn."""
+        """For programs that hold something which others then take from them: in addition to what was drawn."""
         self.kinds += 2 * [self.pause_client]
         self.kinds += self.rng.sample([self.kill_rolling, self.cut_off_nodes, self.doubt_changes], 2)
 
@@ -202,7 +201,7 @@ class Nemesis:
             self.world.fabric.break_link(link)
 
     def disturb_recoveries(self) -> None:
-        """Have some connections break for a while, just when a recovery begins, and other nodes answer it late.
+        """For a while some connections break just when a recovery begins, and other nodes answer it late.
 
         So it goes on with a node that was never fenced, and hears what that one lacks before it hears what others have.
         """
@@ -237,7 +236,7 @@ class Nemesis:
         self.world.ledger_checkers.on_first_fence = lambda link: None
 
     def slow_link(self) -> None:
-        """Have messages between a node and another host take 5 to 400 times as long for a while."""
+        """Messages between a node and another host take 5 to 400 times as long for a while."""
         one, other = self._machine().name, self._node().name
         factor = self.rng.choice((5.0, 50.0, 400.0))
         self.world.fabric.slow[(one, other)] = self.world.fabric.slow[(other, one)] = factor
@@ -365,7 +364,7 @@ class Nemesis:
             machine.kill()
 
     def kill_rolling(self) -> None:
-        """Have the next writer that rolls killed with two segments in progress; only by `disturb_owners`."""
+        """Only by `disturb_owners`: the next writer that rolls is killed with two segments in progress."""
         self.world.log_checkers.on_rolled = self._kill_rolling
 
     def _kill_rolling(self, name: str) -> None:
@@ -416,8 +415,8 @@ class Nemesis:
         self._later(0.2, 2.0, self._mend_disk, node)
 
     def failing_disk(self) -> None:
-        """Have writes or syncs of a node fail, some or all of them, for a while. The node may stop by that: it is
-        started again."""
+        """Writes or syncs of a node fail, some or all of them, for a while. The node may stop by that: it is started
+        again."""
         node = self._node()
         share = self.rng.choice((0.01, 0.1, 1.0))
         setattr(node.disk.faults, self.rng.choice(("eio_write", "eio_sync")), share)
@@ -437,7 +436,7 @@ class Nemesis:
         faults.eio_read = faults.eio_write = faults.eio_sync = 0.0
 
     def flip_bits(self) -> None:
-        """Damage entry logs, sidecars and checkpoints of the one node that may be damaged."""
+        """In entry logs, sidecars and checkpoints of the one node that may be damaged."""
         disk = self._victim.disk
         files = [*disk.files(".log", "/ledgers"), *disk.files(".idx"), *disk.files("/checkpoint")]
         for path in self.rng.sample(files, min(len(files), self.rng.randint(1, 3))):
@@ -475,8 +474,7 @@ class Nemesis:
         self._later(0.2, 2.0, self._steady_metadata)
 
     def doubt_changes(self) -> None:
-        """Have changes of clients get lost, or their answers, and with some of them the session: others go on
-        meanwhile."""
+        """Changes of clients get lost, or their answers, and with some of them the session: others go on meanwhile."""
         service = self.world.service
         service.doubtful = self.world.clients.__contains__
         service.lose_changes = self.rng.choice((0.1, 0.3))

@@ -89,7 +89,7 @@ class TierNemesis(Nemesis):
         return self.rng.choice(self._tier.proxies)
 
     def doubt_changes(self) -> None:
-        """Have changes of proxies get lost, or their answers."""
+        """Changes of proxies get lost, or their answers."""
         super().doubt_changes()
         names = {machine.name for machine in self._tier.proxies}
         self.world.service.doubtful = names.__contains__

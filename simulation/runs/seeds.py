@@ -107,8 +107,7 @@ def trouble(world: World) -> str | None:
 
 
 def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Workload:
-    """Return chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or
-    not."""
+    """Chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or not."""
     contested = rng.random() < CONTESTED_SHARE
     replacing = not contested and world.rng("replacing").random() < REPLACING_SHARE
     workload: Workload
@@ -183,8 +182,8 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
 
 
 async def _verify(world: World, workload: Workload, rng: Random) -> None:
-    """Check, with everything healthy, but perhaps an ack quorum less one of the nodes: what was written is whole, and
-    writing goes on."""
+    """With everything healthy, but perhaps an ack quorum less one of the nodes: what was written is whole, and writing
+    goes on."""
     damaged = any(node.damaged or node.refused is not None for node in world.nodes)
     smallest = min(sizes[2] for sizes in workload.sizes)
     spare = len(world.nodes) > max(sizes[0] for sizes in workload.sizes)
@@ -253,7 +252,7 @@ def _run_and_collect(seed: int, *, logs: bool, names: bool) -> RunReport:
 
 
 def collect_at_times() -> None:
-    """Collect garbage, called after each run: what runs left behind goes after every `COLLECT_EVERY` of them."""
+    """To be called after each run: what runs left behind goes after every `COLLECT_EVERY` of them."""
     if next(_RUNS) % COLLECT_EVERY == 0:
         with unheard():
             gc.collect()
@@ -299,7 +298,7 @@ def print_progress(summary: RunsSummary) -> None:
 
 
 def print_summary(summary: RunsSummary, *, began: float, verbose: bool) -> None:
-    """Print counts, times and the points that were reached."""
+    """Counts, times and the points that were reached."""
     wall_s = time.monotonic() - began
     print(
         f"{summary.runs} runs, {len(summary.failures)} failed; {summary.virtual_s / 3600:.1f} hours of virtual time, "

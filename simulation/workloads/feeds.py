@@ -96,7 +96,7 @@ class Feeds:
     """All feeds of a run."""
 
     def __init__(self, world: World, names: MovingNamesCheckers, logs: Sequence[str], rng: Random) -> None:
-        """Make one or two for each of the `logs`."""
+        """One or two for each of the `logs`."""
         self.world = world
         self.names = names
         self.checkers = FeedCheckers(world, world.ledger_checkers, names)

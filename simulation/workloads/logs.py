@@ -490,7 +490,7 @@ class LogWorkload(Workload):
 
 
 def with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
-    """Return it with snapshots of producers more or less often."""
+    """Returns it with snapshots of producers more or less often."""
     return SimulatedLog(log.name, replace(log.settings, producer_snapshot_entries=rng.choice((3, 10, 1_000))))
 
 
@@ -501,7 +501,7 @@ def _without_lock(log: SimulatedLog) -> SimulatedLog:
 def _watched(
     create: Callable[P, Coroutine[object, None, LedgerWriter]], created: Callable[[LedgerWriter], None]
 ) -> Callable[P, Coroutine[object, None, LedgerWriter]]:
-    """Create as `create` does, with `created` called with each ledger's writer."""
+    """`create`, with `created` called with each ledger's writer."""
 
     async def watched(*arguments: P.args, **options: P.kwargs) -> LedgerWriter:
         writer = await create(*arguments, **options)

@@ -198,7 +198,7 @@ class MovingNamesWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Rename and read each log, besides; one made anew under its old name, the renamed one deleted and made
+        """Besides, each log is renamed and read, one made anew under its old name, the renamed one deleted and made
         anew."""
         await super().verify(client)
         for log in self.logs:

@@ -58,8 +58,7 @@ class RequestSource(Protocol):
         ...
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """Return the requests in the log: all that it has, or, where it is not read as a `whole`, those that are
-        left."""
+        """The requests in the log: all that it has, or, where it is not read as a `whole`, those that are left."""
         ...
 
 
@@ -73,7 +72,7 @@ class ProducedEpoch:
     """Requests from the first on that were answered."""
 
     def note_answered(self, request: ProducedRequest) -> None:
-        """Take from any answer that those before it are in the log, too."""
+        """Any answer says that those before it are in the log, too."""
         for one in self.requests[: request.sequence + 1]:
             one.answered = True
         self.answered = max(self.answered, request.sequence + 1)
@@ -143,8 +142,8 @@ class ProducedLog:
         return RequestSender(self._world, self.producers, writer, session, record)
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """Check the log: each producer's requests are whole, in order, none left out but at the end of an epoch. Where
-        it is not read as a `whole`, the first ones are missing, and the log may begin within one."""
+        """The log: each producer's requests are whole, in order, none left out but at the end of an epoch. Where it is
+        not read as a `whole`, the first ones are missing, and the log may begin within one."""
         places = {one.payload: (index, one.dlsn) for index, one in enumerate(seen)}
         for producer in self.producers:
             before = -1

@@ -60,8 +60,7 @@ class Workload:
         raise NotImplementedError
 
     async def verify(self, client: ClientMachine) -> None:
-        """Check that what was written is there, and that writing goes on (in `client`'s process, with everything
-        healthy)."""
+        """What was written is there, and writing goes on (in `client`'s process, with everything healthy)."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------ programs
@@ -117,7 +116,7 @@ class Workload:
             program.result()
 
     async def patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Wait for progress, which must follow: repeat for HEALTHY_S at most."""
+        """Progress must follow: repeat for HEALTHY_S at most."""
         world = self.world
         deadline = world.loop.time() + HEALTHY_S
         while True:

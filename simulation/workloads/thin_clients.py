@@ -122,8 +122,7 @@ class ProxyWorkload(Workload):
     """Logs, their proxies and their clients."""
 
     def __init__(self, world: World, rng: Random, kind: str, *, read: bool) -> None:
-        """Begin nothing yet. `read`: whether readers follow the logs; else few writers spend an entry on telling them
-        what is stored."""
+        """`read`: whether readers follow the logs; else few writers spend an entry on telling them what is stored."""
         super().__init__(world)
         self.kind = kind
         self.session_timeout_s = rng.choice((1, 1, 2))

@@ -145,7 +145,7 @@ class WholeLifeWorkload(LogWorkload):
         written.append(record.txid)
 
     async def _look(self, log: AsyncLog, name: str, rng: Random) -> None:
-        """Show the log for people; it fails where a log does not make sense."""
+        """For people; it fails where a log does not make sense."""
         str(await log.status())
 
     def _somewhere(self, log: str, rng: Random) -> DLSN:
@@ -160,7 +160,7 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ reading
 
     async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
-        """Check that a truncation has passed the reader, where it says so, and raise its AlreadyTruncatedError."""
+        """Where a truncation has passed the reader, check that this is so, and raise its AlreadyTruncatedError."""
         try:
             await super().tail(reader, span, rng, count)
         except AlreadyTruncatedError:
@@ -170,7 +170,7 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Seal some logs, besides, and read them to their end; delete all, with a first try that is cut off."""
+        """Besides, some logs are sealed and read to their end; all are deleted, with a first try that is cut off."""
         await super().verify(client)
         rng = self.world.rng("life/end")
         for log in self.logs:
@@ -190,7 +190,7 @@ class WholeLifeWorkload(LogWorkload):
             await self.close_namespace(namespace)
 
     async def _read_sealed(self, log: SimulatedLog, client: ClientMachine) -> None:
-        """Check that readers come to the end of the stream, and a write behind it is refused."""
+        """Readers come to the end of the stream, and a write behind it is refused."""
         namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
