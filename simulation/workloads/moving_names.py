@@ -58,7 +58,7 @@ class MovingNamesWorkload(LogWorkload):
         world.log_checkers = self.names
         self._feeds = Feeds(world, self.names, (), draw)  # none
         self._deleters: dict[str, ClientMachine] = {}
-        """By the log's name, the client that began to delete it last."""
+        """By the log's name, who began to delete it last."""
         self._deposed: list[str] = []
         """Names of logs whose writers are deposed, in runs with feeds."""
         feeding = world.rng("feeds")

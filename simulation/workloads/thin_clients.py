@@ -284,7 +284,7 @@ class ProxyWorkload(Workload):
             await self.patiently(f"reading {log}", partial(self._read_whole, log, client))
 
     async def _recover(self, log: str, client: ClientMachine) -> None:
-        """Own the log for a moment: an owner completes what is in progress."""
+        """Own the log for a moment: who does so completes what is in progress."""
         namespace = await self._open_namespace(log, client)
         try:
             await (await (await namespace.open_log(log)).open_writer(client.name)).close()
