@@ -16,17 +16,16 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.spark.connection import Connect, namespace_settings, open_namespace
+from dlspark.spark.connection import Connect, missing_log_error, namespace_settings, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
-from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each

@@ -30,7 +30,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.sinks import job_sink
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -179,7 +179,7 @@ class _Task:
 
     def _publish(self) -> None:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
-        from dlspark.spark.sink.segments.staging import run_task
+        from dlspark.spark.sink.segments.task import run_task
 
         # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex

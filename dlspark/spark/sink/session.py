@@ -1,7 +1,7 @@
 """The open namespace that the sink of this process writes to, and what its tasks and its driver ask there.
 
 It knows neither way of writing: `segments` and `append` are handed a session. What only the driver does is in
-`publishing`.
+`driver`.
 
 One session a process and target: Spark reuses its Python workers, and opening costs more than a small batch. A worker
 that was forked, or whose session was closed, opens another.

@@ -31,7 +31,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from metadata.foundation.errors import CallerError, InvariantViolation, check
 from metadata.foundation.settings import shown
@@ -102,7 +102,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Return in a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.segments.staging import run_task
+        from dlspark.spark.sink.segments.task import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
@@ -134,7 +134,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Return in a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.segments.staging import run_task
+        from dlspark.spark.sink.segments.task import run_task
 
         context = _task_context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)

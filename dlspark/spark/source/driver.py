@@ -21,10 +21,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.process.membership import READ_PROXIES
-from dlspark.spark.announced_proxies import announced_proxies
-from dlspark.spark.connection import Connect, namespace_settings, open_namespace
+from dlspark.spark.connection import Connect, announced_proxies, missing_log_error, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
-from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView

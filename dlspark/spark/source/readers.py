@@ -51,7 +51,7 @@ from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
 from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
-from dlspark.spark.workers import begin_use, without_traceback
+from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 from metadata.distributedlog.sinks import application_sink, query_sink
 from metadata.foundation import fault_points

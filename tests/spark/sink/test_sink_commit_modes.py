@@ -10,7 +10,7 @@ from dlspark.spark.errors import BatchRefusedError, OptionError, ReplayDiffersEr
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append.appender import BatchToAppend
-from dlspark.spark.sink.append.messages import (
+from dlspark.spark.sink.append.clients import (
     LENGTHS,
     check_lengths,
     decode_answer,

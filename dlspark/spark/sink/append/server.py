@@ -18,18 +18,18 @@ from typing import Final
 
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
-from dlspark.spark.sink.append.clients import find_peer
-from dlspark.spark.sink.append.folders import AppenderFolder, ProcessName, ShortPath
-from dlspark.spark.sink.append.log_opening import LogOpener
-from dlspark.spark.sink.append.marks import AppendTools
-from dlspark.spark.sink.append.messages import (
+from dlspark.spark.sink.append.clients import (
     LENGTHS,
     MAX_BODY_BYTES,
     check_lengths,
     decode_request,
     encode_error,
     encode_outcome,
+    find_peer,
 )
+from dlspark.spark.sink.append.folders import AppenderFolder, ProcessName, ShortPath
+from dlspark.spark.sink.append.log_opening import LogOpener
+from dlspark.spark.sink.append.marks import AppendTools
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
