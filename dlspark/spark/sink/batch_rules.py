@@ -1,7 +1,7 @@
 """Whether a batch may be published, and into which of its logs (I9). Pure.
 
-`judge` says from the marks of its logs how far a batch is published, log by log; `order_segments` and `check_above`
-refuse what cannot continue a log.
+`judge` says from the marks of its logs how far a batch is published, log by log; `check_above` refuses what cannot
+continue a log.
 
 A log of the batch is
 
@@ -25,47 +25,18 @@ of its logs. All else is differing: it may be in the log or not, and to guess ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
-from typing import Protocol, TypeVar
 
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
-from dlspark.spark.sink.messages import JobId, Publication
+from dlspark.spark.sink.messages import JobId, OrderedPart, Publication
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.sink_marks import Floor, LogMark, SinkState
 from metadata.foundation.plurals import counted
 
 _OPEN, _COVERED = "open", "covered"
-
-
-class OrderedPart(Protocol):
-    """Rows of one task for one log, as they have their place among those of other tasks."""
-
-    @property
-    def partition(self) -> int:
-        """The task's number in the job."""
-        ...
-
-    @property
-    def ordinal(self) -> int:
-        """The part's number in the task."""
-        ...
-
-    @property
-    def first_txid(self) -> int:
-        """Transaction id of its first row."""
-        ...
-
-    @property
-    def last_txid(self) -> int:
-        """Transaction id of its last row."""
-        ...
-
-
-_Part = TypeVar("_Part", bound=OrderedPart)
 
 
 class CommitOutcome(Enum):
@@ -248,25 +219,6 @@ def replay_differs_error(publication: Publication, progress: BatchProgress) -> R
         advice="Go on from the newest checkpoint; or start with an empty one, or with another txnAppId, after looking "
         "at the log's end. failOnDataLoss=false skips such rows, though they may be new, and publishes the others",
     )
-
-
-def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
-    """Return `segments` of one log (or rows that travelled inline) in the order in which they continue it.
-
-    Raises TransactionOrderError if two overlap.
-    """
-    ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
-    for before, after in pairwise(ordered):
-        if after.first_txid < before.last_txid:
-            raise TransactionOrderError(
-                f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
-                f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "
-                "nothing of the batch is visible",
-                log=log,
-                advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id"), '
-                "or one task: df.coalesce(1) of sorted rows",
-            )
-    return ordered
 
 
 def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -27,10 +28,10 @@ from dlspark.spark.sink.append.marks import AppendTools
 from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
 from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
 from dlspark.spark.sink.inline_rows import joined, no_rows, runs_between
-from dlspark.spark.sink.messages import InlineRows, JobId, Publication, SinkMessage, StagedSegment, gather
+from dlspark.spark.sink.messages import InlineRows, JobId, Publication, SinkMessage, StagedSegment
 from dlspark.spark.sink.segments.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.segments.log_access import log_busy_error, log_missing_error
-from dlspark.spark.sink.segments.staged_segments import write_rows
+from dlspark.spark.sink.segments.merging import write_rows
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.worker_daemon import begin_use
 from metadata.distributedlog.locks import OwnershipAcquireFailedError
@@ -101,6 +102,24 @@ def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...
     publications = gather(messages, known_logs)
     check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
     return publications[0] if publications else None
+
+
+def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
+    """Return the publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
+    found: dict[JobId, list[SinkMessage]] = {}
+    for message in messages:
+        found.setdefault(message.job, []).append(message)
+    return [_publication(job, parts, tuple(known)) for job, parts in found.items()]
+
+
+def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, ...]) -> Publication:
+    covered: Counter[str] = Counter()
+    for message in messages:
+        for log, rows in message.covered:
+            covered[log] += rows
+    segments = tuple(segment for message in messages for segment in message.segments)
+    inline = tuple(rows for message in messages for rows in message.inline)
+    return Publication(job, segments, tuple(sorted(covered.items())), known, inline)
 
 
 def _append(options: Options, way: CommitWay, publication: Publication, append: AppendBatch) -> bool:

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.codec.records import HEADER_BYTES
-from dlspark.spark.sink.batch_rules import order_segments
 from dlspark.spark.sink.columns import LogRows, SinkColumns, check_order, rows_by_log
-from dlspark.spark.sink.messages import InlineRows, StagedSegment
+from dlspark.spark.sink.messages import InlineRows, StagedSegment, order_segments
 from metadata.foundation.errors import CorruptDataError, check
 
 

@@ -55,7 +55,8 @@ from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
-    from dlspark.spark.source.driver import SourceDriver, Take
+    from dlspark.spark.source.driver import SourceDriver
+    from dlspark.spark.source.log_spans import Take
 
 LONG_POLL_S = 1.5
 """How long an answer is held back for news; `stop()` interrupts it."""

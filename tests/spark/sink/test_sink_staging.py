@@ -14,8 +14,7 @@ from dlspark.spark.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.segments import task as sink_task
-from dlspark.spark.sink.segments.staged_segments import ENTRY_BYTES, WriteWindow
-from dlspark.spark.sink.segments.task import StageSettings, TaskWriter
+from dlspark.spark.sink.segments.task import StageSettings, TaskWriter, WriteWindow
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.foundation.errors import InvariantViolation
 from storage_node.errors import QuorumWriteError
@@ -146,7 +145,7 @@ async def test_small_arrow_batches_are_gathered_into_full_entries() -> None:
         await task.feed(arrow([(n, "a", bytes(10_000))]))
     (segment,) = await task.finish()
     assert segment.record_count == 300
-    assert segment.last_entry + 1 <= 300 * 10_100 // ENTRY_BYTES + 4
+    assert segment.last_entry + 1 <= 300 * 10_100 // sink_task.ENTRY_BYTES + 4
 
 
 async def test_a_segment_ends_at_its_size_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:

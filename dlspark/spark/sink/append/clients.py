@@ -29,7 +29,6 @@ gets the same batch again: it is appended once all the same (I20).
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import os
@@ -48,7 +47,6 @@ from dlspark.spark.sink.append.appender import DEADLINE_S, BatchToAppend
 from dlspark.spark.sink.append.folders import AppenderFolder, driver_process
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM
-from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.session import settings_of
 from metadata.distributedlog.locks import LockId
 from metadata.distributedlog.owner_names import process_of, sink_owner
@@ -283,40 +281,7 @@ def encode_request(secret: str, batch: BatchToAppend, session: int | None = None
         "idle": batch.idle_ms,
         "session": session,
     }
-    return _framed(head, rows.rows)
-
-
-def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
-    """Return the reverse. Raises CorruptDataError for anything else, and for another secret."""
-    try:
-        found = json.loads(head)
-        if not hmac.compare_digest(str(found["secret"]).encode(), secret.encode()):
-            raise CorruptDataError("a request came with another secret; nothing was done")
-        sink_id, batch, attempt = found["job"]
-        log, partition, first, last, count, size, stamp = found["part"]
-        if not all(isinstance(number, int) for number in (batch, partition, first, last, count, size, found["idle"])):
-            raise ValueError(found)
-        job = JobId(str(sink_id), batch, str(attempt))
-        rows = InlineRows(str(log), partition, first, last, count, size, stamp, body)
-        session = found["session"]
-        if session is not None and not isinstance(session, int):
-            raise ValueError(found)
-        return BatchToAppend(job, rows, found["idle"]), session
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"a request cannot be read, nothing was done: {error!r}") from None
-
-
-def encode_outcome(outcome: CommitOutcome | None) -> bytes:
-    """Return the answer to a batch that is in the log; None: to one without rows, or another process's, for which
-    nothing was done."""
-    return _framed({"outcome": outcome.value if outcome is not None else None}, b"")
-
-
-def encode_error(error: DistributedLogError) -> bytes:
-    """Return the answer to any other batch."""
-    said = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
-    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, DistributedLogError)]
-    return _framed({"error": {"kinds": kinds, "said": said}}, b"")
+    return framed(head, rows.rows)
 
 
 def decode_answer(head: bytes) -> CommitOutcome | None:
@@ -350,6 +315,7 @@ def check_lengths(head: int, body: int) -> None:
         raise CorruptDataError(f"a message of {head} and {body} bytes is none of this protocol's")
 
 
-def _framed(head: object, body: bytes) -> bytes:
+def framed(head: object, body: bytes) -> bytes:
+    """Return a message as it is sent: its lengths, its head as JSON, its body."""
     text = json.dumps(head, separators=(",", ":")).encode()
     return LENGTHS.pack(len(text), len(body)) + text + body

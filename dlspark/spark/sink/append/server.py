@@ -10,6 +10,8 @@ executed.
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -18,20 +20,14 @@ from typing import Final
 
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
-from dlspark.spark.sink.append.clients import (
-    LENGTHS,
-    MAX_BODY_BYTES,
-    check_lengths,
-    decode_request,
-    encode_error,
-    encode_outcome,
-    find_peer,
-)
+from dlspark.spark.sink.append.clients import LENGTHS, MAX_BODY_BYTES, check_lengths, find_peer, framed
 from dlspark.spark.sink.append.folders import AppenderFolder, ProcessName, ShortPath
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.append.marks import AppendTools
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
-from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
 
@@ -211,3 +207,39 @@ class SessionNote:
         if state is SessionState.CONNECTED and self._store is not None:
             with suppress(OSError):  # the folder has been removed: the process is at its end
                 self._folder.write_private(self._folder.session, self._store.session_token.hex())
+
+
+# ---------------------------------------------------------------------- this end of what is said (see `clients`)
+
+
+def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
+    """Return the reverse. Raises CorruptDataError for anything else, and for another secret."""
+    try:
+        found = json.loads(head)
+        if not hmac.compare_digest(str(found["secret"]).encode(), secret.encode()):
+            raise CorruptDataError("a request came with another secret; nothing was done")
+        sink_id, batch, attempt = found["job"]
+        log, partition, first, last, count, size, stamp = found["part"]
+        if not all(isinstance(number, int) for number in (batch, partition, first, last, count, size, found["idle"])):
+            raise ValueError(found)
+        job = JobId(str(sink_id), batch, str(attempt))
+        rows = InlineRows(str(log), partition, first, last, count, size, stamp, body)
+        session = found["session"]
+        if session is not None and not isinstance(session, int):
+            raise ValueError(found)
+        return BatchToAppend(job, rows, found["idle"]), session
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"a request cannot be read, nothing was done: {error!r}") from None
+
+
+def encode_outcome(outcome: CommitOutcome | None) -> bytes:
+    """Return the answer to a batch that is in the log; None: to one without rows, or another process's, for which
+    nothing was done."""
+    return framed({"outcome": outcome.value if outcome is not None else None}, b"")
+
+
+def encode_error(error: DistributedLogError) -> bytes:
+    """Return the answer to any other batch."""
+    said = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, DistributedLogError)]
+    return framed({"error": {"kinds": kinds, "said": said}}, b"")

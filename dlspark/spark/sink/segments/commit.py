@@ -53,13 +53,12 @@ from dlspark.spark.sink.batch_rules import (
     judge_job,
     log_sealed_error,
     old_logs,
-    order_segments,
     replay_differs_error,
 )
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment, order_segments
 from dlspark.spark.sink.segments.leftovers import settled_by
 from dlspark.spark.sink.segments.log_access import HeldLog, LockedLogEnd, NamespaceLogs
-from dlspark.spark.sink.segments.staged_segments import plan_merges
+from dlspark.spark.sink.segments.merging import plan_merges
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.locks import LockingError
 from metadata.distributedlog.log_names import LogEnd

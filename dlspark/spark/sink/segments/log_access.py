@@ -20,7 +20,7 @@ from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.batch_rules import LogHistory
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from dlspark.spark.sink.segments.staged_segments import rewrite
+from dlspark.spark.sink.segments.merging import rewrite
 from dlspark.spark.sink.session import SinkSession
 from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogEnd, LogNotFoundError, LogPaths

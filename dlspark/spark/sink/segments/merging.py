@@ -1,0 +1,172 @@
+"""Merging segments of a batch, so that the multi that publishes it fits into ZooKeeper: which ones, and how.
+
+Each task makes one segment a log, so many tasks over many logs make more segments than one multi can publish. Then the
+driver writes neighbouring ones of a log again as one, the smallest first, until the multi fits. That costs the driver
+time, so it is bounded: a batch whose segments are too many and too large is refused with what to do.
+
+`rewrite` writes staged records again, into one new ledger: with another timestamp, or those of several segments as one.
+The driver does this between the tasks and the publication. The new ledger is listed like any other; the old ones stay
+as they are, listed, and go with the sweep after the commit. `write_rows` writes rows that came in a task's message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
+from dlspark.spark.sink.inline_rows import decoded
+from dlspark.spark.sink.messages import InlineRows, StagedSegment
+from dlspark.spark.sink.segments.task import StagedSegmentWriter, WriteWindow, cut_entries
+from metadata.foundation.errors import check
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
+
+MAX_MERGED_BYTES = 256 * 1024 * 1024
+"""Most bytes of records that the driver writes again for one batch."""
+MAX_MERGED_RECORDS = 2**31 - 2**24
+"""A segment's positions have 31 bits."""
+WINDOW_ENTRIES = 32
+"""Entries that are read at once from a ledger whose records are written again."""
+
+
+@dataclass(slots=True)
+class _MergeRun:
+    """Neighbouring segments of one log that become one; None: they belong to their neighbour on the left by now."""
+
+    segments: list[StagedSegment] | None
+    bytes: int
+    records: int
+    left: int
+    right: int
+
+
+def plan_merges(
+    by_log: Sequence[Sequence[StagedSegment]], excess_bytes: int, cost: Callable[[StagedSegment], int]
+) -> list[list[StagedSegment]] | None:
+    """Choose runs of neighbours to be merged, each of two segments or more, that save `excess_bytes` of the multi.
+
+    `by_log` has the segments of each log in their order; `cost` is what a segment takes in the multi. None: it cannot
+    be done within the bounds.
+    """
+    nodes: list[_MergeRun] = []
+    pairs: list[tuple[int, int, int]] = []
+    for segments in by_log:
+        first = len(nodes)
+        for number, segment in enumerate(segments, first):
+            right = number + 1 if number + 1 < first + len(segments) else -1
+            nodes.append(_MergeRun([segment], segment.user_bytes, segment.record_count, number - 1, right))
+            if right != -1:
+                pairs.append((segment.user_bytes + segments[number - first + 1].user_bytes, number, right))
+        if first < len(nodes):
+            nodes[first].left = -1
+    heapq.heapify(pairs)
+    saved = 0
+    while saved < excess_bytes and pairs:
+        size, left, right = heapq.heappop(pairs)
+        saved += _join(nodes, pairs, left, right, size, cost)
+    runs = [node.segments for node in nodes if node.segments is not None and len(node.segments) > 1]
+    written = sum(segment.user_bytes for run in runs for segment in run)
+    return runs if saved >= excess_bytes and written <= MAX_MERGED_BYTES else None
+
+
+def _join(
+    nodes: list[_MergeRun],
+    pairs: list[tuple[int, int, int]],
+    left: int,
+    right: int,
+    size: int,
+    cost: Callable[[StagedSegment], int],
+) -> int:
+    """Join two neighbours, unless the pair is out of date or too long. Returns the bytes of the multi that it saves."""
+    one, other = nodes[left], nodes[right]
+    if one.segments is None or other.segments is None or one.right != right or one.bytes + other.bytes != size:
+        return 0
+    if one.records + other.records > MAX_MERGED_RECORDS:
+        return 0
+    # The joined segment keeps the place of the left one in the multi, so the right run's place is what is saved.
+    saved = cost(other.segments[0])
+    one.segments += other.segments
+    one.bytes, one.records, one.right = size, one.records + other.records, other.right
+    other.segments = None
+    if one.right != -1:
+        nodes[one.right].left = left
+        heapq.heappush(pairs, (size + nodes[one.right].bytes, left, one.right))
+    if one.left != -1:
+        heapq.heappush(pairs, (nodes[one.left].bytes + size, one.left, left))
+    return saved
+
+
+async def rewrite(
+    ledgers: LedgerClient,
+    writer: LedgerWriter,
+    segments: Sequence[StagedSegment],
+    txid: int | None,
+    *,
+    password: bytes,
+    compression: Compression,
+) -> StagedSegment:
+    """Write the records of `segments`, all of one log and in their order, to `writer`; with `txid` for their own ids.
+
+    Raises what reading or writing raised; the writer has been abandoned then, and its ledger is left to a sweep.
+    """
+    window = WriteWindow()
+    again = StagedSegmentWriter(writer, window)
+    position = 1
+    try:
+        for segment in segments:
+            async with aclosing(_read(ledgers, segment, password)) as batches:
+                async for rows in batches:
+                    txids = rows.txid if txid is None else np.full(len(rows), txid, dtype=np.int64)
+                    for entry in cut_entries(txids, rows.payload, position, compression):
+                        await again.add(entry)
+                    position += len(rows)  # positions count on over all of them: it is one segment now (I4)
+        await window.drain()
+        first = segments[0]
+        copy = await again.close(first.log, first.partition, first.ordinal, stamped=first.stamped)
+    except BaseException:
+        window.abandon()
+        await writer.abandon()
+        raise
+    expected = sum(segment.record_count for segment in segments)
+    check(
+        copy.record_count == expected,
+        f"{copy.record_count} of {expected} records came through being written again",
+        ledger_id=writer.ledger_id,
+    )
+    return copy
+
+
+async def write_rows(writer: LedgerWriter, rows: InlineRows, compression: Compression) -> StagedSegment:
+    """Write rows that travelled inline to `writer`, as their task would have. Raises what writing raised; the writer
+    has been abandoned then."""
+    window = WriteWindow()
+    segment = StagedSegmentWriter(writer, window)
+    txids, values = decoded(rows)
+    if txids is None:
+        txids = np.full(len(values), rows.first_txid, dtype=np.int64)
+    try:
+        for entry in cut_entries(txids, values, 1, compression):
+            await segment.add(entry)
+        await window.drain()
+        return await segment.close(rows.log, rows.partition, rows.ordinal, stamped=rows.stamp_ms is not None)
+    except BaseException:
+        window.abandon()
+        await writer.abandon()
+        raise
+
+
+async def _read(ledgers: LedgerClient, segment: StagedSegment, password: bytes) -> AsyncGenerator[DecodedBatch, None]:
+    ledger = await ledgers.open(segment.ledger_id, password=password, recover=False)  # its task has closed it
+    try:
+        for first in range(0, segment.last_entry + 1, WINDOW_ENTRIES):
+            last = min(first + WINDOW_ENTRIES - 1, segment.last_entry)
+            entries = [(entry.entry_id, entry.payload) for entry in await ledger.read(first, last)]
+            yield decode_entries(entries, lssn=1, start_sequence_id=0)
+    finally:
+        await ledger.close()
