@@ -82,7 +82,7 @@ def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] |
 
 
 def defaults_among(confs: Mapping[str, str]) -> dict[str, str]:
-    """Return those of some confs that are defaults of options, by option name."""
+    """Return the defaults of options that are among some confs, by option name."""
     return {
         key.removeprefix(CONF_PREFIX): value.strip()
         for key, value in confs.items()
@@ -118,7 +118,7 @@ def driver_process() -> str | None:
 
 
 def _spark_command_lines() -> Iterator[list[str]]:
-    """Command lines of the Java processes among our ancestors, nearest first."""
+    """Yield the command lines of the Java processes among our ancestors, nearest first."""
     for _, arguments in _spark_processes():
         yield arguments
 
@@ -176,7 +176,7 @@ def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
 
 
 async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNamespace:
-    """Connect, by default with `AsyncNamespace.open`; an error names the option to correct.
+    """Open a namespace, by default with `AsyncNamespace.open`; an error names the option to correct.
 
     Raises MetadataUnavailableError, or CallerError for a namespace that does not exist.
     """

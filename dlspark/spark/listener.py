@@ -60,7 +60,7 @@ class _Heard:
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:
-        """Return in one line. `running`: a session says so; it cannot be concluded from what was heard."""
+        """Return one line of text. `running`: a session says so; it cannot be concluded from what was heard."""
         if not self.samples:
             return "ended before a batch" if self.ended else "no batch yet"
         known = [lag for lag in self.lags.values() if lag is not None]
@@ -119,7 +119,7 @@ class LagListener(StreamingQueryListener):
         return "", None
 
     def _settled(self) -> frozenset[str]:
-        """Return ids of the queries that the session runs, after the news of those that it runs no more has come.
+        """Return the ids of the queries that the session runs, after the news of those that it runs no more has come.
 
         Spark notifies listeners of a query's end some time after `query.stop()` has returned. The session of this
         thread is asked, or the listener's on a client of Spark Connect; without a session it does not wait.
@@ -143,7 +143,7 @@ class LagListener(StreamingQueryListener):
         return running
 
     def _running(self) -> frozenset[str] | None:
-        """Return ids of the queries that the session runs; None where no session can be asked."""
+        """Return the ids of the queries that the session runs; None where no session can be asked."""
         try:
             session = self.spark or SparkSession.getActiveSession()
             return None if session is None else frozenset(str(query.id) for query in session.streams.active)
@@ -166,23 +166,23 @@ class LagListener(StreamingQueryListener):
     # ------------------------------------------------------------------ for Spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Note that nothing is known before the first batch."""
+        """Do nothing: of a query nothing is known before its first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Take up the lags that a batch's progress reports."""
         self._safely(lambda: self._progress(event.progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Note that a query that idles is alive, and its lags stay as they were."""
+        """Keep the lags of a query that idles: it is alive, and they are what they were."""
         self._safely(lambda: self._alive(str(event.id)))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that a query that has ended has no lag any more."""
+        """Mark a query as ended: it has no lag any more."""
         self._safely(lambda: self._terminated(str(event.id)))
 
     def _safely(self, action: Callable[[], None]) -> None:
-        """Note that a listener may not fail: Spark would print a trace for each batch, and some of its buses drop
-        listeners."""
+        """Do what an event asks for, and only log what it raises: Spark would print a trace for each batch, and some of
+        its buses drop a listener that fails."""
         try:
             action()
         except Exception as error:
@@ -206,7 +206,7 @@ class LagListener(StreamingQueryListener):
         self._show(query_id, heard)
 
     def _alive(self, query_id: str) -> None:
-        """Note that a query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
+        """Show a query that idles as it was: it found nothing new, so only the gauge's time moves."""
         with self._lock:
             heard = self._queries.get(query_id)
         if heard is not None:

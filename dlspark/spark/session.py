@@ -207,8 +207,8 @@ def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQuery:
-    """`writer.start()`, again for `timeout_s` where Spark gave up on a Python process that was slow to start, or where
-    all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
+    """Start a query, again and again for `timeout_s` where Spark gave up on a Python process that was slow to start, or
+    where all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
 
     Returns when the query has begun, or has ended for another reason, which `exception()` gives. Raises what
     `writer.start()` raises, and the last slow start itself once the time is over.

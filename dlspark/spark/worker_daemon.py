@@ -96,7 +96,7 @@ class _Traces:
 
 
 def take_over() -> None:
-    """In a worker that Spark's own daemon has forked: end quietly, too, from the command on that it is at.
+    """End quietly, from the command on that this worker is at, where Spark's own daemon has forked it.
 
     The workers in which Spark plans have always that daemon, whatever the conf says.
     """
@@ -156,8 +156,8 @@ def _leave_out_traceback(error: DistributedLogError) -> None:
 
 
 def take_far_times() -> None:
-    """In the worker that reads Spark's filters, from the command on that it is at: take those that Python has no value
-    for. They stay with Spark, as all do, so another filter of the column stands for one."""
+    """Take filters that Python has no value for, in the worker that reads Spark's filters, from the command on that it
+    is at. They stay with Spark, as all do, so another filter of the column stands for one."""
     module = sys.modules.get(_FILTERS)
     made: Callable[[dict[str, object]], object] | None = getattr(module, "deserializeFilter", None)
     if module is None or made is None or made.__module__ == __name__:
@@ -179,7 +179,7 @@ _uses = 0
 
 
 def begin_use() -> None:
-    """Note that a process begins to do something for one of our queries."""
+    """Count a use of this process by one of our queries, and freeze what there is where that is due."""
     global _uses
     _uses += 1
     if due(_uses, main_module()):

@@ -27,7 +27,7 @@ from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
 from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, InvariantViolation
 from metadata.foundation.pacing import for_each
 
 MAX_BYTES: Final = 256 << 20
@@ -80,7 +80,7 @@ class TableReader(DataSourceReader):
         passed_on: Mapping[str, str] | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        """`selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
+        """Make a reader. `selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
         self._table = table
         self._uri = uri
         self._selection = selection
@@ -100,7 +100,8 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the partition brought along."""
-        assert isinstance(partition, TablePartition)
+        if not isinstance(partition, TablePartition):
+            raise InvariantViolation(f"a metadata table was given a partition of another reader: {partition!r}")
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
 
@@ -112,7 +113,7 @@ def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:
 
 
 def encoded(rows: Sequence[Row], table: MetadataTable, names: Sequence[str]) -> bytes:
-    """Rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition.
+    """Return rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition.
 
     Without names it has no column, and as many rows: Spark counts them. Arrow counts by columns.
     """

@@ -94,7 +94,7 @@ def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Ver
 
 
 def judge_job(publication: Publication, state: Versioned[SinkState]) -> BatchProgress:
-    """Return a batch write's sink is its own, and has one publication: whole, into all logs."""
+    """Return how far a batch write is published: its sink is its own, and has one publication, whole, into all logs."""
     over = publication.job.batch <= state.value.batch
     logs = tuple(publication.logs)
     ours = over and state.value.attempt == publication.job.attempt
@@ -111,13 +111,13 @@ def judge(
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
     old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
-    verdicts = {
-        log: _verdict(job.batch, rows[log], marks[log].value if log in marks else None, old.get(log, ""))
+    findings = {
+        log: _finding(job.batch, rows[log], marks[log].value if log in marks else None, old.get(log, ""))
         for log in publication.logs
     }
-    open_logs = tuple(log for log, verdict in verdicts.items() if verdict == _OPEN)
-    covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
-    differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
+    open_logs = tuple(log for log, finding in findings.items() if finding == _OPEN)
+    covered = tuple(log for log, finding in findings.items() if finding == _COVERED)
+    differing = {log: finding for log, finding in findings.items() if finding not in (_OPEN, _COVERED)}
     if not rows:
         # Such a batch moves no mark: only the sink's own state says whether it was published.
         differing = _emptied(job.batch, state.value, marks)
@@ -130,8 +130,9 @@ def judge(
     return BatchProgress(state, marks, open_logs, covered, differing, ours, over, unsettled)
 
 
-def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
-    """_OPEN, _COVERED, or what makes the log differ. `old`: the same as `_judge_old` has it; empty: it has nothing."""
+def _finding(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
+    """Return _OPEN, _COVERED, or what makes the log differ. `old`: the same, as `_judge_old` has it; empty: it has
+    nothing."""
     published = mark.rows_of(batch) if mark is not None else None
     if published is not None:
         # Spark repeats a batch with the rows it had, so another number of rows shows another batch.
@@ -152,15 +153,15 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
 
 
 def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, LogHistory | None]) -> dict[str, str]:
-    """Return for each log of `histories`, as `_verdict`."""
+    """Return the findings (`_finding`) for logs that an older dlspark may have written."""
     batch, rows = publication.job.batch, publication.rows_by_log
-    verdicts: dict[str, str] = {}
+    findings: dict[str, str] = {}
     asked: list[set[int]] = []
     for log, history in histories.items():
         if floor.zxid and (history is None or _never_reached(history, floor.zxid)):
-            verdicts[log] = _OPEN
+            findings[log] = _OPEN
             continue
-        verdicts[log] = (
+        findings[log] = (
             "was published by an older dlspark, which did not note into which logs; nothing shows that the "
             f"{rows[log]} rows that it has for this log are there"
         )
@@ -169,7 +170,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         if batch == floor.mark.batch:
             # The transaction that moved the mark also made this batch's segments.
             brought = history.brought[floor.zxid]
-            verdicts[log] = (
+            findings[log] = (
                 _COVERED
                 if brought == rows[log]
                 else f"was published with {counted(brought, 'row')} into this log, and now has {rows[log]}"
@@ -177,11 +178,11 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         elif floor.mark.rows_of(batch) == publication.rows:
             # Earlier transactions that brought just as many records: one of them may be this batch's.
             asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
-    old = [log for log, verdict in verdicts.items() if verdict != _OPEN]
+    old = [log for log, finding in findings.items() if finding != _OPEN]
     # A batch was published into all of its logs by one transaction (D16), so they must have a candidate in common.
     if batch < floor.mark.batch and len(asked) == len(old) and asked and set.intersection(*asked):
-        verdicts |= dict.fromkeys(old, _COVERED)
-    return verdicts
+        findings |= dict.fromkeys(old, _COVERED)
+    return findings
 
 
 def _never_reached(history: LogHistory, zxid: int) -> bool:
@@ -193,7 +194,7 @@ def _never_reached(history: LogHistory, zxid: int) -> bool:
 
 
 def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> dict[str, str]:
-    """Return for a batch without rows: the logs it could write to that have it with some."""
+    """Return the logs that a batch without rows could write to, and that have it with some."""
     found = {log: mark.value.rows_of(batch) for log, mark in marks.items()}
     differing = {
         log: f"was published with {counted(rows, 'row')} into this log, and now has none"

@@ -161,7 +161,8 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
 
 
 async def _make_log(options: Options, job: JobId) -> None:
-    """Note that all that there is to do for a batch without rows that is not published."""
+    """Make the log that a batch without rows names. Such a batch is not published through proxies: this is all there
+    is to do."""
     publishing = await open_publishing(options)
     await publishing.session.state(job)
     await _create_named(publishing, options, job)
@@ -199,7 +200,7 @@ class PublishingSession:
     """An open session with what publishes its batches. All coroutines run on the process's `Runtime`."""
 
     def __init__(self, session: SinkSession) -> None:
-        """One of a session: it keeps what it has seen of the logs."""
+        """Publish by `session`; what is seen of the logs is kept."""
         self.session = session
         self.append_tools = AppendTools.of(session)
         self.logs = self.append_tools.logs

@@ -160,7 +160,7 @@ class _Task:
                 self._publish()
 
     def _publish_late(self) -> None:
-        """The timer's: publish the group that it was set for."""
+        """Publish the group that the timer was set for (in the timer's thread)."""
         with self._lock:
             if self._timer is not threading.current_thread():
                 return  # the group was published while this thread waited for the lock: what is there is a later one's
@@ -206,7 +206,7 @@ def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.Rec
             f"foreach gave a row without the columns of the others: {rows[0]!r}",
             advice="Hand over rows of a data frame",
         )
-    arrays = [_array(name, [row[place] for row in rows]) for place, name in enumerate(names)]
+    arrays = [_array(name, [row[index] for row in rows]) for index, name in enumerate(names)]
     fields = [StructField(name, _spark_type(array.type)) for name, array in zip(names, arrays, strict=True)]
     columns = columns_of(StructType(fields), options.one_log(), routing_of(options))
     return columns, pa.record_batch(arrays, names=names)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from dlspark.core.codec.records import HEADER_BYTES
 from dlspark.spark.sink.columns import LogRows, SinkColumns, check_order, rows_by_log
 from dlspark.spark.sink.messages import InlineRows, StagedSegment, order_segments
-from metadata.foundation.errors import CorruptDataError, check
+from metadata.foundation.errors import CorruptDataError, InvariantViolation, check
 
 
 def gather_inline(
@@ -92,7 +92,7 @@ def no_rows(log: str) -> InlineRows:
 
 
 def joined(parts: Sequence[InlineRows]) -> InlineRows:
-    """Parts of one log as one, in the order in which they continue it. Raises TransactionOrderError if two overlap."""
+    """Join parts of one log, in the order in which they continue it. Raises TransactionOrderError if two overlap."""
     ordered = order_segments(parts[0].log, parts)
     if len(ordered) == 1:
         return ordered[0]
@@ -109,7 +109,7 @@ def joined(parts: Sequence[InlineRows]) -> InlineRows:
 
 
 def runs_between(parts: Sequence[InlineRows], staged: Sequence[StagedSegment]) -> list[InlineRows]:
-    """Neighbouring parts of one log joined, as far as no segment that another task has staged comes in between."""
+    """Join neighbouring parts of one log, as far as no segment that another task has staged comes in between."""
     every: list[InlineRows | StagedSegment] = [*parts, *staged]
     if parts[0].stamp_ms is not None:
         every.sort(key=lambda part: (part.partition, part.ordinal))  # they will all have one timestamp
@@ -132,5 +132,6 @@ def records(part: InlineRows, lowest_txid: int) -> list[tuple[int, bytes]]:
     if part.stamp_ms is not None:
         stamp = max(part.stamp_ms, lowest_txid)
         return [(stamp, payload) for payload in payloads]
-    check(txids is not None, "rows came without their transaction ids")
-    return list(zip(txids.tolist(), payloads, strict=True))  # type: ignore[union-attr]
+    if txids is None:
+        raise InvariantViolation("rows came without their transaction ids")
+    return list(zip(txids.tolist(), payloads, strict=True))

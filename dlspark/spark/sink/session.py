@@ -62,7 +62,8 @@ class SinkSession:
     def __init__(
         self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
     ) -> None:
-        """`proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from batch to batch."""
+        """Make a session. `proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from
+        batch to batch."""
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies
@@ -188,7 +189,7 @@ def _make_settings(
     values: dict[str, Value] = {
         "bkc.outageWaitMillis": outage_ms,
         # A driver that died keeps its lock until its session ends, whatever that one's timeout is. A sink that holds a
-        # log between its batches gives it up for who waits, which takes a moment.
+        # log between its batches gives it up for another writer that waits, which takes a moment.
         "lockTimeoutSeconds": max(-(-outage_ms // 1000), HAND_OVER_S),
     }
     if not appending:

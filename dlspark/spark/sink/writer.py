@@ -58,7 +58,7 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataS
     application, version = options.text("txnAppId"), options.integer("txnVersion")
     if (application is None) != (version is None):
         raise OptionError(
-            "txnAppId and txnVersion belong together: who writes, and the number of this write",
+            "txnAppId and txnVersion belong together: the application that writes, and the number of this write",
             advice="Give both, with a number that rises from write to write and stays the same when one is repeated",
         )
     if application is None or version is None:
@@ -101,7 +101,7 @@ class BatchWriter(DataSourceArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Return in a task: stage its rows; nothing of them is visible yet."""
+        """Stage the rows of a task, in the task; nothing of them is visible yet."""
         from dlspark.spark.sink.segments.task import run_task
 
         partition = _task_context().partitionId()
@@ -133,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Return in a task: stage its rows; nothing of them is visible yet."""
+        """Stage the rows of a task, in the task; nothing of them is visible yet."""
         from dlspark.spark.sink.segments.task import run_task
 
         context = _task_context()

@@ -35,11 +35,11 @@ class DataLossPolicy:
             _log.warning("%s", text)
 
     def deleted(self, log: str, position: DLSN, mend: str) -> None:
-        """Note that the log with this position does not exist any more."""
+        """Raise or warn that the log with this position does not exist any more."""
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
     def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
-        """Note that the log of this name is another one than `identity` says, created later."""
+        """Raise or warn that the log of this name is another one than `identity` says, created later."""
         self.lost(
             RecreatedDataLossError,
             log,

@@ -87,7 +87,8 @@ class SourceDriver:
         now_s: Callable[[], float] = time.monotonic,
         snapshot: QuerySnapshot | None = None,
     ) -> None:
-        """`connect` opens the namespace, by default with the settings that the query's options hand on.
+        """Make a driver, to be opened. `connect` opens the namespace, by default with the settings that the query's
+        options hand on.
 
         `snapshot`: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
         each batch.
@@ -108,8 +109,8 @@ class SourceDriver:
         """What `latest` last found."""
 
     async def open(self) -> None:
-        """Connect. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or NoProxiesError
-        where the query is to go through proxies and none is announced."""
+        """Open the namespace. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or
+        NoProxiesError where the query is to go through proxies and none is announced."""
         self._namespace = await open_namespace(self.query.uri, self._connect)
         self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
         if self.query.proxies is not None and self.query.proxies.discover:
@@ -434,7 +435,7 @@ class SourceDriver:
 
 
 async def _logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
-    """Full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
+    """Return the full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
     names = await namespace.logs(folder)
     return [f"{folder}/{name}" for name in names] if folder else names
 

@@ -73,7 +73,7 @@ async def _bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], start: DLSN) -> int | None:
-    """Transaction id of the first record at or behind `start`."""
+    """Return the transaction id of the first record at or behind `start`."""
     for segment in segments:
         if segment.lssn != start.lssn or start[1:] <= (0, 0):
             return segment.first_txid
@@ -88,7 +88,7 @@ async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], star
 
 
 async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: DLSN) -> int | None:
-    """Transaction id of the last record before `end`."""
+    """Return the transaction id of the last record before `end`."""
     for segment in reversed(segments):
         if segment.lssn == end.lssn:
             after = end.entry_id + (end.slot_id > 0)
@@ -104,7 +104,7 @@ async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: 
 
 
 def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int]:
-    """First entry of a segment from `start` on, and the one after its last before `end`."""
+    """Return the first entry of a segment from `start` on, and the one after its last before `end`."""
     first = start.entry_id if segment.lssn == start.lssn else segment.min_entry
     if segment.lssn == end.lssn:
         return first, end.entry_id + (1 if end.slot_id else 0)
@@ -121,12 +121,12 @@ async def _size(view: DriverLogView, segment: SegmentMetadata, first: int, after
 
 
 async def segment_bytes(view: DriverLogView, segment: SegmentMetadata, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the entries of one segment that have records from `start` to before `end`."""
+    """Return the stored bytes of the entries of one segment that have records from `start` to before `end`."""
     return await _size(view, segment, *_entries(segment, start, end))
 
 
 async def bytes_between(view: DriverLogView, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the entries that have records from `start` to before `end`."""
+    """Return the stored bytes of the entries that have records from `start` to before `end`."""
     segments = view.between(start, end)
     total = 0
     for at in range(0, len(segments), MAX_PARALLEL_LOOKUPS):
@@ -136,7 +136,7 @@ async def bytes_between(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def next_entry_bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the first entry from `start` on; 0 if there is none before `end`."""
+    """Return the stored bytes of the first entry from `start` on; 0 if there is none before `end`."""
     for segment in view.between(start, end):
         first, after = _entries(segment, start, end)
         if first < after:

@@ -159,7 +159,7 @@ async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[Segment
 
 
 def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
-    """Return for each write set within entries `first` to `last` of which no node lives, its first entry."""
+    """Return the first entry of each write set, within entries `first` to `last`, of which no node lives."""
     found = []
     ensembles = metadata.ensembles
     for index, ensemble in enumerate(ensembles):

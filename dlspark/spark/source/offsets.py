@@ -207,7 +207,7 @@ def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[st
 
 
 def check_one(option: str, log: str, item: object, example: str) -> None:
-    """A Kafka user would give an object of partitions here."""
+    """Raise OffsetError for an object of partitions, as a Kafka user would give it."""
     if isinstance(item, dict):
         raise OffsetError(
             f"Option {option}, log {log}: {shown(item)} is not one place; a log has no partitions",

@@ -229,14 +229,14 @@ def find_peer(holder: LockId) -> Peer | None:
 
 
 class Peer:
-    """One such process. One call at a time."""
+    """Another driver's process on this machine. One call at a time."""
 
     def __init__(self, folder: AppenderFolder) -> None:
         self._folder = folder
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
-        """Return as `OtherAppender.append_as_owner`."""
+        """Append a batch, as `OtherAppender.append_as_owner`."""
         try:
             secret = self._folder.secret.read_text()
             if self._connection is None:
@@ -271,7 +271,8 @@ class Peer:
 
 
 def encode_request(secret: str, batch: BatchToAppend, session: int | None = None) -> bytes:
-    """Return a batch as it is sent; `session`: to who owns its log by the lock of this session of ZooKeeper."""
+    """Return a batch as it is sent. `session`: to the process that owns its log by the lock of this session of
+    ZooKeeper."""
     job, rows = batch.job, batch.rows
     part = [rows.log, rows.partition, rows.first_txid, rows.last_txid, rows.record_count, rows.size, rows.stamp_ms]
     head = {

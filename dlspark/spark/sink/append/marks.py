@@ -58,7 +58,7 @@ class KeptMark:
         state: Versioned[SinkState],
         stored: Versioned[LogMark] | None,
     ) -> None:
-        """Used by `read`."""
+        """Keep what `read` has found."""
         self.sink_id = sink_id
         self.mark = stored.value if stored is not None else LogMark()
         self._tools = tools

@@ -46,7 +46,7 @@ class AppenderServer:
     """One socket. Made on the event loop, as all coroutines run there."""
 
     def __init__(self, appender: SinkAppender, folder: AppenderFolder, noting: SessionNote) -> None:
-        """`noting` knows the session by which logs are held."""
+        """Serve from `folder`. `noting` knows the session by which logs are held."""
         self._appender = appender
         self._folder = folder
         self._noting = noting
@@ -116,7 +116,8 @@ class AppenderServer:
             writer.close()
 
     async def _answer(self, batch: BatchToAppend, session: int | None) -> bytes:
-        """`session`: as whose owner this process is asked by another one; None: by its own driver."""
+        """Return the answer to a batch. `session`: as whose owner this process is asked by another one; None: by its
+        own driver."""
         self._under_way += 1
         try:
             if session is None:
@@ -186,7 +187,7 @@ class SessionNote:
         return self._store.session_id if self._store is not None else None
 
     async def take(self, store: MetadataStore) -> bool:
-        """Before a log is opened: note the session of `store`, and each one that follows it; returns whether the store
+        """Note the session of `store`, before a log is opened, and each one that follows it; returns whether the store
         is another one than before. Never raises."""
         other = self._store is not store
         if other:
@@ -213,7 +214,8 @@ class SessionNote:
 
 
 def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
-    """Return the reverse. Raises CorruptDataError for anything else, and for another secret."""
+    """Return the batch of a request, and as whose owner it is asked (`encode_request`). Raises CorruptDataError for
+    anything else, and for another secret."""
     try:
         found = json.loads(head)
         if not hmac.compare_digest(str(found["secret"]).encode(), secret.encode()):

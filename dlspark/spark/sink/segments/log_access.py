@@ -105,7 +105,8 @@ class NamespaceLogs:
         permit: Permit | None = None,
         asked_to_yield: AskedToYield = nullcontext,
     ) -> None:
-        """`asked_to_yield(log)`: while a log is waited for, its owner is asked to give it up, where it would."""
+        """Make one. `asked_to_yield(log)`: while a log is waited for, its owner is asked to give it up, where it
+        would."""
         self._store = store
         self._logs = logs
         self._rules = rules
@@ -123,7 +124,7 @@ class NamespaceLogs:
         return self._permit is None and log in self._known
 
     def forget(self, log: str) -> None:
-        """Note that the log was deleted: it is looked up again."""
+        """Forget that the log exists: it was deleted, and is looked up again."""
         self._known.discard(log)
 
     async def prepare(self, log: str) -> None:
@@ -180,7 +181,7 @@ class NamespaceLogs:
     @asynccontextmanager
     async def hold(self, log: str, *, wait: bool = True) -> AsyncIterator[HeldLog]:
         """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended; unless `wait`
-        is false: then LogBusyError is raised for any owner who does not give it up in a moment."""
+        is false: then LogBusyError is raised for any owner that does not give it up in a moment."""
         lock = DistributedLock(self._store, self._logs.paths(log).lock, self._rules.owner)
         looking: list[asyncio.Task[_Look]] = []
         try:

@@ -339,7 +339,7 @@ class TaskWriter:
         return rows_by_log(batch, self._settings.columns, self._settings.task)
 
     def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
-        """Return those of `rows` whose log was not met before."""
+        """Return the parts of `rows` whose log was not met before."""
         return [part for part in rows if part.log not in self._gathered and part.log not in self._covered]
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
