@@ -76,6 +76,7 @@ def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] |
     home = environ.get("SPARK_HOME")
     directory = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     found = _in_file(Path(directory) / "spark-defaults.conf") if directory else {}
+    # The nearest Spark last, so that it counts: a driver may have been started by another one.
     for arguments in reversed(list(_spark_command_lines())):
         found |= defaults_in_arguments(arguments)
     return {**found, **(registered or {})}

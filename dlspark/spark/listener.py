@@ -72,12 +72,21 @@ class _Heard:
 
 
 class LagListener(StreamingQueryListener):
-    """Follows every query of a session that reads from a log; others do not matter to it. One listener may be added to
-    several sessions. Its methods may be called from any thread."""
+    """Show how far the streaming queries of a session are behind in their logs: to programs by `lags`, to people by
+    `picture` or as the value of a notebook's cell, to Prometheus by gauges.
+
+    It follows every query of the session that reads from a log. One listener may be added to several sessions. Its
+    methods may be called from any thread.
+
+    Args:
+        statistics: where gauges go; None: prometheus_client's own registry.
+        history: how many batches of a query its picture goes back.
+
+    Raises:
+        CallerError: for a history below 1, or where the gauges' names are taken in the registry.
+    """
 
     def __init__(self, statistics: Statistics | None = None, *, history: int = DEFAULT_HISTORY) -> None:
-        """`statistics` says where gauges go: by default to prometheus_client's own registry. `history`: how many
-        batches of a query are kept. Raises CallerError for a history below 1, or names taken in the registry."""
         if history < 1:
             raise CallerError(f"a history of {history} batches shows nothing", advice="Give 1 or more")
         self._gauges = lags_of(statistics)
@@ -96,9 +105,14 @@ class LagListener(StreamingQueryListener):
             return {heard.name: dict(heard.lags) for heard in self._queries.values() if not heard.ended}
 
     def picture(self, query: str | None = None, by: Measure = "records") -> LagPicture:
-        """Return how far a query (its name or id; by default the one heard of last) was behind over time.
+        """Return how far a query was behind over time.
 
-        Raises CallerError for a query that was not heard of, or another measure.
+        Args:
+            query: its name or id; None: the one heard of last.
+            by: what a lag is counted in: `records`, `bytes` or `ms`.
+
+        Raises:
+            CallerError: for a query that was not heard of, or another measure.
         """
         if by not in _MEASURES:
             raise CallerError(f"there is no lag in {by!r}", advice="Give by='records', by='bytes' or by='ms'")

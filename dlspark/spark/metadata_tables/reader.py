@@ -90,6 +90,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look at the namespace now; the rows travel in one partition."""
+        # Not the process's own: what is opened here ends with this table, whatever else the worker has open (I16).
         runtime = Runtime("dlspark-metadata")
         try:
             connect = partial(AsyncNamespace.open, settings=namespace_settings(self._passed_on) or None)

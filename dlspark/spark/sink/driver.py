@@ -82,8 +82,14 @@ def commit_batch(
 ) -> None:
     """Make a batch visible from its tasks' messages; called in the driver's commit worker.
 
-    `known_logs`: those that the write names without a look at its rows. `append` is called where the batch is appended
-    and not published as segments. Raises as `Publisher.publish` and `SinkAppender.append`.
+    Args:
+        options: those of the write.
+        messages: what the tasks that succeeded have reported.
+        batch: the number that Spark commits.
+        known_logs: the logs that the write names without a look at its rows.
+        append: called where the batch is appended and not published as segments.
+
+    Raises as `Publisher.publish` and `SinkAppender.append`.
     """
     begin_use()
     publication = _one_publication(messages, known_logs)

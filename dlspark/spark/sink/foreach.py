@@ -48,18 +48,30 @@ _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 
 @without_traceback
 class ForeachLogWriter:
-    """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
+    """Write rows to logs from a query that the exactly-once sink cannot take, at least once:
 
-    `log` and `options` are those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
-    and so on, with the columns `value`, `transaction_id` and `log` as there. A group of rows is published when it has
-    `group_rows` rows or `group_bytes` bytes, `group_ms` milliseconds after its first one, and when the task ends. Each
-    group makes one segment a log, so small ones are dear.
+        frame.writeStream.foreach(ForeachLogWriter("flights", uri="distributedlog://...")).start()
 
-    Rows with a `transaction_id` must not lie below their log's highest: that takes one task a log. Without the column
-    they carry the time of their group, and any number of tasks may write a log.
+    Rows have the columns of the sink: `value`, and perhaps `transaction_id` and `log`. They are published in groups.
+    Each group makes one segment a log, so small ones are dear. Rows with a `transaction_id` must not lie below their
+    log's highest: that takes one task a log. Without the column they carry the time of their group, and any number of
+    tasks may write a log.
 
-    Raises OptionError, when it is made; in a task SchemaError, BatchRefusedError and its leaves (nothing of the group
-    is visible), LogBusyError, or PublishUnknownError (the group is visible or not): Spark runs the task again.
+    Args:
+        log: the log that all rows go to; None: a column `log` or the options say which.
+        group_rows: a group is published when it has so many rows,
+        group_bytes: or so many bytes,
+        group_ms: or so many milliseconds after its first row; and when the task ends.
+        options: those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize` and so on.
+
+    Raises:
+        OptionError: when it is made, for an option that is unknown, malformed or without a meaning here.
+        SchemaError: in a task, for rows that the sink does not take.
+        BatchRefusedError: in a task (or a leaf of it); nothing of the group is visible.
+        LogBusyError: in a task; another writer holds a log, and nothing of the group is visible.
+        PublishUnknownError: in a task; the group is visible as a whole or not at all.
+
+    After an error in a task Spark runs the task again.
     """
 
     def __init__(
@@ -87,7 +99,8 @@ class ForeachLogWriter:
         self._task: _Task | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Begin a task. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise (D14)."""
+        """Begin a task, for Spark. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise
+        (D14)."""
         self._task = _Task(self._options, self._limits, partition_id)
         return True
 

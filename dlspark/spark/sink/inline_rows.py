@@ -38,6 +38,7 @@ def gather_inline(
         seen.append(batch)
         for rows in rows_by_log(batch, columns, task):
             if found:
+                # Several logs show a batch in one instant only by a multi (D16): it is staged.
                 if rows.log != found[0].log:
                     return None, seen
                 last = found[-1].txids
@@ -110,6 +111,7 @@ def joined(parts: Sequence[InlineRows]) -> InlineRows:
 
 def runs_between(parts: Sequence[InlineRows], staged: Sequence[StagedSegment]) -> list[InlineRows]:
     """Join neighbouring parts of one log, as far as no segment that another task has staged comes in between."""
+    # A staged segment keeps its place in the order of ids (I4), so rows on its two sides cannot be one segment.
     every: list[InlineRows | StagedSegment] = [*parts, *staged]
     if parts[0].stamp_ms is not None:
         every.sort(key=lambda part: (part.partition, part.ordinal))  # they will all have one timestamp

@@ -118,7 +118,7 @@ class Publication:
             counts[part.log] += part.record_count
         for log, rows in self.covered:
             counts[log] += rows
-        return dict(+counts)
+        return dict(+counts)  # only what is above 0: a log without rows does not belong to the batch
 
     @property
     def rows(self) -> int:
@@ -135,11 +135,12 @@ class Publication:
     def only(self, logs: Iterable[str]) -> Publication:
         """Return what of it goes into these logs."""
         chosen = set(logs)
+        # Without what is covered: those logs have the batch, and a multi must not touch them (D16).
         return replace(self, segments=tuple(one for one in self.segments if one.log in chosen), covered=())
 
 
 class OrderedPart(Protocol):
-    """Rows of one task for one log, as they have their place among those of other tasks."""
+    """Rows of one task for one log, staged or not, as they are ordered among those of other tasks."""
 
     @property
     def partition(self) -> int:
@@ -166,6 +167,7 @@ def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
 
     Raises TransactionOrderError if two overlap.
     """
+    # Equal ids go by task and part: a batch that is repeated has its rows in the same order, whichever way it takes.
     ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
     for before, after in pairwise(ordered):
         if after.first_txid < before.last_txid:

@@ -57,13 +57,18 @@ def owner_name(*, appending: bool = False) -> str:
 
 
 class SinkSession:
-    """An open namespace with what the sink asks and makes there. All coroutines run on the process's `Runtime`."""
+    """An open namespace with what the sink asks and makes there. All coroutines run on the process's `Runtime`.
+
+    Args:
+        namespace: the open namespace.
+        settings: those that ledgers are made by.
+        proxies: the write proxies of the namespace, which may own its logs.
+        appending: whether logs are kept from batch to batch.
+    """
 
     def __init__(
         self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
     ) -> None:
-        """Make a session. `proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from
-        batch to batch."""
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies

@@ -52,10 +52,15 @@ Reach = Callable[["ProxyEndpoint"], Awaitable[bool]]
 
 
 class WriteProxies:
-    """The write proxies of one namespace. For one event loop; `close` ends it."""
+    """The write proxies of one namespace. For one event loop; `close` ends it.
+
+    Args:
+        connect: makes the client, when it is first needed.
+        namespace_path: where in ZooKeeper the namespace is, with the members of its tier.
+        reach: says whether a proxy can be dialled; None: it is dialled.
+    """
 
     def __init__(self, connect: Connect, namespace_path: str, reach: Reach | None = None) -> None:
-        """Make one for a namespace. `connect` makes the client; `reach` says whether a proxy can be dialled."""
         self._connect = connect
         self._reach = reach or can_be_dialled
         self._namespace_path = namespace_path

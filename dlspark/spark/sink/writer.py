@@ -137,6 +137,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from dlspark.spark.sink.segments.task import run_task
 
         context = _task_context()
+        # By these a replay is recognised (I9): the query's id is that of its checkpoint, and stays over restarts.
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise InvariantViolation(

@@ -78,7 +78,16 @@ class FolderWatch:
 
 
 class SourceDriver:
-    """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
+    """Answers what Spark asks of one query's logs. Opened once for a query (or a plan), asked many times, closed; one
+    call at a time.
+
+    Args:
+        query: what the query's options say.
+        connect: opens the namespace; None: with the settings that the query's options hand on.
+        now_s: a monotonic clock.
+        snapshot: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
+            each batch.
+    """
 
     def __init__(
         self,
@@ -87,12 +96,6 @@ class SourceDriver:
         now_s: Callable[[], float] = time.monotonic,
         snapshot: QuerySnapshot | None = None,
     ) -> None:
-        """Make a driver, to be opened. `connect` opens the namespace, by default with the settings that the query's
-        options hand on.
-
-        `snapshot`: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
-        each batch.
-        """
         self.query = query
         self._snapshot = snapshot
         self._connect = connect or partial(
@@ -382,6 +385,7 @@ class SourceDriver:
         wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
+            # `wanted` has moved, so records of it lie between the two offsets: they are lost with the log (I8).
             if log not in found:
                 self._data_loss.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
 

@@ -66,6 +66,7 @@ async def _bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
     segments = view.between(start, end)
     if len(segments) <= MAX_LEDGERS + 2:
         return await bytes_between(view, start, end)
+    # Of the first and the last a part counts, so they are asked; those between count in full: some stand for all.
     first, *inner, last = segments
     seen = [inner[len(inner) * part // MAX_LEDGERS] for part in range(MAX_LEDGERS)]
     sizes = await asyncio.gather(*(segment_bytes(view, one, start, end) for one in (first, last, *seen)))
@@ -90,6 +91,7 @@ async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], star
 async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: DLSN) -> int | None:
     """Return the transaction id of the last record before `end`."""
     for segment in reversed(segments):
+        # The end's own entry counts only where the end lies within it.
         if segment.lssn == end.lssn:
             after = end.entry_id + (end.slot_id > 0)
         elif segment.last_txid != MAX_TXID and segment.record_count:
@@ -166,6 +168,7 @@ async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int
 
 async def _cut(view: DriverLogView, segment: SegmentMetadata, first: int, after: int, budget: int) -> int:
     """Return the largest entry up to which, from `first` on, no more than `budget` bytes lie."""
+    # Sizes only grow along the entries. `low` always fits; the middle is rounded up, or two neighbours would not end.
     low, high = first, after
     while low < high:
         middle = (low + high + 1) // 2

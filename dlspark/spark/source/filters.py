@@ -103,6 +103,7 @@ def _around(bounds: Bounds, candidate: Filter) -> Bounds:
     """Narrow `bounds` to the rows among which all are that a filter wants, if that can be said."""
     if not isinstance(candidate, In) or len(candidate.attribute) != 1 or candidate.attribute[0] not in _NUMBERS:
         return bounds
+    # A value of another type (or a null) might be wanted in a way that no bound expresses: then all rows are.
     wanted = [value for value in candidate.value if isinstance(value, int) and not isinstance(value, bool)]
     if not wanted or len(wanted) != len(candidate.value):
         return bounds
@@ -114,6 +115,7 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
     if isinstance(candidate, IsNotNull):
         if candidate.attribute == ("timestamp",):
             return bounds._txids(0, MAX_TIMESTAMP_MS + 1)
+        # Of a column that is never null it holds for each row, so nothing is left to evaluate.
         return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in NEVER_NULL else None
     if isinstance(candidate, In):
         names = candidate.value

@@ -40,7 +40,12 @@ class Take:
 
 
 class LogSpans:
-    """What one query's plans read of its logs. `max_records`: the most of a span, None: any number."""
+    """Finds what one query's plans read of its logs.
+
+    Args:
+        data_loss: decides what becomes of positions that are gone.
+        max_records: the most records of a span; None: any number.
+    """
 
     def __init__(self, data_loss: DataLossPolicy, max_records: int | None) -> None:
         self._data_loss = data_loss
@@ -146,6 +151,7 @@ async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[Segment
     spans = list(spans)
     if not spans:
         return
+    # Read-only nodes serve reads as well.
     registry = namespace.ledgers.bookies
     writable, readonly = await asyncio.gather(registry.writable(), registry.readonly())
     living = {address.bookie_id for address in [*writable, *readonly]}

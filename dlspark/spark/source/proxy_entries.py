@@ -94,10 +94,15 @@ ProxyKey: TypeAlias = "tuple[tuple[str, ...], int]"
 
 
 class TaskProxies:
-    """The read proxies of a list, with this process's connections to them. For one event loop, on which it is made."""
+    """The read proxies of a list, with this process's connections to them. For one event loop, on which it is made.
+
+    Args:
+        addresses: where they take frames.
+        outage_ms: for how long proxies that cannot be reached are waited for; 0: each is asked once.
+        connect: makes the connections; None: over frames.
+    """
 
     def __init__(self, addresses: Sequence[str], outage_ms: int, connect: Connect | None = None) -> None:
-        """Make one. `connect` makes the connections; None: over frames. `outage_ms` of 0: each proxy is asked once."""
         self.addresses = tuple(addresses)
         self.outage_s = outage_ms / 1000
         settings = ThinClientSettings(
@@ -173,6 +178,7 @@ class ProxyEntries:
                         raise _entry_gone_error(span, entry_id, error) from error
                     return  # The log was sealed in this segment: nothing behind the mark is a record.
             stored = self._came.popleft()
+            # A proxy sends what its own reading gave. That it is this entry, of this ledger, is only checked here (I4).
             _check(span, entry_id, stored)
             self._behind = DLSN(span.lssn, entry_id + 1, 0)
             yield entry_id, memoryview(stored.payload)
@@ -206,6 +212,7 @@ class ProxyEntries:
                 self._came.popleft()
                 self._behind = self._behind.next_entry
         if not self._came or (self._came[0].lssn, self._came[0].entry_id) != first:
+            # Entries that have come lie elsewhere. To skip drops them in the reader too, and costs a request.
             self._came.clear()
             await reader.skip_to(span.start)
         return reader

@@ -79,6 +79,7 @@ class SegmentRecords:
         tail = self.tail
         if tail is None or tail.ledger_id != segment.ledger_id:
             tail = SegmentTail(segment.ledger_id)
+        # Only what is new is looked at: what was seen before never changes, since it lies below a LAC (I6).
         if last >= tail.scanned:
             summary = await self.entry(segment, last)
             end: DLSN | None

@@ -267,6 +267,7 @@ def _assigned(text: str) -> list[str]:
 
 
 def _literal_folder(pattern: str) -> str:
+    # Each alternative may name another folder, so all of them together have only the root in common.
     if _has_alternatives(pattern):
         return ""
     rest = _LITERAL.sub("", pattern, count=1)
@@ -279,6 +280,7 @@ def _literal_folder(pattern: str) -> str:
 def _has_alternatives(pattern: str) -> bool:
     """Return whether a `|` stands outside of all groups and classes; also true where this simple search cannot decide
     it."""
+    # Comments, escapes and classes first: a bracket or bar in them has no meaning.
     plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
     depth = 0
     for character in plain:

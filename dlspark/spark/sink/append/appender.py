@@ -101,7 +101,13 @@ class _HeldLog:
 
 
 class SinkAppender:
-    """Appends to any log of one namespace. All calls come from one event loop; `close` gives up everything."""
+    """Appends to any log of one namespace. All calls come from one event loop; `close` gives up everything.
+
+    Args:
+        open_log: opens a log for batches, in whichever way is right for it now.
+        rng: spreads the pauses between tries.
+        deadline_s: for how long a batch is tried.
+    """
 
     def __init__(self, open_log: OpenLog, *, rng: random.Random | None = None, deadline_s: float = DEADLINE_S) -> None:
         self._open_log = open_log
@@ -168,6 +174,7 @@ class SinkAppender:
         if held is None:
             return None
         async with held.lock:
+            # Only as the owner: a log that another process owns for this one would make a chain, or a ring.
             if held.opened is None or not held.opened.is_owner:
                 return None
             if held.timer is not None:
@@ -182,6 +189,8 @@ class SinkAppender:
             self._release_after(held, opened, batch.idle_ms)
             raise  # the log is as it was
         except BaseException:
+            # What the request has done is not known. Only recovery of the log says, so nothing may go on with what is
+            # open (I20).
             await self._give_up(held, abandon=True)
             raise
         if opened.fold_is_due(batch.job.sink_id) and (held.folding is None or held.folding.done()):
@@ -220,7 +229,7 @@ class SinkAppender:
 
     async def _release(self, held: _HeldLog, opened: AppendedLog) -> None:
         async with held.lock:
-            if held.opened is opened:
+            if held.opened is opened:  # and not one that was opened anew since
                 await self._give_up(held, abandon=False)
 
     async def _give_up(self, held: _HeldLog, *, abandon: bool) -> None:

@@ -223,6 +223,7 @@ def is_private(path: Path) -> bool:
         found = os.lstat(path)
     except OSError:
         return False
+    # By `lstat`: a link of this user's may lead to where another user writes.
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & _OTHERS
 
 

@@ -82,6 +82,7 @@ class LogOpener:
         holder = await self._holder(log)
         if holder is not None and await self._proxies.are(self._tools.namespace.services, holder.client_id):
             return await self._through_proxies(log)
+        # Free, or another writer's, which ends: waiting for its lock is enough.
         if holder is None or not appends(holder.client_id):
             return await OwnedLog.open(self._tools, log)
         other = self._find(holder)
@@ -90,6 +91,7 @@ class LogOpener:
             return SharedLog(
                 log, holder, other, functools.partial(self._is_held_by, holder, log), idle_ms=self._idle_ms
             )
+        # A lock of this process's own session is a former handle's, which is just being given up.
         if holder.session_id != self._tools.namespace.store.session_id:
             if await self._proxies.within_reach(self._tools.namespace.services):
                 return await self._through_proxies(log)

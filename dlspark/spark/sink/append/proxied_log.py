@@ -116,8 +116,13 @@ class ProxiedLog:
     async def open(cls, tools: AppendTools, proxies: WriteProxies, log: str, settle: Settle) -> ProxiedLog:
         """Begin to append; the log is created where that is allowed.
 
-        `settle(log, sink id)` makes a mark say everything that another process has set as the log's owner. Raises
-        BatchRefusedError for a log that is missing.
+        Args:
+            tools: what appending works with.
+            proxies: the write proxies of the namespace.
+            log: its name.
+            settle: makes a mark, by log and sink id, say everything that another process has set as the log's owner.
+
+        Raises BatchRefusedError for a log that is missing, and may not be made.
         """
         await tools.logs.prepare(log)
         return cls(tools, proxies, log, settle)
@@ -137,6 +142,8 @@ class ProxiedLog:
         sink = await self._sender(job.sink_id)
         known = await sink.kept.known(job, rows)
         sent = sink.kept.mark.sent
+        # The mark does not say whether the log has the batch that it names. If so it has it with rows, and an empty
+        # batch under the same number is another one: neither a replay nor new for certain (I20).
         if not rows.record_count and sent is not None and sent.batch == job.batch:
             raise self._may_differ_error(job, rows, sent)
         if known is not None:
@@ -145,6 +152,7 @@ class ProxiedLog:
             raise self._may_differ_error(job, rows, sent)
         found = sent is not None and sent.batch == job.batch
         if not found:
+            # Before it is sent: a process that comes after this one, should it die now, looks for what the mark names.
             await self._name(sink, job.batch)
         fault_points.reach("sink.before-publish")
         try:
@@ -152,6 +160,7 @@ class ProxiedLog:
         except (EndOfStreamError, RequestDeniedError) as error:
             if not found:
                 raise
+            # That this request was refused says nothing of the one that another process has sent before.
             raise PublishUnknownError(
                 f"{job} was sent to the log's proxy before, and is visible whole or not at all; now it was refused: "
                 f"{error.message}",
@@ -193,6 +202,7 @@ class ProxiedLog:
         """Have the mark name a batch that no request was given to so far."""
         mark, number = sink.kept.mark, sink.number
         if mark.sent is not None:
+            # A request may be on its way under the number of that batch, so no other batch may have it (I19).
             mark, number = mark.gone_past(mark.sent.batch), None
         if number is None:
             mark, number = replace(mark, epoch=mark.epoch + 1), 0

@@ -43,10 +43,15 @@ _log = logging.getLogger(__name__)
 
 
 class AppenderServer:
-    """One socket. Made on the event loop, as all coroutines run there."""
+    """Takes batches at one socket. Made on the event loop, as all coroutines run there.
+
+    Args:
+        appender: appends the batches.
+        folder: where it listens.
+        noting: knows the session by which logs are held.
+    """
 
     def __init__(self, appender: SinkAppender, folder: AppenderFolder, noting: SessionNote) -> None:
-        """Serve from `folder`. `noting` knows the session by which logs are held."""
         self._appender = appender
         self._folder = folder
         self._noting = noting

@@ -88,10 +88,17 @@ class LogRules:
 
 
 class NamespaceLogs:
-    """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold.
+    """The logs of one namespace, as publishing needs them: made where they are missing, locked, read to their ends.
 
-    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write; None: the
-    namespace has no access control.
+    Args:
+        store: the metadata store of the namespace.
+        logs: its logs there.
+        rules: how the sink treats logs.
+        recover: completes what a dead writer left in progress, under the lock that is held.
+        rewrite: writes records of staged segments again.
+        permit: raises RequestDeniedError for a log that the namespace's access control does not let the sink write;
+            None: the namespace has no access control.
+        asked_to_yield: while a log is waited for, its owner is asked to give it up, where it would.
     """
 
     def __init__(
@@ -105,8 +112,6 @@ class NamespaceLogs:
         permit: Permit | None = None,
         asked_to_yield: AskedToYield = nullcontext,
     ) -> None:
-        """Make one. `asked_to_yield(log)`: while a log is waited for, its owner is asked to give it up, where it
-        would."""
         self._store = store
         self._logs = logs
         self._rules = rules

@@ -86,6 +86,14 @@ def run_task(
 ) -> SinkMessage:
     """Stage a task's rows, or hand them over where they are few; called in Spark's thread.
 
+    Args:
+        options: those of the write.
+        columns: where the sink's columns are in `batches`.
+        job: whose batch the task writes.
+        partition: the task's number in the job.
+        stamp_ms: the time that rows without a transaction id carry, the same for each task of the job.
+        batches: the rows.
+
     Rows for logs that have the batch (a replay) are counted and not written. The same holds if that turns out only when
     something goes wrong: another driver may have published the batch and swept what this task was writing.
     """
@@ -198,7 +206,10 @@ class _EntrySender:
 
 
 class Staging:
-    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`."""
+    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`.
+
+    What it asks of the metadata store is asked when it is made, before there are rows.
+    """
 
     def __init__(self, session: SinkSession, job: JobId, columns: SinkColumns, partition: int, stamp_ms: int) -> None:
         self.session = session
@@ -308,7 +319,10 @@ class _Staged:
 class TaskWriter:
     """Stages the rows of one task. `split`, `take` and `rest` run in Spark's thread, the coroutines on the event loop.
 
-    `create(log)` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
+    Args:
+        settings: how the task writes.
+        create: makes a listed ledger for a log.
+        stamp: gives the timestamp that rows without an id carry in a log.
     """
 
     def __init__(
