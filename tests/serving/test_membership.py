@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from helpers.metadata_worlds import Heard, MemoryWorld, World, ZooKeeperWorld
 from helpers.waiting import until
+from helpers.worlds.metadata import Heard, MemoryWorld, World, ZooKeeperWorld
 
 from dlspark.serving.process.membership import (
     MAX_MEMBER_BYTES,

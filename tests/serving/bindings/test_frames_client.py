@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from helpers.memory_network import PipeEnd, Pipes
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_network import PipeEnd, Pipes
 
 from dlspark.errors import CallerError, ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.bounds import FramesClientLimits

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from helpers.scripted_service import ScriptedService
-from helpers.serving_strangers import HEADER, Heard, Honest, Stranger, frame, framed
+from helpers.serving.scripted_service import ScriptedService
+from helpers.serving.strangers import HEADER, Heard, Honest, Stranger, frame, framed
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN

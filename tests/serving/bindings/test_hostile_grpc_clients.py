@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from helpers.scripted_service import ScriptedService, answer_to
-from helpers.serving_strangers import Honest, Stranger
+from helpers.serving.scripted_service import ScriptedService, answer_to
+from helpers.serving.strangers import Honest, Stranger
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN

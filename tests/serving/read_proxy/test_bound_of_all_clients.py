@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from helpers.logs import written
-from helpers.memory_network import Pipes
-from helpers.memory_proxies import MemoryProxies
-from helpers.scripted_service import ScriptedService
+from helpers.serving.memory_proxies import MemoryProxies
+from helpers.serving.read_world import ReadWorld, submitted
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
-from read_world import ReadWorld, submitted
+from helpers.worlds.memory_network import Pipes
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from helpers.serving.proxy_world import proxies
 from helpers.virtual_time import virtual_time
-from proxy_world import proxies
 
 from dlspark.serving.protocol.operations import Done, MoveStream, ReleaseStream
 from dlspark.serving.write_proxy.streams.hand_over import HAND_OVERS_AT_ONCE, LONGEST_TURN_S, in_turns

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oracle_logs import Record
+from helpers.spark.oracle.logs import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

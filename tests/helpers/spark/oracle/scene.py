@@ -13,17 +13,17 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
-from oracle_logs import OracleLogs, Record, table_of
-from oracle_queries import COLUMNS, AnyOf, Column, Drawing, First, Join, Leaf, Tree
 
 from dlspark.spark import start
+from helpers.spark.oracle.logs import OracleLogs, Record, table_of
+from helpers.spark.oracle.queries import COLUMNS, AnyOf, Column, Drawing, First, Join, Leaf, Tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,8 +129,8 @@ class Scene:
                 except Difference as difference:
                     found.append(difference)
         finally:
-            for key, value in before.items():
-                self._spark.conf.unset(key) if value is None else self._spark.conf.set(key, value)
+            for key, earlier in before.items():
+                self._spark.conf.unset(key) if earlier is None else self._spark.conf.set(key, earlier)
             for view in (f"logs_{one.name}" for one in getattr(self, "_relations", ())):
                 self._spark.catalog.dropTempView(view)
             self._logs.delete_all()
@@ -179,7 +179,7 @@ class Scene:
             if not made or rng.random() < 0.5:
                 return Relation(name, (log,), lambda: self._spark.table(table), table, table=table)
             given = self._spark.read.options(**made)
-            found = Relation(name, (log,), lambda: given.table(table), f"{table} {made}", **_ends(found))
+            found = _with_ends(Relation(name, (log,), lambda: given.table(table), f"{table} {made}"), found)
         elif way < 0.6:
             options = (
                 {"subscribe": ",".join(every)} if rng.random() < 0.5 else {"subscribePattern": f"{self._logs.prefix}.*"}
@@ -188,7 +188,9 @@ class Scene:
             found = Relation(name, tuple(every), source.load, f"load() {options}")
         elif way < 0.7:
             some = tuple(one for one in COLUMNS if rng.random() < 0.5) or ("transaction_id",)
-            found = Relation(name, (log,), lambda: reader().select(*some), f"{found.said} {some}", some, **_ends(found))
+            found = _with_ends(
+                Relation(name, (log,), lambda: reader().select(*some), f"{found.said} {some}", some), found
+            )
         if rng.random() < 0.6:
             found = replace(found, kept=found.read())
         return found
@@ -412,11 +414,7 @@ class Scene:
         frames, names = self._bound(tree, truth=truth)
         if in_sql:
             return self._spark.sql(tree.sql(names))
-        made = tree.frame(frames, names)
-        # Spark keeps the physical plan of a frame object: `collect` on that very object again repeats it, with the jar
-        # (docs/spark.md). A query over the frame is planned anew.
-        kept = self._catalog is not None and any(made is one.kept for one in self._relations)
-        return made.select("*") if kept else made
+        return tree.frame(frames, names)
 
     def _compare(self, tree: Tree, *, in_sql: bool) -> None:
         self._say(f"{'in SQL' if in_sql else 'by frames'}, pushdown {self._pushdown}: {self._text(tree)}")
@@ -440,7 +438,8 @@ class Scene:
     def _reported(self, what: str, tree: Tree, expected: Rows) -> Iterator[None]:
         """An error of the query is a difference too: the same one over Parquet had none.
 
-        Without the jar Spark keeps the plan of a frame, and one that has records which the log has lost is refused.
+        A plan that Spark keeps, and that has records which the log has lost, is refused: without the jar that of any
+        query of a frame, with it that of the very same frame object.
         """
         try:
             yield
@@ -448,7 +447,8 @@ class Scene:
             raise
         except Exception as error:
             outdated = tree.relations() & self._outdated
-            if self._catalog is None and "OutdatedPlanError" in str(error) and outdated:
+            kept = self._catalog is None or isinstance(tree, Leaf)
+            if kept and "OutdatedPlanError" in str(error) and outdated:
                 self._load_again(outdated)
                 raise _Refused from error
             raise self._difference(what, tree, [(type(error).__name__, str(error)[:3000])], expected) from error
@@ -473,8 +473,9 @@ class Scene:
         )
 
 
-def _ends(one: Relation) -> Mapping[str, int | None]:
-    return {"lowest": one.lowest, "below": one.below}
+def _with_ends(made: Relation, ends: Relation) -> Relation:
+    """Returns `made` with the same lowest and end of transaction ids as `ends`."""
+    return replace(made, lowest=ends.lowest, below=ends.below)
 
 
 def _spark_schema(columns: Sequence[str]) -> str:

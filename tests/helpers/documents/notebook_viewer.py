@@ -1,6 +1,6 @@
 """A real JupyterLab and a headless Chromium that look at saved notebooks, as one sees them who does not trust them.
 
-    python tests/helpers/notebook_viewer.py DIRECTORY NOTEBOOK...
+    python tests/helpers/documents/notebook_viewer.py DIRECTORY NOTEBOOK...
 
 Each notebook is opened in the light and the dark theme. A screenshot of each goes to DIRECTORY, and what was seen to
 DIRECTORY/seen.json, see `LOOK`. A program of its own, for Playwright's loop would meet those of asynchronous tests.

@@ -7,8 +7,7 @@ import os
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from sink_driver import Plan, run_driver
-
+from helpers.spark.sink_driver import Plan, run_driver
 from metadata.foundation import fault_points
 
 SESSION_VARIABLE = "DLSPARK_SET_zkSessionTimeoutSeconds"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlspark.core.sync.namespace import Namespace
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes
 

@@ -34,7 +34,7 @@ def main(uri: str, log: str) -> None:
         return spark.read.format("distributedlog").load(f"{log}-copy-{number}").count()
 
     def sql(number: int) -> int:
-        return spark.sql(f"SELECT count(*) FROM dlog.`{log}-{number}`").collect()[0][0]
+        return int(spark.sql(f"SELECT count(*) FROM dlog.`{log}-{number}`").collect()[0][0])
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, range(3)))

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from memory_world import URI, World
-
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, Reply
@@ -20,6 +18,7 @@ from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, Refusal, Request
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from helpers.spark.memory_world import URI, World
 
 Tamper = Callable[[list[StoredEntry]], list[StoredEntry]]
 

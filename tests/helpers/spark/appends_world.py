@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
-from appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
-from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import LogEmptyError, LogNotFoundError
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
@@ -27,6 +27,8 @@ from dlspark.spark.sink.inline_rows import gather_inline, joined
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
+from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
+from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
@@ -178,8 +180,8 @@ class Cluster:
         await self._operator.close()
 
 
-async def _all(reader):  # type: ignore[no-untyped-def]
-    found = []
+async def _all(reader: AsyncLogReader) -> list[LogRecord]:
+    found: list[LogRecord] = []
     while more := await reader.read_available(1000, wait=True):
         found += more
     return found

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from helpers.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, Cluster
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from metadata.bookkeeper.bookies import BookieAddress
-from storage_node.edge import FrameHandler, Link
+from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol import v2
 from storage_node.protocol.decoding import decode_request
@@ -51,7 +51,7 @@ class MemoryBookie:
         self.reject: Status | None = None
         self.reads = 0
         self._held: list[Callable[[], None]] = []
-        self.links: list[_Link] = []
+        self.links: list[BookieLink] = []
 
     @property
     def address(self) -> BookieAddress:
@@ -69,7 +69,7 @@ class MemoryBookie:
         for link in list(self.links):
             link.break_off()
 
-    async def serve(self, link: _Link, frame: memoryview) -> None:
+    async def serve(self, link: BookieLink, frame: memoryview) -> None:
         if frame[0] == v2.VERSION:
             self._batch(link, frame)
             return
@@ -86,7 +86,7 @@ class MemoryBookie:
         else:
             raise AssertionError(f"unexpected {request}")
 
-    def _batch(self, link: _Link, frame: memoryview) -> None:
+    def _batch(self, link: BookieLink, frame: memoryview) -> None:
         request = v2.decode_request(frame)
         assert isinstance(request, BatchReadRequest), request
         ledger = self.ledgers.get(request.ledger_id, StoredLedger())
@@ -103,7 +103,7 @@ class MemoryBookie:
         ids = (request.ledger_id, request.entry_id, request.request_id)
         link.answer(b"".join(v2.encode_batch_read_response(status, *ids, tuple(found))))
 
-    def _add(self, link: _Link, request: AddRequest) -> None:
+    def _add(self, link: BookieLink, request: AddRequest) -> None:
         ledger_id, entry_id, lac, _ = _HEADER.unpack_from(request.body)
         ledger = self.ledgers.setdefault(ledger_id, StoredLedger())
         status = Status.EOK
@@ -129,7 +129,7 @@ class MemoryBookie:
         else:
             answer()
 
-    async def _read(self, link: _Link, request: ReadRequest) -> None:
+    async def _read(self, link: BookieLink, request: ReadRequest) -> None:
         self.reads += 1
         ledger = self.ledgers.get(request.ledger_id)
         if request.fence:
@@ -162,7 +162,7 @@ class MemoryBookie:
 
     def _answer_read(
         self,
-        link: _Link,
+        link: BookieLink,
         request: ReadRequest,
         status: Status,
         body: bytes | None,
@@ -182,7 +182,7 @@ class MemoryBookie:
         return digest.hexdigest()
 
 
-class _Link(Link):
+class BookieLink(Link):
     """Both ends of a connection: what is sent is served, what is answered is delivered, a loop turn later each."""
 
     def __init__(self, bookie: MemoryBookie, handler: FrameHandler) -> None:
@@ -263,7 +263,7 @@ class MemoryNetwork:
         bookie = self.bookies.get((host, port))
         if bookie is None or not bookie.up:
             raise BookieUnreachableError("no such node, or it is down", node=f"{host}:{port}")
-        return _Link(bookie, handler)
+        return BookieLink(bookie, handler)
 
-    async def listen(self, host: str, port: int, accept: object) -> object:
+    async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
         raise AssertionError("memory bookies do not listen")

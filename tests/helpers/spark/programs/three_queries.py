@@ -24,7 +24,8 @@ from pathlib import Path
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamReader, DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace

@@ -52,7 +52,7 @@ def run(spark: SparkSession, log: str, checkpoint: Path, until: int) -> None:
         .start()
     )
     while not (checkpoint / "commits" / str(until)).exists():
-        if query.awaitTermination(0.1):
+        if query.awaitTermination(0.1):  # type: ignore[arg-type]
             raise SystemExit(f"the query ended: {query.exception()}")
     query.stop()
 

@@ -15,6 +15,6 @@ def main(infile: BinaryIO, outfile: BinaryIO) -> None:
     outfile.write(b"at work")
     outfile.flush()
     if os.environ["AT_WORK"] == "reading":
-        read_int(infile)  # whether there is more to do
+        read_int(infile)  # type: ignore[no-untyped-call]  # is there more to do?
     assert infile.read() == b"", "Spark hangs up"
     outfile.write(b"what nobody waits for")

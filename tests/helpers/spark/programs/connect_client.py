@@ -151,7 +151,8 @@ def for_each_batch(spark: SparkSession, source: str, directory: Path) -> int:
 
     stream = spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", RATE).load(source)
     query = stream.writeStream.foreachBatch(write).trigger(availableNow=True)  # type: ignore[arg-type]
-    called_back(query.option("checkpointLocation", str(directory / "each")).start).awaitTermination()
+    checkpointed = query.option("checkpointLocation", str(directory / "each"))
+    called_back(checkpointed.start).awaitTermination()  # type: ignore[arg-type]
     return read(spark, target).count()
 
 

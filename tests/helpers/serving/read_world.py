@@ -6,8 +6,6 @@ import asyncio
 import random
 from collections import Counter
 
-from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
-
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.namespace import AsyncNamespace
@@ -17,12 +15,15 @@ from dlspark.serving.protocol.deliveries import batches_of, records_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from helpers.worlds.memory_bookies import PATIENT, BookieLink, MemoryBookie, MemoryNetwork
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 from storage_node.protocol import v2
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import BatchReadRequest, ReadRequest
 
 URI = "distributedlog://memory:2181/dl"
 LOCATION = "proxy:8100"
@@ -35,15 +36,24 @@ class CountingBookie(MemoryBookie):
         super().__init__(bookie_id)
         self.served = served
 
-    def _answer_read(self, link, request, status, body, max_lac, entry_id=None):
+    def _answer_read(
+        self,
+        link: BookieLink,
+        request: ReadRequest,
+        status: Status,
+        body: bytes | None,
+        max_lac: int | None,
+        entry_id: int | None = None,
+    ) -> None:
         if body is not None:
             self.served[request.ledger_id, request.entry_id if entry_id is None else entry_id] += 1
         super()._answer_read(link, request, status, body, max_lac, entry_id)
 
-    def _batch(self, link, frame):
+    def _batch(self, link: BookieLink, frame: memoryview) -> None:
         before = self.reads
         super()._batch(link, frame)
         request = v2.decode_request(frame)
+        assert isinstance(request, BatchReadRequest), request
         for entry_id in range(request.entry_id, request.entry_id + self.reads - before):
             self.served[request.ledger_id, entry_id] += 1
 

@@ -24,8 +24,9 @@ from typing import Any
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
-from rounds_source import RoundsSource
+from pyspark.sql.streaming.query import StreamingQuery
+
+from helpers.spark.programs.rounds_source import RoundsSource
 
 PARENT = os.getppid()
 
@@ -64,9 +65,9 @@ class Session:
         assert self._query is not None
         while not (self._checkpoint / "commits" / str(batch)).exists():
             if os.getppid() != PARENT:
-                raise SystemExit("nobody waits for this query any more")
+                raise SystemExit("the test that waited for this query has ended")
             try:
-                if self._query.awaitTermination(0.05):
+                if self._query.awaitTermination(0.05):  # type: ignore[arg-type]
                     return "the query ended"
             except Exception as error:
                 return str(error)

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 
-from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
-
 from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
@@ -19,6 +17,7 @@ from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal, Request, WriteReceipt, WriteRecords
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.distributedlog.bindings import Binding

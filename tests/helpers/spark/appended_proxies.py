@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from helpers.memory_proxies import MemoryLink
-
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, Reply
@@ -17,6 +15,7 @@ from dlspark.serving.process.membership import WRITE_PROXIES, ProxyEndpoint, pro
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Request, WriteRecords
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from helpers.serving.memory_proxies import MemoryLink
 
 
 class ClusterClock:

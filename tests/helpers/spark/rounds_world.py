@@ -19,8 +19,6 @@ from typing import IO, Any
 
 import psutil
 import pyspark
-from helpers.jvm_flags import spark_flags
-from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox.sandbox import Sandbox
@@ -28,10 +26,12 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
+from helpers.jvm_flags import spark_flags
+from helpers.paths import ROOT, SPARK_PROGRAMS, TESTS
+from helpers.spark.sink_driver import Plan, read_values
 from metadata.distributedlog.sinks import application_sink, query_sink
 from metadata.foundation import fault_points
 
-HERE = Path(__file__).parent
 SPARK_HOME = Path(pyspark.__file__).parent
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 PATIENCE_S = 240.0
@@ -116,14 +116,17 @@ class SparkProcess:
             **os.environ,
             SESSION_SETTING[0]: SESSION_SETTING[1],
             fault_points.VARIABLE: f"@{self.script}",
-            "PYTHONPATH": os.pathsep.join(
-                [str(HERE.parents[2]), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
-            ),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")]),
             "SPARK_LOCAL_IP": HOSTS[0],
         }
         with (self._place / "driver.log").open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "rounds_driver.py"), self._master, json.dumps(self._conf(environment))],
+                [
+                    sys.executable,
+                    str(SPARK_PROGRAMS / "rounds_driver.py"),
+                    self._master,
+                    json.dumps(self._conf(environment)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

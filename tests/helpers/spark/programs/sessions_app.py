@@ -16,7 +16,11 @@ from pyspark.sql import SparkSession
 
 import dlspark.spark
 
-_CONFS = {"spark.master": "local[1]", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+_CONFS: dict[str, bool | float | int | str | None] = {
+    "spark.master": "local[1]",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+}
 
 
 def main(uri: str, log: str, other: str) -> None:
@@ -27,7 +31,7 @@ def main(uri: str, log: str, other: str) -> None:
     spark = dlspark.spark.builder(uri).config(map=_CONFS).getOrCreate()
     spark.sql("SELECT 'a' AS value").write.format("distributedlog").mode("append").save(log)
     frame = spark.read.format("distributedlog").load(log)
-    plan = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[attr-defined]
+    plan = frame._jdf.queryExecution().executedPlan().toString()
     found: dict[str, object] = {
         "frame": frame.count(),
         "with the jar": "distributedlog {" in plan,

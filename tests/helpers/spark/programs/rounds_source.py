@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
-from sink_driver import Plan, arrow_batches
+
+from helpers.spark.sink_driver import Plan, arrow_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,6 @@
-"""Plays scenes of the oracle in a session of its own: `python oracle_program.py URI --seeds 0:200 --mode jar|plain`.
+"""Play scenes of the oracle in a session of its own.
+
+    PYTHONPATH=tests python -m helpers.spark.oracle.program URI --seeds 0:200 --mode jar|plain
 
 `jar` is a session that `dlspark.spark.builder` makes, with the catalog; `plain` one of `SparkSession.builder`, with
 nothing but Python. Each prints differences as it finds them, and at the end how many queries of which kind there were,
@@ -20,9 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oracle_scene import QUERIES, Scene
-
 from dlspark.spark.catalog.enabling import DEFAULT_NAME
+from helpers.spark.oracle.scene import QUERIES, Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

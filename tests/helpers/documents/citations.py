@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from helpers.pages import anchors, broken_links, table_rows
+from helpers.documents.pages import anchors, broken_links, table_rows
 from helpers.paths import DOCS, ROOT
 
 DEFINED_IN = {

@@ -27,9 +27,9 @@ from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol.operations import Handshake, ProxyInfo
 from helpers.faults.forwarding import ForwardedNetwork
 from helpers.fork_server import Child, ForkServer
-from helpers.serving_load import EXPIRE, GO, SETTLE, parts_of
+from helpers.serving.load import EXPIRE, GO, SETTLE, parts_of
 from helpers.waiting import until, wait_until
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 from metadata.foundation.settings import Value
 from storage_node.transport.tcp import TcpNetwork
 
@@ -92,7 +92,7 @@ class Tier:
         self._held: dict[str, list[tuple[DLSN, bytes]]] = {log: [] for log in self.logs}
         try:
             self.sandbox.start()
-            self._forks = ForkServer(("helpers.serving_load",), log=directory / "processes.log")
+            self._forks = ForkServer(("helpers.serving.load",), log=directory / "processes.log")
             for proxy in PROXIES:
                 self.start_proxy(proxy)
             asyncio.run(self._create_logs())
@@ -123,7 +123,7 @@ class Tier:
         }
         ports = self.sandbox.state.node_ports
         self.processes[proxy] = self._forks.spawn(
-            "helpers.serving_load:write_proxy",
+            "helpers.serving.load:write_proxy",
             {
                 "name": proxy,
                 "zookeeper": f"{host}:{port}",
@@ -179,7 +179,7 @@ class Tier:
                 for proxy in (PROXIES if self._cut_clients else ())
             ]
             self.processes[host] = self._forks.spawn(
-                "helpers.serving_load:clients",
+                "helpers.serving.load:clients",
                 {
                     "name": host,
                     "seed": seed + index,
