@@ -1,0 +1,192 @@
+"""`Declaration`: what a log says of its records: their format, and every version of their schema.
+
+It is the data of the log's znode `P/schema`, JSON (docs/reference/znodes.md#schema):
+
+    {"v": 1, "format": "json", "encoder": 1, "highest-id": 5, "timestamp-id": 4, "strict": false,
+     "schemas": [{"type": "struct", "schema-id": 0, "fields": [...]}, ...]}
+
+The last schema is the current one; the others stay, because records of theirs do. `highest-id` is the highest id that a
+field ever had, so that none is given twice. `encoder` is the version of what makes bytes of rows: rows that were equal
+give equal bytes for as long as it is the same. `timestamp-id` names the column that gives each record its transaction
+id, and `strict` refuses to read past a record that does not fit.
+
+A declaration is read whole and replaced whole, at the version that was read. Unknown keys, or another "v", are a newer
+dlspark's: it is refused, never read in part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from dlspark.tables.evolution import Change, Path, evolve
+from dlspark.tables.types import (
+    DATE,
+    LONG,
+    TIMESTAMP,
+    Field,
+    InvalidSchemaError,
+    Schema,
+    children,
+    schema_from_json,
+    schema_to_json,
+)
+from metadata.foundation.errors import CorruptDataError
+
+VERSION: Final = 1
+MAX_BYTES: Final = 512 << 10
+"""Of the znode's data; ZooKeeper refuses requests of 1 MiB."""
+MAX_VERSIONS: Final = 1_000
+_KEYS: Final = frozenset({"v", "format", "encoder", "highest-id", "timestamp-id", "strict", "schemas"})
+
+
+class RecordFormat(Enum):
+    """How does a record hold a row?"""
+
+    JSON = "json"
+    """One object, UTF-8, columns by name."""
+    AVRO = "avro"
+    """Avro's single-object encoding: a fingerprint of the schema, and a datum."""
+    ARROW = "arrow"
+    """An Arrow IPC stream of one batch: a record holds many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Which rows does a log hold, and how does a record hold them?
+
+    Args:
+        format: How a record holds a row.
+        schemas: All versions, oldest first; the last one is current.
+        highest_id: The highest id that a field of any version had.
+        timestamp_id: The column that gives each record its transaction id; None: the writer gives it.
+        strict: Whether a record that does not fit ends a query, in place of a row that says so.
+        encoder: Version of what makes bytes of rows.
+    """
+
+    format: RecordFormat
+    schemas: tuple[Schema, ...]
+    highest_id: int
+    timestamp_id: int | None = None
+    strict: bool = False
+    encoder: int = 1
+
+    @classmethod
+    def of(
+        cls, format: RecordFormat, schema: Schema, *, timestamp: str | None = None, strict: bool = False
+    ) -> Declaration:
+        """Return a first declaration. `timestamp` names the column that gives the transaction id.
+
+        Raises InvalidSchemaError for a column that cannot give it.
+        """
+        column = None if timestamp is None else schema.column(timestamp)
+        if timestamp is not None and column is None:
+            raise InvalidSchemaError(
+                f"There is no column {timestamp!r} to take transaction ids from; nothing was changed",
+                advice=f"There are: {', '.join(one.name for one in schema.fields)}",
+            )
+        if column is not None and (column.type not in (TIMESTAMP, LONG, DATE) or not column.required):
+            raise InvalidSchemaError(
+                f"Column {column.name} cannot give transaction ids: it is {column.type}"
+                f"{'' if column.required else ' and may be null'}; nothing was changed",
+                advice="Take a column that is NOT NULL, a TIMESTAMP, DATE, or BIGINT of milliseconds",
+            )
+        made = replace(schema, id=0)
+        return cls(format, (made,), made.highest_id, None if column is None else column.id, strict)
+
+    @property
+    def current(self) -> Schema:
+        """The schema that rows are written by."""
+        return self.schemas[-1]
+
+    def version(self, id_: int) -> Schema | None:
+        """Return the schema of a version; None for a version that there is not."""
+        return next((one for one in self.schemas if one.id == id_), None)
+
+    def evolved(self, changes: Collection[Change]) -> Declaration:
+        """Return the declaration with another current schema. Raises as `evolution.evolve`."""
+        if len(self.schemas) >= MAX_VERSIONS:
+            raise InvalidSchemaError(
+                f"The schema has changed {MAX_VERSIONS} times; nothing was changed", advice="Declare another log"
+            )
+        new = evolve(
+            self.current,
+            changes,
+            highest_id=self.highest_id,
+            names_taken=self.names_taken(),
+            timestamp_id=self.timestamp_id,
+        )
+        return replace(self, schemas=(*self.schemas, new), highest_id=max(self.highest_id, new.highest_id))
+
+    def names_taken(self) -> Mapping[Path, int]:
+        """Return the paths that fields had in any version, in lower case, with their ids, where records say columns by
+        name; a path of two fields has the later one's."""
+        found: dict[Path, int] = {}
+        if self.format is RecordFormat.JSON:
+            for schema in self.schemas:
+                _paths(schema, found)
+        return found
+
+    def encode(self) -> bytes:
+        """Return the znode's data. Raises InvalidSchemaError if it is too large."""
+        said = {
+            "v": VERSION,
+            "format": self.format.value,
+            "encoder": self.encoder,
+            "highest-id": self.highest_id,
+            "timestamp-id": self.timestamp_id,
+            "strict": self.strict,
+            "schemas": [schema_to_json(one) for one in self.schemas],
+        }
+        data = json.dumps(said, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        if len(data) > MAX_BYTES:
+            raise InvalidSchemaError(
+                f"All versions of the schema together have {len(data)} bytes; nothing was changed",
+                advice=f"Up to {MAX_BYTES} are kept: shorten comments, or declare another log",
+            )
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Declaration:
+        """Read what `encode` makes. Raises CorruptDataError for anything else."""
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _corrupt_error(path, "it is not JSON") from error
+        if not isinstance(found, dict) or found.get("v") != VERSION or found.keys() != _KEYS:
+            raise _corrupt_error(path, f"it is not of version {VERSION}")
+        numbers = found["encoder"], found["highest-id"]
+        timestamp_id, strict, listed = found["timestamp-id"], found["strict"], found["schemas"]
+        if any(type(one) is not int for one in numbers) or type(timestamp_id) not in (int, type(None)):
+            raise _corrupt_error(path, "its numbers are not numbers")
+        try:
+            schemas = tuple(schema_from_json(one) for one in listed) if isinstance(listed, list) else ()
+            format_ = RecordFormat(found["format"])
+        except (InvalidSchemaError, ValueError) as error:
+            raise _corrupt_error(path, str(error)) from error
+        if not schemas or [one.id for one in schemas] != list(range(len(schemas))) or not isinstance(strict, bool):
+            raise _corrupt_error(path, "its schemas are not numbered from 0")
+        encoder, highest_id = numbers
+        if max(one.highest_id for one in schemas) > highest_id:
+            raise _corrupt_error(path, "a field has a higher id than the highest")
+        return cls(format_, schemas, highest_id, timestamp_id, strict, encoder)
+
+
+def _paths(schema: Schema, found: dict[Path, int]) -> None:
+    todo: list[tuple[Path, Field]] = [((one.name.casefold(),), one) for one in schema.fields]
+    while todo:
+        path, one = todo.pop()
+        found[path] = one.id
+        todo += [((*path, child.name.casefold()), child) for child in children(one.type)]
+
+
+def _corrupt_error(path: str, what: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"what a log declares of its records cannot be used: {what}",
+        path=path,
+        advice="Read the log with columns=raw; a newer dlspark may have written it. `dlspark log schema set --replace` "
+        "declares it anew",
+    )
