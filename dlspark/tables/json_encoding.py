@@ -84,8 +84,8 @@ def _object(fields: Sequence[Field], columns: Sequence[pa.Array], path: str, cou
         if one.default is not None:
             text = text.fill_null("null")  # left out it would read as the default
         members.append(pc.binary_join_element_wise(_name(one.name), text, _large("")).fill_null(""))
-    # Each member begins with a comma, of which the first one is taken away: Arrow's own way to leave nulls out of a join
-    # (null_handling="skip") leaves out whole rows in which all are null (seen with 26.0.1).
+    # Each member begins with a comma, of which the first one is taken away: Arrow's own way to leave nulls out of a
+    # join (null_handling="skip") leaves out whole rows in which all are null (seen with 26.0.1).
     joined = pc.binary_join_element_wise(_large("{"), *members, _large("}"), _large(""))
     return pc.replace_substring(joined, "{,", "{", max_replacements=1)
 
