@@ -1,0 +1,51 @@
+"""Records that say their schema, Avro's and Arrow's, read as rows of another one: which field is which.
+
+A field is looked for by its id. Where the writer's schema has no ids it is looked for by its name, then by the names
+that it had in earlier versions, newest first. A field that the record's schema does not have has its default, or is
+null; one that the log's schema does not have is passed over. Types may have been widened since, never narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from dlspark.tables.types import Field, Schema
+
+FIRST_US: Final = -62_135_596_800_000_000
+LAST_US: Final = 253_402_300_799_999_999
+"""The years 1 to 9999, in microseconds since the epoch: neither Python nor SQL has a form for others."""
+DAY_US: Final = 86_400_000_000
+
+Names: TypeAlias = "Mapping[int, Sequence[str]]"
+"""Former names of fields, by their ids, newest first."""
+
+
+class MisfitError(Exception):
+    """A record, or a value of one, that its column does not take."""
+
+
+def former_names(schemas: Sequence[Schema]) -> Names:
+    """Return the names that fields of the last schema had in earlier ones."""
+    found: dict[int, list[str]] = {id_: [one.name] for id_, one in schemas[-1].by_id().items()}
+    for schema in reversed(schemas[:-1]):
+        for id_, one in schema.by_id().items():
+            if id_ in found and one.name not in found[id_]:
+                found[id_].append(one.name)
+    return {id_: names[1:] for id_, names in found.items() if names[1:]}
+
+
+def name_of(one: Field, siblings: Sequence[Field], written: Mapping[str, str], former: Names) -> str | None:
+    """Return the name in the record of a field that is known by its name; None where it has none.
+
+    `written` has what the record's siblings are called, by what that is as a column's name. A former name that is
+    another column's by now is that column's.
+    """
+    taken = {other.name for other in siblings if other is not one}
+    names = (one.name, *(name for name in former.get(one.id, ()) if name not in taken))
+    return next((written[name] for name in names if name in written), None)
+
+
+def missing_error(path: str) -> MisfitError:
+    """Return the error of a required column without a value."""
+    return MisfitError(f"column {path} is NOT NULL, and there is no value of it")
