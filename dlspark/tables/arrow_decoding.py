@@ -12,7 +12,9 @@ something computes with them. So, before a kernel sees a record,
 2. it says no more rows than it has bits, and its types are those whose every value has a bit at least: null, fixed-size
    lists, run ends and views are refused;
 3. its buffers are where Arrow's numbers may lie;
-4. Arrow validates it in full: lengths, offsets, counts of nulls, UTF-8, digits of decimals.
+4. Arrow validates it in full: lengths, offsets, counts of nulls, UTF-8, digits of decimals;
+5. arrays without values, whose offsets that validation passes over, begin within what they refer to: a list without
+   lists, whose first offset was elsewhere, ended the process in a kernel that flattens it (seen with 26.0.1).
 
 Arrow fuzzes reading followed by that validation itself. Source: Apache Arrow, "Security Considerations", and
 format/Message.fbs for the fields of a message.
@@ -33,14 +35,13 @@ from dlspark.tables.declaration import Declaration
 from dlspark.tables.evolution import widened
 from dlspark.tables.json_decoding import DecodedRows, value_of_default
 from dlspark.tables.resolution import (
-    DAY_US,
-    FIRST_US,
-    LAST_US,
     MisfitError,
     Names,
     former_names,
     missing_error,
     name_of,
+    outside_years,
+    years_error,
 )
 from dlspark.tables.types import (
     DATE,
@@ -143,6 +144,8 @@ def read_batch(payload: bytes) -> pa.RecordBatch:
         if any(buffer is not None and buffer.address % _ALIGNMENT for one in batch.columns for buffer in one.buffers()):
             raise MisfitError("the record's buffers are not aligned")
         batch.validate(full=True)
+        for one in batch.columns:
+            _check_empty(one)
     except UnicodeDecodeError as error:
         raise MisfitError("a column's name is not UTF-8") from error
     except (pa.ArrowException, OSError, struct.error, MemoryError, OverflowError, ValueError) as error:
@@ -213,6 +216,26 @@ def _plain(type_: pa.DataType) -> bool:
     return any(is_one(type_) for is_one in (kinds.is_primitive, kinds.is_decimal, *texts))
 
 
+def _check_empty(array: pa.Array) -> None:
+    """Raise MisfitError for an array without values that begins elsewhere than in what it refers to."""
+    type_ = array.type
+    nested = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_)
+    parts = [array.values] if nested else []
+    if pa.types.is_struct(type_):
+        parts = [array.field(at) for at in range(type_.num_fields)]
+    elif not len(array) and (nested or not (pa.types.is_primitive(type_) or pa.types.is_decimal(type_))):
+        buffers = array.buffers()
+        size = len(array.values) if nested else buffers[2].size if buffers[2] is not None else 0
+        large = type_ in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(type_)
+        offset = _I64 if large else _I32
+        if buffers[1] is not None and buffers[1].size >= offset.size:
+            first = offset.unpack_from(buffers[1], 0)[0]
+            if not 0 <= first <= size:
+                raise MisfitError(f"an array without values begins at {first}, of {size}")
+    for one in parts:
+        _check_empty(one)
+
+
 # ---------------------------------------------------------------------- as the current columns
 
 
@@ -241,7 +264,7 @@ class _Resolver:
                 made.append(self._field(one, columns[at], there, where))
             elif one.default is not None:
                 made.append(pa.repeat(pa.scalar(value_of_default(one), arrow_type(one.type)), rows))
-            elif one.required and rows:
+            elif one.required and rows and (there is None or pc.any(there).as_py()):
                 raise missing_error(where)
             else:
                 made.append(pa.nulls(rows, arrow_type(one.type)))
@@ -261,6 +284,7 @@ class _Resolver:
         return places[0] if places else None
 
     def _field(self, one: Field, found: pa.Array, there: pa.Array | None, path: str) -> pa.Array:
+        """Return a field's values. Raises MisfitError where a required one is missing."""
         if one.required and found.null_count:
             missing = found.is_null() if there is None else pc.and_(found.is_null(), there)
             if pc.any(missing).as_py():
@@ -283,8 +307,8 @@ class _Resolver:
         if not _has_room(type_, kind):
             raise MisfitError(f"column {path} is {type_}, and the record has {_short(kind)}")
         values = found.cast(made)
-        if type_ in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
-            _check_times(type_, values, path)
+        if type_ in (DATE, TIMESTAMP, TIMESTAMP_NTZ) and outside_years(type_, values):
+            raise years_error(path)
         return values
 
     def _map(self, type_: MapOf, found: pa.Array, path: str) -> pa.Array:
@@ -309,13 +333,6 @@ def _has_room(type_: Type, kind: pa.DataType) -> bool:
 def _offsets(lengths: pa.Array) -> pa.Array:
     ends = pc.cumulative_sum(lengths.cast(pa.int64()))
     return pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
-
-
-def _check_times(type_: Type, values: pa.Array, path: str) -> None:
-    ends = pc.min_max(values.cast(pa.int32() if type_ == DATE else pa.int64())).as_py()
-    unit = DAY_US if type_ == DATE else 1
-    if ends["min"] is not None and (ends["min"] * unit < FIRST_US or ends["max"] * unit > LAST_US):
-        raise MisfitError(f"column {path} has a time outside of the years 1 to 9999")
 
 
 def _has_ids(one: pa.Field) -> bool:

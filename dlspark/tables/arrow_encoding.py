@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from dlspark.tables.arrow_types import arrow_schema, arrow_type
 from dlspark.tables.json_encoding import RowRefusedError
-from dlspark.tables.resolution import DAY_US, FIRST_US, LAST_US
+from dlspark.tables.resolution import outside_years
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -161,19 +161,12 @@ def _values(type_: Type, column: pa.Array, path: str) -> list[pa.Buffer]:
         return [_bitmap(filled)]
     if type_ in (FLOAT, DOUBLE):
         filled = pc.if_else(pc.is_nan(filled), pa.scalar(math.nan, filled.type), filled)
-    if type_ in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
-        _check_times(type_, filled, path)
-    return [_numbers(filled)]
-
-
-def _check_times(type_: Type, column: pa.Array, path: str) -> None:
-    ends = pc.min_max(column.cast(pa.int32() if type_ == DATE else pa.int64())).as_py()
-    unit = DAY_US if type_ == DATE else 1
-    if ends["min"] * unit < FIRST_US or ends["max"] * unit > LAST_US:
+    if type_ in (DATE, TIMESTAMP, TIMESTAMP_NTZ) and outside_years(type_, filled):
         raise RowRefusedError(
             f"Column {path} has a time outside of the years 1 to 9999; nothing was written",
             advice="Give a time within them, or null",
         )
+    return [_numbers(filled)]
 
 
 def _numbers(column: pa.Array) -> pa.Buffer:

@@ -10,7 +10,9 @@ value of a required column. No record raises.
 
 Theory of operation. fastavro reads data as plain numbers and bytes, without logical types: those have no form for all
 values. For each schema of records one function is made of the two schemas, before the first record of it, by
-`_Resolver`; it has a step for each field that is not taken as it is.
+`_Resolver`; it has a step for each field that is not taken as it is. Each value of a schema that is read takes a byte
+at least, so a record gives no more values than it has bytes. fastavro is lenient in two places, and so is this: a
+negative index of a union counts from its end, and of a number that is too long the last bits are taken.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from dlspark.tables.resolution import (
     former_names,
     missing_error,
     name_of,
+    years_error,
 )
 from dlspark.tables.types import (
     DATE,
@@ -197,7 +200,7 @@ class _Resolver:
             if source is not None:
                 steps.append((one.name, self._written.names[source.id], self._field(one, source, where)))
             elif one.required and one.default is None:
-                raise missing_error(where)
+                return _missing(where)
             else:
                 steps.append((one.name, None, None if one.default is None else value_of_default(one)))
 
@@ -257,6 +260,13 @@ class _Resolver:
         return _int(path) if old.type == INT else None
 
 
+def _missing(path: str) -> Step:
+    def missing(datum: object) -> object:
+        raise missing_error(path)
+
+    return missing
+
+
 def _each(made: Step | None) -> Step | None:
     if made is None:
         return None
@@ -301,7 +311,7 @@ def _time(unit: int, path: str, whole: int = 1) -> Step:
     def time(datum: object) -> object:
         assert isinstance(datum, int)
         if not FIRST_US <= datum * unit <= LAST_US:
-            raise MisfitError(f"column {path} has a time outside of the years 1 to 9999")
+            raise years_error(path)
         return datum * unit // whole
 
     return time

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from dlspark.tables.avro_schema import avro_names, avro_schema, bytes_of_decimal, without_logical_types
 from dlspark.tables.json_encoding import RowRefusedError
-from dlspark.tables.resolution import DAY_US, FIRST_US, LAST_US
+from dlspark.tables.resolution import outside_years
 from dlspark.tables.types import (
     DATE,
     DOUBLE,
@@ -164,11 +164,10 @@ def _unscaled(number: Number, scale: int) -> int:
 
 
 def _times(column: pa.Array, type_: Type, path: str) -> list[object]:
-    found: list[int] = column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist()
-    unit = DAY_US if type_ == DATE else 1
-    if found and (min(found) * unit < FIRST_US or max(found) * unit > LAST_US):
+    if outside_years(type_, column):
         raise RowRefusedError(
             f"Column {path} has a time outside of the years 1 to 9999; nothing was written",
             advice="Give a time within them, or null",
         )
-    return [*found]
+    found: list[object] = column.cast(pa.int32() if type_ == DATE else pa.int64()).to_pylist()
+    return found

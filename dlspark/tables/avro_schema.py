@@ -90,7 +90,9 @@ def avro_names(fields: Sequence[Field]) -> list[str]:
     names: list[str] = []
     for one in fields:
         name = sanitized(one.name)
-        names.append(f"{name}_{one.id}" if name in names else name)
+        while name in names:
+            name += f"_{one.id}"
+        names.append(name)
     return names
 
 
@@ -265,6 +267,8 @@ class _AvroReader:
         kind, logical = avro.get("type"), avro.get("logicalType")
         if kind in ("record", "enum", "fixed"):
             space = self._remember(avro, space)
+        if kind == "fixed" and (not isinstance(size := avro.get("size"), int) or size < 1):
+            raise _unfit_error(avro)  # any number of them would fit into no bytes
         if kind in ("bytes", "fixed") and logical == "decimal":
             return _decimal(avro)
         if isinstance(kind, str) and isinstance(logical, str) and (kind, logical) in _FROM_LOGICAL:

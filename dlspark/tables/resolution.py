@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from dlspark.tables.types import Field, Schema
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlspark.tables.types import DATE, Field, Schema, Type
 
 FIRST_US: Final = -62_135_596_800_000_000
 LAST_US: Final = 253_402_300_799_999_999
@@ -44,6 +47,18 @@ def name_of(one: Field, siblings: Sequence[Field], written: Mapping[str, str], f
     taken = {other.name for other in siblings if other is not one}
     names = (one.name, *(name for name in former.get(one.id, ()) if name not in taken))
     return next((written[name] for name in names if name in written), None)
+
+
+def outside_years(type_: Type, column: pa.Array) -> bool:
+    """Return whether a column of dates or times has one outside of the years 1 to 9999."""
+    ends = pc.min_max(column.cast(pa.int32() if type_ == DATE else pa.int64())).as_py()
+    unit = DAY_US if type_ == DATE else 1
+    return ends["min"] is not None and bool(ends["min"] * unit < FIRST_US or ends["max"] * unit > LAST_US)
+
+
+def years_error(path: str) -> MisfitError:
+    """Return the error of a time that is outside of those years."""
+    return MisfitError(f"column {path} has a time outside of the years 1 to 9999")
 
 
 def missing_error(path: str) -> MisfitError:

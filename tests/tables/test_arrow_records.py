@@ -256,6 +256,23 @@ def test_text_that_is_not_utf8_does_not_fit() -> None:
     assert "UTF8" in error_of(stream(pa.record_batch([array], ["c"])), column(STRING))
 
 
+def test_arrays_without_values_that_begin_elsewhere_do_not_fit() -> None:
+    five, zeros = (pa.array(said, pa.int32()).buffers()[1] for said in ([5], [0, 0]))
+    entries = pa.array([], pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.int32())]))
+    nothing = [
+        pa.Array.from_buffers(pa.list_(pa.int32()), 0, [None, five], children=[pa.array([], pa.int32())]),
+        pa.Array.from_buffers(pa.map_(pa.string(), pa.int32()), 0, [None, five], children=[entries]),
+        pa.Array.from_buffers(pa.string(), 0, [None, five, pa.py_buffer(b"")]),
+    ]
+    map_type = MapOf(Field(3, "key", STRING, required=True), Field(4, "value", INT))
+    types: list[Type] = [ListOf(Field(3, "element", INT)), map_type, STRING]
+    for type_, inner in zip(types, nothing, strict=True):
+        array = pa.Array.from_buffers(pa.list_(inner.type), 1, [None, zeros], children=[inner])
+        array.validate(full=True)  # so it says
+        said = error_of(stream(pa.record_batch([array], ["c"])), column(ListOf(Field(2, "element", type_))))
+        assert said == "an array without values begins at 5, of 0"
+
+
 def test_a_record_that_does_not_fit_leaves_the_others_alone() -> None:
     schema = column(INT)
     good = only(encode_rows(batch(schema, {"c": 1}, {"c": 2}), schema))

@@ -203,6 +203,7 @@ def test_names_are_changed_as_iceberg_changes_them() -> None:
         {"type": "record", "name": "r", "fields": [{"name": "a", "type": "null"}]},
         {"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]},
         {"type": "record", "name": "r", "fields": [{"type": "int"}]},
+        {"type": "record", "name": "r", "fields": [{"name": "a", "type": {"type": "fixed", "name": "f", "size": 0}}]},
         {"type": "record", "name": "r", "fields": [{"name": "a", "type": {"type": "bytes", "logicalType": "decimal"}}]},
     ],
 )
