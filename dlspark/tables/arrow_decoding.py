@@ -9,8 +9,8 @@ something computes with them. So, before a kernel sees a record,
 
 1. its messages are counted: a schema and a batch. Dictionaries and compressed bodies, of which few bytes can make any
    number, are refused;
-2. it says no more rows than it has bits, and its types are those whose every value has a bit at least: null, fixed-size
-   lists, run ends and views are refused;
+2. it says no more rows than it has bits, nor than MAX_ROWS, and its types are those whose every value has a bit at
+   least: null, fixed-size lists, run ends and views are refused;
 3. its buffers are where Arrow's numbers may lie;
 4. Arrow validates it in full: lengths, offsets, counts of nulls, UTF-8, digits of decimals;
 5. arrays without values, whose offsets that validation passes over, begin within what they refer to: a list without
@@ -30,6 +30,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlspark.tables.arrow_encoding import MAX_ROWS
 from dlspark.tables.arrow_types import FIELD_ID, arrow_schema, arrow_type, schema_from_arrow
 from dlspark.tables.declaration import Declaration
 from dlspark.tables.evolution import widened
@@ -177,7 +178,7 @@ def _check_header(message: pa.ipc.Message, size: int) -> None:
         raise MisfitError("the record's batch is compressed")
     length = _place(held, header, _LENGTH)
     rows = 0 if length is None else _I64.unpack_from(held, length)[0]
-    if not 0 <= rows <= 8 * size:
+    if not 0 <= rows <= min(MAX_ROWS, 8 * size):
         raise MisfitError(f"the record says that it has {rows} rows, in {size} bytes")
 
 

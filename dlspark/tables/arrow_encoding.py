@@ -41,6 +41,8 @@ from dlspark.tables.types import (
 
 ENCODER: Final = 1
 """The version of what is written here."""
+MAX_ROWS: Final = 1_000_000
+"""Rows of one record: a bit of it is a row, so a small one could give more columns' values than there is memory."""
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(
     metadata_version=pa.ipc.MetadataVersion.V5, compression=None, use_threads=False
 )
@@ -50,9 +52,9 @@ def encode_rows(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None =
     """Return the payloads of records that hold these rows, in their order: a large_binary array without nulls.
 
     `rows` has the columns of the schema, in any order, with its types or dictionaries of them. One record holds them
-    all, or, where that would have more than `max_bytes`, two hold half of them each, and so on; a single row may have
-    more. No rows are no record. Raises RowRefusedError for a row without a value of a required column, or with a time
-    that no record can say; it names the column.
+    all, or, where that would have more than `max_bytes` or MAX_ROWS, two hold half of them each, and so on; a single
+    row may have more bytes. No rows are no record. Raises RowRefusedError for a row without a value of a required
+    column, or with a time that no record can say; it names the column.
     """
     columns = [_column(one, _plain(rows.column(one.name), one), None, one.name) for one in schema.fields]
     whole = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
@@ -60,12 +62,14 @@ def encode_rows(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None =
 
 
 def _records(rows: pa.RecordBatch, schema: Schema, max_bytes: int | None) -> list[bytes]:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
-        stream.write_batch(rows)
-    payload = sink.getvalue().to_pybytes()
-    if max_bytes is None or len(payload) <= max_bytes or len(rows) < 2:
-        return [payload]
+    """Return the records of rows that lie as they should, one of them or more."""
+    if len(rows) <= MAX_ROWS:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
+            stream.write_batch(rows)
+        payload = sink.getvalue().to_pybytes()
+        if max_bytes is None or len(payload) <= max_bytes or len(rows) == 1:
+            return [payload]
     half = len(rows) // 2
     return [
         made

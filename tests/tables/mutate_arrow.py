@@ -50,6 +50,22 @@ def mutated(rng: Random, payload: bytes, other: bytes) -> bytes:
     return bytes(made)
 
 
+def foreign(rows: pa.RecordBatch) -> bytes:
+    """Return a record as others write it: without ids, with large offsets, with room behind what is used."""
+    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    columns = []
+    for one in rows.columns:
+        as_list = pa.types.is_list(one.type)
+        columns.append(one.cast(pa.large_list(one.type.value_field) if as_list else larger.get(one.type, one.type)))
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays(columns, rows.schema.names)
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch.slice(0, max(1, len(rows) - 1)))
+    payload = sink.getvalue().to_pybytes()
+    assert isinstance(payload, bytes)
+    return payload
+
+
 def main(seed: int, how_many: int, last: Path | None) -> None:
     """Read so many records."""
     faulthandler.enable()
@@ -63,7 +79,7 @@ def main(seed: int, how_many: int, last: Path | None) -> None:
         for _ in range(2):
             pylist = [random_row(rng, schema) for _ in range(rng.choice((1, 5, 30)))]
             rows = pa.RecordBatch.from_pylist(pylist, schema=arrow_schema(schema))
-            payloads += encode_rows(rows, schema).to_pylist()
+            payloads += [foreign(rows)] if rng.random() < 0.3 else encode_rows(rows, schema).to_pylist()
         for _ in range(min(100, how_many - refused - read)):
             payload = mutated(rng, *payloads)
             if last is not None:

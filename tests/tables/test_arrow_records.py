@@ -12,6 +12,7 @@ import pytest
 from random_evolution import expected_row, random_life
 from random_rows import random_row, random_schema
 
+from dlspark.tables import arrow_decoding, arrow_encoding
 from dlspark.tables.arrow_decoding import decode_rows
 from dlspark.tables.arrow_encoding import encode_rows
 from dlspark.tables.arrow_types import arrow_schema
@@ -169,6 +170,18 @@ def test_rows_that_are_too_many_for_a_record_go_into_more() -> None:
     large = batch(schema, {"c": "x" * 20_000}, {"c": "y"})
     assert len(encode_rows(large, schema, max_bytes=10_000)) == 2
     assert len(encode_rows(rows.slice(0, 0), schema)) == 0
+
+
+def test_a_record_has_only_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = column(INT)
+    rows = pa.record_batch([pa.array(range(50), pa.int32())], ["c"])
+    whole = only(encode_rows(rows, schema))
+    monkeypatch.setattr(arrow_encoding, "MAX_ROWS", 20)
+    monkeypatch.setattr(arrow_decoding, "MAX_ROWS", 20)
+    found = decode_rows(encode_rows(rows, schema), declared(schema))
+    assert found.counts.to_pylist() == [12, 13, 12, 13]
+    assert found.rows.column("c").to_pylist() == [*range(50)]
+    assert "says that it has 50 rows" in error_of(whole, schema)
 
 
 def test_rows_that_no_record_can_say_are_refused() -> None:
