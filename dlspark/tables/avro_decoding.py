@@ -99,10 +99,12 @@ class AvroReader:
         self._current = declaration.current
         self._former = former_names(declaration.schemas)
         self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(self._current)])
-        self._versions = {fingerprint(without_logical_types(one)): one for one in map(avro_schema, declaration.schemas)}
+        self._versions: dict[bytes, object] = {}
+        self._pending = list(declaration.schemas)
+        """Versions without a fingerprint so far, newest last: old records are rare, and each takes a while."""
         self._registry = registry
-        self._makers: dict[bytes, RowMaker | MisfitError] = {}
-        """By the first bytes of records: those of one schema."""
+        self._makers: dict[bytes, RowMaker | str] = {}
+        """By the first bytes of records, those of one schema; or why none of them can be read."""
 
     def decode(self, payloads: pa.Array) -> DecodedRows:
         """Return the rows of records, `payloads` of type binary or large_binary without nulls. No record raises."""
@@ -127,12 +129,12 @@ class AvroReader:
             try:
                 maker = self._maker(avro, size)
             except InvalidSchemaError as error:
-                maker = MisfitError(f"the record's schema cannot be read: {error}")
+                maker = f"the record's schema cannot be read: {error}"
             except MisfitError as misfit:
-                maker = misfit
+                maker = str(misfit)
             self._makers[prefix] = maker
-        if isinstance(maker, MisfitError):
-            raise MisfitError(str(maker))
+        if isinstance(maker, str):
+            raise MisfitError(maker)
         return maker(payload)
 
     def _schema_of(self, prefix: bytes) -> object:
@@ -140,7 +142,7 @@ class AvroReader:
         if prefix.startswith(MARKER):
             if len(prefix) < _PREFIX_BYTES:
                 raise MisfitError(f"the record ends within the fingerprint, after {len(prefix)} bytes")
-            if (found := self._versions.get(prefix[len(MARKER) :])) is None:
+            if (found := self._version(prefix[len(MARKER) :])) is None:
                 raise MisfitError(f"no version of the schema has the fingerprint {prefix[len(MARKER) :].hex()}")
             return found
         if prefix[:1] != b"\x00" or self._registry is None:
@@ -151,6 +153,13 @@ class AvroReader:
         if number not in self._registry:
             raise MisfitError(f"the registry has no schema {number}")
         return self._registry[number]
+
+    def _version(self, wanted: bytes) -> object:
+        """Return the Avro schema of a fingerprint; None where no version has it."""
+        while wanted not in self._versions and self._pending:
+            avro = avro_schema(self._pending.pop())
+            self._versions[fingerprint(without_logical_types(avro))] = avro
+        return self._versions.get(wanted)
 
     def _maker(self, avro: object, start: int) -> RowMaker:
         """Return what makes rows of records whose datum begins at `start`."""
