@@ -199,7 +199,7 @@ def start_of_sequence(sequence_id: int, position: int) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """Return in 64 bits, signed."""
+    """Return the number in 64 bits, signed."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

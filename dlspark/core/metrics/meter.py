@@ -208,7 +208,7 @@ class Meter:
     # ------------------------------------------------------------------ logs
 
     def open_log(self, name: str, settings: Settings) -> Callable[[], None]:
-        """Note that a handle on a log is opened; returns a function to call when it is closed. With
+        """Count an open handle on a log; returns a function to call when it is closed. With
         `enablePerStreamStat` the log has series of its own until its last handle is closed."""
         if not (self.wanted and settings.per_stream_statistics):
             return _nothing

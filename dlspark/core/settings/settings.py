@@ -387,7 +387,7 @@ class LiveSettings:
         return True
 
     def close(self) -> None:
-        """Note that no change is made known any more. Idempotent."""
+        """Make no change known any more. Idempotent."""
         self._listeners.clear()
         closing, self._on_close = self._on_close, None
         if closing is not None:

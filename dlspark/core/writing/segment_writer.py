@@ -319,8 +319,8 @@ class SegmentWriter:
         return self.ledger.last_add_pushed - self.snapshot_entry + bool(self._builder.count)
 
     def snapshot_is_due(self) -> bool:
-        """Return whether another one is: a successor reads what has come since, so that has bounds in entries and in
-        bytes. A large snapshot is stored less often, or it would be the most of what is written."""
+        """Return whether to write another one: a successor reads what has come since, so that has bounds in entries and
+        in bytes. A large snapshot is stored less often, or it would be the most of what is written."""
         settings = self._settings
         enough = max(settings.producer_snapshot_bytes, 2 * self._snapshot_bytes)
         return (
@@ -542,7 +542,7 @@ class SegmentWriter:
             self._end_gauges()
 
     def _fail(self, cause: BaseException) -> None:
-        """Note that the first failure decides; everything buffered behind it is cancelled."""
+        """End the segment with its first failure; everything buffered behind it is cancelled."""
         if self.error is not None:
             return
         self.error = cause
