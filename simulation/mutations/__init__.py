@@ -34,9 +34,9 @@ MUTATIONS: dict[str, Mutation] = {
 }
 """By name, in the order of docs/simulation.md."""
 FLEET_MUTATIONS = tuple(proxies.FLEETS)
-"""Those that only runs of proxies and thin clients can notice."""
+"""The mutations that only runs of proxies and thin clients can notice."""
 NAME_MUTATIONS = tuple(logs.NAMES)
-"""Those that only runs with logs whose names move can notice."""
+"""The mutations that only runs with logs whose names move can notice."""
 
 
 @contextmanager

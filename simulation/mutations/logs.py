@@ -35,7 +35,7 @@ from simulation.mutations.mutation import Method, Mutation, edited
 
 def _leave_segments_in_progress(_recover: Method) -> Method:
     async def mutated(*arguments: object) -> None:
-        """Note that what the last owner left stays as it is."""
+        """Leave what the last owner left as it is."""
 
     return mutated
 
@@ -123,7 +123,7 @@ def _delete_the_ledgers_first(purge: Method) -> Method:
 
 def _take_for_new(_check: Method) -> Method:
     def mutated(self: Producers, request: object) -> None:
-        """Whoever is not known has never written."""
+        """Take every producer that is not known for one that has never written."""
 
     return mutated
 
@@ -133,7 +133,7 @@ def _remember_by_name(learn: Method) -> Method:
 
     @wraps(learn)
     async def mutated(self: WriteIssuer, highest: int) -> None:
-        """Note that a process remembers what it knows of a log's producers by the log's name."""
+        """Remember what a process knows of a log's producers by the log's name."""
         await learn(self, highest)
         producers = self.request_log().producers
         of_store = known.setdefault(self._services.store, {})

@@ -1,8 +1,8 @@
 """Clients that write to one log on conditions, and contend for it: by its fencing token and by its last position.
 
 Each takes the log over by a token of its own, in the place of the one that it last heard of, and then writes records
-that require this token and a position: the DLSN of the log's last record, or the sequence id that comes next. What it
-is told of a refusal (`ConditionError.actual`) is what it goes on with; now and then the other one takes over.
+that require this token and a position: the DLSN of the log's last record, or the sequence id that comes next. It goes
+on with what a refusal says (`ConditionError.actual`); now and then the other one takes over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACE_S = 0.1
 
 @dataclass(slots=True)
 class KnownLog:
-    """What one contender has heard of the log."""
+    """How far is the log, by what one contender has heard?"""
 
     token: bytes = b""
     own: bytes | None = None
