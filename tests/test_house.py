@@ -28,8 +28,6 @@ CIRCLES: list[set[str]] = []
 ROOM_CIRCLES: dict[frozenset[str], str] = {
     frozenset({"dlspark.core", "dlspark.default_namespace", "dlspark.sandbox"}): "without a URI a namespace is the "
     "running sandbox's, and a sandbox looks at its own namespace when it is asked for its state",
-    frozenset({"storage_node.client.connections", "storage_node.client.placement"}): "placement asks for free space "
-    "over the connections, and they tell it which bookies fail",
 }
 """Rooms of one package (its modules and folders) that lead to each other through what is in them -> why, still."""
 NAMES_TWICE: dict[str, str] = {}
