@@ -26,8 +26,8 @@ LONG_FILES: dict[str, str] = {}
 CIRCLES: list[set[str]] = []
 """Modules of one package that import each other, still."""
 ROOM_CIRCLES: dict[frozenset[str], str] = {
-    frozenset({"dlspark.core", "dlspark.default_namespace", "dlspark.sandbox"}): "without a URI a namespace is the "
-    "running sandbox's, and a sandbox looks at its own namespace when it is asked for its state",
+    frozenset({"dlspark.core", "dlspark.default_namespace", "dlspark.sandbox"}): "without a URI a namespace is that "
+    "of the sandbox that runs, and a sandbox makes its metadata on the process's background loop",
 }
 """Rooms of one package (its modules and folders) that lead to each other through what is in them -> why, still."""
 NAMES_TWICE: dict[str, str] = {}
