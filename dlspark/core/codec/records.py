@@ -60,7 +60,7 @@ END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 
 SharedFields: TypeAlias = tuple[int, int, int, int, int]
-"""What records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
+"""Parts that records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
 
 
 class LogRecord:

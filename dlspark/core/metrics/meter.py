@@ -99,7 +99,7 @@ class Tracing:
     """Makes no spans."""
 
     on = False
-    """Whether `past` does anything: callers on hot paths look at this first."""
+    """True if `past` does anything: callers on hot paths look at this first."""
 
     def span(self, name: str, **attributes: str | int | None) -> AbstractContextManager[None]:
         """Return a block that is a span, and a failed one where it raises. Attributes that are None are left out."""
@@ -169,7 +169,7 @@ class Meter:
     def __init__(self, *, wanted: bool = False, traces: Tracing = NO_TRACING) -> None:
         """Use `open` instead. Without it, no registry shows what it counts."""
         self.wanted = wanted
-        """Whether a registry shows what hot paths count."""
+        """True if a registry shows what hot paths count."""
         self.tracing = traces
         self._scopes = Scopes()
         self.root = self._scopes.root

@@ -62,7 +62,7 @@ OPTION_PREFIX = "dlspark."
 
 
 EXPLICIT_LAC_INTERVAL_MS = 10
-"""What `bkc.explicitLacInterval` is unless given: a log's records become visible though none follows them. BookKeeper's
+"""The value of `bkc.explicitLacInterval` unless given: a log's records become visible though none follows them. BookKeeper's
 default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
 
 
@@ -84,7 +84,7 @@ class Settings(
     """The settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
-    """What was set with the prefix `bkc.`, by BookKeeper's keys."""
+    """Values that were set with the prefix `bkc.`, by BookKeeper's keys."""
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """Names of the fields that were set by key, also to what is their default."""
 

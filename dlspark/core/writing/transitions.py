@@ -118,7 +118,7 @@ class SegmentTransitions:
         self._settings = settings
         self._allocator: LedgerAllocator | None = None
         self._producers: _NotedProducers | None = None
-        """What the start of a segment says of producers; None for an owner without them."""
+        """The note on producers in the start of a segment; None for an owner without them."""
         self.producer_segments: ProducerSegments | None = None
         """Which segments said something of the log's producers when it was read; None where none ever did."""
 
@@ -132,7 +132,7 @@ class SegmentTransitions:
 
     @property
     def state(self) -> LogState:
-        """What the next transaction is conditional on. Raises InvariantViolation before the first `load`."""
+        """The state that the next transaction is conditional on. Raises InvariantViolation before the first `load`."""
         if self._state is None:
             raise InvariantViolation("a log was to be changed that was not read", log=self.name)
         return self._state
