@@ -62,8 +62,8 @@ OPTION_PREFIX = "dlspark."
 
 
 EXPLICIT_LAC_INTERVAL_MS = 10
-"""The value of `bkc.explicitLacInterval` unless given: a log's records become visible though none follows them. BookKeeper's
-default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
+"""The value of `bkc.explicitLacInterval` unless given: a log's records become visible though none follows them.
+BookKeeper's default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ class SegmentWriter:
         self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
         self._futures: list[Waiting] = []
         self._groups: list[Group] = []
-        """The records that `_futures` are for, where records are answered in groups; an entry holds groups or single records."""
+        """The records that `_futures` are for, where records are answered in groups; an entry holds groups or single
+        records."""
         self.snapshot_entry = -1
         """The last entry of the newest snapshot of the log's producers in this segment."""
         self._first_snapshot: int | None = None
