@@ -53,6 +53,7 @@ def first_line(stream: IO[bytes], timeout_s: float) -> bytes:
     deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):
+        # Not readline(): it would wait beyond the time for a child that hangs in the midst of its start.
         ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
         chunk = os.read(stream.fileno(), 4096) if ready else b""
         if not chunk:
