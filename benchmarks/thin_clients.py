@@ -177,7 +177,7 @@ async def _grpc_load(
 ) -> None:
     import grpc  # only here: no process that has it may fork
 
-    from dlspark.serving.bindings.grpc_options import client_options
+    from dlspark.serving.bindings.grpc_server import client_options
     from dlspark.serving.protocol import distributedlog_pb2 as pb
 
     path = "/dlspark.serving.v1.DistributedLog/Write"

@@ -25,9 +25,8 @@ from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.host import ServiceDoor
 from dlspark.serving.protocol.operations import Answer, Request
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.proxy import WriteProxy
-from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.settings import ProxyConfiguration, WriteProxySettings
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers

@@ -70,7 +70,9 @@ class DistributedLogDataSource(DataSource):
         from dlspark.spark.catalog.scan import Pushed
 
         down = Pushed.of(words)
-        return batch_reader(options, schema, bounds=down.bounds, take=down.take, seen=down.seen)
+        return batch_reader(
+            options, schema, bounds=down.bounds, take=down.take, seen=down.seen, planned_in=down.planned_in
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""

@@ -22,6 +22,10 @@ The tree's root lives on the lowest floor because arrows may only point down; `s
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class DistributedLogError(Exception):
     """Base of all errors: `message` says what happened, what did not, and `advice` what to do next.
@@ -140,4 +144,14 @@ class SessionExpiredError(OutcomeUnknownError):
 def check(condition: bool, message: str, **place: object) -> None:
     """Raise `InvariantViolation` unless `condition` holds. Unlike `assert` it stays on in production."""
     if not condition:
-        raise InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]
+        raise InvariantViolation(message, advice=_BUG, **place)  # type: ignore[arg-type]
+
+
+def present(value: T | None, message: str) -> T:
+    """Return `value`. Raises `InvariantViolation` where it is None, as `check` does."""
+    if value is None:
+        raise InvariantViolation(message, advice=_BUG)
+    return value
+
+
+_BUG = "This is a bug in dlspark; please report it"

@@ -13,7 +13,7 @@ from dlspark.serving.client import requests
 from dlspark.serving.client.producers import ProducerSession, _Pending
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
 from dlspark.serving.read_proxy.ring import EntryRing
-from dlspark.serving.write_proxy.streams.requests import TakenRequest
+from dlspark.serving.write_proxy.streams.execution import TakenRequest
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from simulation.mutations.mutation import Method, Mutation, edited
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.paths import SPARK_PROGRAMS
+from helpers.spark.logs import Logs
 from pyspark.sql import SparkSession
-from source_world import Logs
 
 from dlspark.spark import workers
 from dlspark.spark.errors import OptionError
@@ -184,7 +185,7 @@ def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_wor
                 **os.environ,
                 **strict,
                 "AT_WORK": work,
-                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONPATH": os.pathsep.join([str(SPARK_PROGRAMS), os.environ.get("PYTHONPATH", "")]),
                 "PYTHON_UNIX_DOMAIN_ENABLED": "true",
                 "PYTHON_WORKER_FACTORY_SOCK_DIR": place,
             },

@@ -62,6 +62,7 @@ class LogPartition(InputPartition):
         self.spans = spans
         self.client_settings = client_settings
         self.proxies = tuple(proxies)
+        self.seen = seen
 
     def __repr__(self) -> str:
         ranges = ", ".join(

@@ -8,9 +8,9 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import pytest
+from helpers.serving.proxy_world import Proxy, answers, proxies
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
-from proxy_world import Proxy, answers, proxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 
 import pytest
-from memory_world import URI, World, answer_request
+from helpers.spark.memory_world import URI, World, answer_request
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from memory_world import URI, World
+from helpers.spark.memory_world import URI, World
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_processes import PATIENCE_S, SESSION_VARIABLE, Spawner, fault, finish
-from sink_driver import Plan, read_values, run_driver
+from helpers.spark.driver_processes import PATIENCE_S, SESSION_VARIABLE, Spawner, fault, finish
+from helpers.spark.sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime

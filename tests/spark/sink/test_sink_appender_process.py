@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from helpers.spark.sink_driver import read_values
 from helpers.waiting import PATIENCE_S
-from sink_driver import read_values
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.errors import AppenderStartError, BatchRefusedError

@@ -6,8 +6,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.spark.sink_driver import arrow_batches, read_values
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
-from sink_driver import arrow_batches, read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options

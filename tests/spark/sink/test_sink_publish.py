@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from sink_world import NS, SINK, Process, World, job, staged_segment
+from helpers.spark.sink_world import NS, SINK, Process, World, job, staged_segment
 
 from dlspark.spark.errors import (
     BatchRefusedError,

@@ -7,8 +7,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.spark.sink_driver import arrow_batches, read_values
 from pyspark.sql.types import StringType, StructField, StructType
-from sink_driver import arrow_batches, read_values
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.errors import ReplayDiffersError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sink_world import SINK, Process, World, job
+from helpers.spark.sink_world import SINK, Process, World, job
 
 from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome

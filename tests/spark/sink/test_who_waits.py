@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from appended_proxies import LinkedProxy
-from appends_world import IDLE_MS, LOG, Cluster, Driver, inline, rows_of
+from helpers.spark.appended_proxies import LinkedProxy
+from helpers.spark.appends_world import IDLE_MS, LOG, Cluster, Driver, inline, rows_of
 from helpers.virtual_time import virtual_time
 
 from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError

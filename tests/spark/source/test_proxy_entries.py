@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.spark.memory_read_proxies import ProxyFleet, Tamper
+from helpers.spark.memory_world import World
 from helpers.waiting import until
-from memory_world import World
-from served_proxies import ProxyFleet, Tamper
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Sequence
 
 import pytest
-from memory_world import World
+from helpers.spark.memory_world import World
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
