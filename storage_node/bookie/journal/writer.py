@@ -75,7 +75,12 @@ class Answers:
 
 
 class Batch:
-    """Which records go to the disk together, and which answers wait for that? A range of a slab on its way."""
+    """Which records go to the disk together, and which answers wait for that?
+
+    Args:
+        slab: the memory that the records lie in.
+        start: where the first one begins there.
+    """
 
     __slots__ = (
         "acknowledgements",

@@ -76,7 +76,12 @@ def parse_log_name(name: str, suffix: str = ".log") -> int | None:
 
 
 class LogFile:
-    """Which log is being written, and where?"""
+    """Which log is being written, and where?
+
+    Args:
+        log_id: the number in its name.
+        directory: the ledger directory that it is in.
+    """
 
     __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
 
