@@ -40,7 +40,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS
 from dlspark.serving.write_proxy.streams.execution import opened_sets
 from storage_node.protocol.frames import Buffer
 

@@ -66,7 +66,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
 from storage_node.protocol.frames import Buffer
 
