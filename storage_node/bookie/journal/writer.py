@@ -172,7 +172,7 @@ class Batch:
 
 
 class JournalSupervisor(Protocol):
-    """Who must know how a journal does? The storage whose records it makes durable."""
+    """What does a journal report, and to which object? To the storage whose records it makes durable."""
 
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""

@@ -98,7 +98,7 @@ class LogFile:
 
 
 class LogsSupervisor(Protocol):
-    """Who must know how the entry logs do? The storage that they are a part of."""
+    """What do the entry logs report, and to which object? To the storage that they are a part of."""
 
     def room_made(self) -> None:
         """Note that a slab may be free now."""

@@ -64,7 +64,7 @@ Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
 
 
 class StorageSupervisor(Protocol):
-    """Who must know how a storage does? Its node."""
+    """What does a storage report, and to which object? To its node."""
 
     def journal_failed(self, error: BaseException) -> None:
         """Stop answering: a journal cannot be written."""
