@@ -11,18 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from metadata.distributedlog.bindings import DEFAULT_FIRST_LSSN, SUB_NAMESPACES, Binding
+from metadata.distributedlog.bindings import SUB_NAMESPACES, Binding
 from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, MetadataStore, check_path, join, parent_of
-
-__all__ = [
-    "DEFAULT_FIRST_LSSN",
-    "NamespaceInUseError",
-    "NamespaceStore",
-    "NamespaceUri",
-    "NotBoundError",
-]
 
 DEFAULT_ZOOKEEPER_PORT: Final = 2181
 _SCHEME: Final = "distributedlog"

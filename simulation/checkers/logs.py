@@ -484,9 +484,9 @@ class LogCheckers:
 
     def _check_segment(self, truth: LogTruth, segment: SegmentMetadata, seen: Sequence[SeenRecord]) -> None:
         held = [one for one in seen if one.dlsn.lssn == segment.lssn]
-        said = (segment.record_count, segment.last_txid if held else -1)
-        if said != (len(held), held[-1].txid if held else -1):
-            self._fail(truth.name, f"segment {segment.lssn} says {said} of its count and last id; it has {len(held)}")
+        stated = (segment.record_count, segment.last_txid if held else -1)
+        if stated != (len(held), held[-1].txid if held else -1):
+            self._fail(truth.name, f"segment {segment.lssn} says {stated} of its count and last id; it has {len(held)}")
 
 
 @dataclass(slots=True)
@@ -573,12 +573,12 @@ class Deliveries:
             self._reached("log.subscriber-taken-over")
         one.spans.append(span)
 
-    def committed(self, span: ReadSpan, subscriber: str, told: DLSN) -> None:
+    def committed(self, span: ReadSpan, subscriber: str, stored: DLSN) -> None:
         """Note that a reader's commit was answered: what is stored is what it was given, or what its successor was."""
         given = span.next
         others = [one.next for one in self.subscriber(span.log, subscriber).spans if one is not span]
-        if told != given and not given < told <= max(others, default=given):
-            self._fail(span.log, f"{span.name} committed {told}, and was given what is below {given} (exactly once)")
+        if stored != given and not given < stored <= max(others, default=given):
+            self._fail(span.log, f"{span.name} committed {stored}, and was given what is below {given} (exactly once)")
         self._reached("log.subscriber-committed")
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:

@@ -54,13 +54,13 @@ class WholeLifeCheckers(LogCheckers):
         self._asked[log] = max(self._asked[log], dlsn)
         return self._points[log]
 
-    def truncated(self, log: str, before: DLSN, told: DLSN) -> None:
-        """Note that a truncation was answered: `told` is the position it returned, `before` what `truncating`
+    def truncated(self, log: str, before: DLSN, returned: DLSN) -> None:
+        """Note that a truncation was answered: `returned` is the position it returned, `before` what `truncating`
         returned."""
         self._world.reached("life.truncated")
-        if not before <= max(told, DLSN.INITIAL) or told > max(self._points[log], DLSN.INITIAL):
+        if not before <= max(returned, DLSN.INITIAL) or returned > max(self._points[log], DLSN.INITIAL):
             self._fail(
-                log, f"a truncation returned {told}; the log began at {before} and begins at {self._points[log]}"
+                log, f"a truncation returned {returned}; the log began at {before} and begins at {self._points[log]}"
             )
 
     def purging(self, log: str, txid: int) -> None:

@@ -61,7 +61,7 @@ class SimulatedLink(Link):
         self._reading_paused = False
         self._inbox: deque[bytes] = deque()
         self._drainers: list[asyncio.Future[None]] = []
-        self._told = False
+        self._reported_closed = False
 
     @property
     def peer(self) -> str:
@@ -178,11 +178,11 @@ class SimulatedLink(Link):
         for waiter in self._drainers:
             if not waiter.done():
                 waiter.set_exception(ConnectionClosedError("the connection was closed", node=self._peer))
-        self._fabric.loop.call_soon(self._tell, error, context=self.process.context)
+        self._fabric.loop.call_soon(self._report_closed, error, context=self.process.context)
 
-    def _tell(self, error: Exception | None) -> None:
-        if self.handler is not None and not self._told:
-            self._told = True
+    def _report_closed(self, error: Exception | None) -> None:
+        if self.handler is not None and not self._reported_closed:
+            self._reported_closed = True
             self.handler.link_closed(error)
 
 

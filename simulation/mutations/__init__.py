@@ -15,7 +15,7 @@ from simulation.mutations.mutation import Mutation
 from simulation.runs.fleets import run_fleet
 from simulation.runs.seeds import RunReport, run_seed
 
-__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
+__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "applied", "run_mutated", "seeds_needed"]
 
 MUTATIONS: dict[str, Mutation] = {
     **ledgers.WRITER,

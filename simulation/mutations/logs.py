@@ -69,8 +69,8 @@ def _commit_what_is_read_ahead(commit: Method) -> Method:
     async def mutated(self: AsyncLockedReader, dlsn: DLSN | None = None) -> DLSN:
         self._records.keep(lambda _: True)
         ahead = self._records.made[-1].dlsn.next if self._records else None
-        told: DLSN = await commit(self, dlsn or ahead)
-        return told if ahead is None else self.position
+        stored: DLSN = await commit(self, dlsn or ahead)
+        return stored if ahead is None else self.position
 
     return mutated
 
@@ -198,7 +198,7 @@ PRODUCERS = {
         "a new owner takes in the requests behind the snapshot (I19)",
         SegmentEnd,
         "read",
-        edited(("said.following[::-1]", "[]")),
+        edited(("taken.following[::-1]", "[]")),
     ),
     "copies-wait": Mutation(
         "a copy of a request that is under way waits for its outcome (I3)",

@@ -94,7 +94,7 @@ class FailoverWorkload(LogWorkload):
         self._first_sessions: list[WriterSession] = []
         self._tick_of_second = 0
         self._answers: list[tuple[Sequence[WrittenRecord], Answer]] = []
-        self._told: set[int] = set()
+        self._known_outcomes: set[int] = set()
         """Records, by identity, whose outcome the first writer had reported when it was stopped."""
         self._second_acknowledged = asyncio.Event()
         self._second_left = asyncio.Event()
@@ -132,7 +132,7 @@ class FailoverWorkload(LogWorkload):
 
     def _stop(self, first: ClientMachine, stopped: asyncio.Event) -> None:
         self._stopped_at = self.world.loop.time()
-        self._told = {id(record) for records, future in self._answers if future.done() for record in records}
+        self._known_outcomes = {id(record) for records, future in self._answers if future.done() for record in records}
         self.outcome.acknowledged_before = sum(self._acknowledged(one) for one in self._first_sessions)
         first.pause()
         stopped.set()
@@ -229,7 +229,7 @@ class FailoverWorkload(LogWorkload):
                     continue
                 if record.outcome is not OperationOutcome.OK:
                     self.outcome.refused_after += 1
-                elif id(record) not in self._told:
+                elif id(record) not in self._known_outcomes:
                     self.world.ledger_checkers.fail(
                         f"{record.dlsn} was acknowledged after the second writer's first acknowledgement (I5)"
                     )

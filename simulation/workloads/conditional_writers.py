@@ -93,19 +93,19 @@ class ConditionalWriters:
         self._workload.conditions.append_sent(payload, position, known.own)
         operation = self._world.history.begin(sender.session.client, "conditional-write", LOG)
         try:
-            place = await thin.append(LOG, [payload], expected_position=position, fencing_token=known.own)
+            dlsn = await thin.append(LOG, [payload], expected_position=position, fencing_token=known.own)
         except DistributedLogError as error:
             self._world.history.end(operation, error)
             checkers.refused(record, error)
             self._heard(known, error)
         else:
             self._world.history.end(operation)
-            checkers.acknowledged(record, place)
+            checkers.acknowledged(record, dlsn)
             known.token = known.own or b""
             if isinstance(position, int):
                 known.position = position + 1
-            elif place != DLSN.INVALID:
-                known.position = place
+            elif dlsn != DLSN.INVALID:
+                known.position = dlsn
 
     def _heard(self, known: KnownLog, error: DistributedLogError) -> None:
         """Go on with what a refusal says of the log."""

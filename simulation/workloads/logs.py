@@ -596,5 +596,5 @@ class SubscribedReaders:
         for _ in range(rng.randint(1, 6)):
             await self._workload.tail(reader, span, rng, len(span.read) + rng.choice((1, 5, 30)))
             if span.read and rng.random() < 0.7:
-                told = await reader.commit_position()
-                self._workload.world.log_checkers.deliveries.committed(span, subscriber, told)
+                stored = await reader.commit_position()
+                self._workload.world.log_checkers.deliveries.committed(span, subscriber, stored)

@@ -280,7 +280,7 @@ class RequestSender:
     def _refused(self, producer: SimulatedProducer, request: ProducedRequest, error: BaseException) -> None:
         known = self._session.answered_before.get(f"{producer.name}/{request.epoch.number}", 0)
         if isinstance(error, SequenceGapError) and error.expected < known:  # a deposed one may not know of later ones
-            self._fail(f"{producer.name} was told to go on at {error.expected}, answered were {known} (I19)")
+            self._fail(f"{producer.name} was to go on at {error.expected}, answered were {known} (I19)")
         self._next[request.epoch] = request.epoch.answered  # it and those behind it come again
         if isinstance(error, ProducerForgottenError) and error.epoch is not None:
             producer.forgotten(request, error.epoch)

@@ -109,8 +109,8 @@ class WholeLifeWorkload(LogWorkload):
         """Truncate, and check the answer against the segment list."""
         before = self.life_checkers.truncating(log, dlsn)
         with self.world.history.operation("keeper", "truncate", log):
-            told = await truncate(dlsn)
-        self.life_checkers.truncated(log, before, told)
+            returned = await truncate(dlsn)
+        self.life_checkers.truncated(log, before, returned)
 
     async def _purge(self, log: AsyncLog, name: str, rng: Random) -> None:
         known = [record.txid for record in self.life_checkers.truth(log.name).at.values()]
