@@ -42,7 +42,7 @@ def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return the environment in which a child finds the same packages as this process, installed or not."""
-    paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
