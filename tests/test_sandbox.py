@@ -103,8 +103,8 @@ def test_a_sandbox_that_runs_is_found_without_a_name(
         Namespace.open()
 
 
-def test_a_child_of_a_tree_that_is_not_installed_finds_its_packages_and_none_that_lie_in_them(tmp_path: Path) -> None:
-    # -S: as where nothing is installed. What lies below a package must not come to the top, as `errors`.
+def test_a_child_of_a_tree_that_is_not_installed_finds_its_packages(tmp_path: Path) -> None:
+    # -S: as where nothing is installed. `errors` of the package must not come to the top.
     program = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('dlspark', 'storage_node', 'core', 'errors')])"
     found = subprocess.run(
         [sys.executable, "-S", "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True, text=True
