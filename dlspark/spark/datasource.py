@@ -25,8 +25,7 @@ from dlspark.spark.metadata_tables.registry import METADATA_OPTION, refuse_strea
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.worker_daemon import take_over
-from dlspark.spark.workers import in_worker, take_far_times, without_traceback
+from dlspark.spark.worker_daemon import in_worker, take_far_times, take_over, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:

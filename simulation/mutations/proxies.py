@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
-from dlspark.core.writing.append_requests import RequestLog
+from dlspark.core.writing.conditional_appends import RequestLog
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import Following, SegmentEnd
 from dlspark.serving.client import requests

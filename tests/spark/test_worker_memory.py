@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from dlspark.spark import workers
+from dlspark.spark import worker_daemon
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.readers import batch_reader, stream_reader
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.workers import DAEMON, FREEZE_AT, begin_use, due, main_module
+from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
 
 
@@ -39,9 +39,9 @@ def test_a_task_of_each_kind_of_query_is_a_use(
     reader: Callable[[Options, StructType], DataSourceReader | DataSourceStreamReader],
 ) -> None:
     options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
-    before = workers._uses
+    before = worker_daemon._uses
     assert list(reader(options, SCHEMA).read(LogPartition((), ClientSettings()))) == []
-    assert workers._uses == before + 1
+    assert worker_daemon._uses == before + 1
 
 
 def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> None:
@@ -49,7 +49,7 @@ def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> No
     lines = (
         "import gc, sys, types",
         "sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='pyspark.daemon')",
-        "from dlspark.spark.workers import begin_use",
+        "from dlspark.spark.worker_daemon import begin_use",
         "import numpy, pyarrow",
         "begin_use(); gc.collect(); first = len(gc.get_objects())",
         "begin_use(); gc.collect(); second = len(gc.get_objects())",

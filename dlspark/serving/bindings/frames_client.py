@@ -28,8 +28,8 @@ from dlspark.errors import (
     ProxyUnreachableError,
 )
 from dlspark.serving.bindings.service import FramesClientLimits, Reply
+from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.failures import refusal_of
-from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -41,6 +41,7 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError

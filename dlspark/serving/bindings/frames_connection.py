@@ -36,9 +36,9 @@ from dlspark.serving.bindings.service import (
     ProxyService,
     write_bytes,
 )
+from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
-from dlspark.serving.protocol.frames import decode_request, encode_answer
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -49,6 +49,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import decode_request
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError

@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError, Message
 from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
-from dlspark.serving.protocol import rpc_messages
+from dlspark.serving.protocol import rpc_answers, rpc_requests
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -133,18 +133,18 @@ class GrpcCalls:
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what gRPC calls, for each method of the compiled file."""
         found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        for method in rpc_messages.METHODS.values():
+        for method in rpc_requests.METHODS.values():
             if method.requests_stream:
                 found[method.name] = grpc.stream_stream_rpc_method_handler(self._append)
             elif method.responses_stream:
                 found[method.name] = grpc.unary_stream_rpc_method_handler(self._read)
             else:
                 found[method.name] = grpc.unary_unary_rpc_method_handler(self._unary(method))
-        return grpc.method_handlers_generic_handler(rpc_messages.SERVICE, found)
+        return grpc.method_handlers_generic_handler(rpc_requests.SERVICE, found)
 
     # ------------------------------------------------------------------------------------ single requests
 
-    def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
+    def _unary(self, method: rpc_requests.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
             caller = self._begin(call)
@@ -156,7 +156,7 @@ class GrpcCalls:
 
         return handle
 
-    async def _understood(self, method: rpc_messages.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
+    async def _understood(self, method: rpc_requests.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
         """Return the message and the request that `data` is; ends the call where it is none."""
         try:
             return self.parsed(method, data)
@@ -211,7 +211,7 @@ class GrpcCalls:
         await append.finish()  # not in `finally`: it ends the call with an error of gRPC by raising one
 
     async def _read(self, data: bytes, call: Call) -> None:
-        method = rpc_messages.METHODS["Read"]
+        method = rpc_requests.METHODS["Read"]
         message, request = await self._understood(method, data, call)
         if not isinstance(request, ReadBatch) or not isinstance(message, pb.ReadRequest):
             raise TypeError(f"a Read is a {type(request).__name__}")
@@ -241,15 +241,15 @@ class GrpcCalls:
     def encoded(self, name: str, answer: Answer, correlation: int = 0) -> bytes:
         """Return the message with which a call of this name is answered."""
         try:
-            message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, names=self._names)
+            message = rpc_answers.answer_to_pb(name, answer, correlation=correlation, names=self._names)
         except DistributedLogError as error:
-            message = rpc_messages.answer_to_pb(name, cannot_be_sent(name, error), correlation=correlation)
+            message = rpc_answers.answer_to_pb(name, cannot_be_sent(name, error), correlation=correlation)
         return message.SerializeToString()
 
     async def read_responses(self, answer: Delivery) -> list[bytes]:
         """Return the messages with which a Read is answered. Other clients come between them; and one large delivery is
         taken apart at a time, for its records take many times the memory of its bytes. Raises DistributedLogError."""
-        messages = rpc_messages.read_responses(answer)
+        messages = rpc_answers.read_responses(answer)
         if sum(map(len, answer.parts)) <= LARGE_BYTES:
             return [message.SerializeToString() for message in messages]
         made = []
@@ -259,14 +259,14 @@ class GrpcCalls:
                 await asyncio.sleep(0)
         return made
 
-    def parsed(self, method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
+    def parsed(self, method: rpc_requests.RpcMethod, data: bytes) -> tuple[Message, Request]:
         """Return the message and the request that `data` is; proxies that it names have their locations. Raises
         ProtocolError."""
         try:
             message = method.request.FromString(data)
         except DecodeError as error:
             raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
-        request = rpc_messages.request_from_pb(method.name, message)
+        request = rpc_requests.request_from_pb(method.name, message)
         if isinstance(request, MoveStream):
             request = replace(request, target=self._names.location(request.target))
         if isinstance(request, Handshake | AcceptStreams | ListProxies) or not request.context.tried_hosts:
@@ -345,7 +345,7 @@ class _Append:
             await self._call.abort(grpc.StatusCode.UNAVAILABLE, "the proxy is being stopped")
 
     async def _read_all(self) -> None:
-        method, eof = rpc_messages.METHODS["Append"], grpc.aio.EOF
+        method, eof = rpc_requests.METHODS["Append"], grpc.aio.EOF
         while True:
             await self._room.wait()
             data = await self._call.read()

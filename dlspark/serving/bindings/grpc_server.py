@@ -42,7 +42,7 @@ from grpc_reflection.v1alpha import reflection
 from dlspark.serving.bindings.grpc_calls import GrpcCalls, peer_address
 from dlspark.serving.bindings.service import STEP_BYTES, GrpcLimits, ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from dlspark.serving.protocol.rpc_messages import SERVICE
+from dlspark.serving.protocol.rpc_requests import SERVICE
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from dlspark.serving.protocol.operations import Answer, Request, WriteRecords
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS, declared_records
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, declared_records
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 Reply: TypeAlias = Callable[[Answer], None]

@@ -48,7 +48,7 @@ from dlspark.serving.protocol.operations import (
     ReleaseStream,
     TakeStream,
 )
-from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
+from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.streams.execution import RequestHandlers, TakenRequest
 from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, same_proxy
 from dlspark.serving.write_proxy.streams.model import StreamState

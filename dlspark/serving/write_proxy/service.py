@@ -28,7 +28,6 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.peers import ProxyDirectory
-from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     BeginEpoch,
@@ -41,6 +40,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.execution import TakenRequest, payload_bytes

@@ -28,10 +28,11 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError
-from dlspark.spark.source.driver import SourceDriver, Take
+from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.log_spans import Take
 from dlspark.spark.source.schema import NEVER_NULL
 from metadata.foundation.errors import InvariantViolation
 

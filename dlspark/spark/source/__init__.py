@@ -12,8 +12,8 @@ The way of a batch, file by file:
    query is behind. New logs of a pattern wake the query.
 4. `batch_ends` decides how far a micro-batch goes. `data_loss` decides what becomes of a position that is not there any
    more (I8), and `query_cursor` publishes how far the query has come.
-5. `planning` cuts the ranges of segments into partitions; `live_replicas` refuses a plan that storage nodes cannot
-   serve.
+5. `log_spans` finds what a plan reads of each log, and refuses what storage nodes cannot serve; `planning` cuts that
+   into partitions.
 6. In a task `partition_reader` fetches the entries of its partition, decodes them and yields record batches. Entries
    come from storage nodes (`span_entries`), or through read proxies (`proxy_entries`, option `proxy`).
 

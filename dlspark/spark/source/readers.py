@@ -52,11 +52,12 @@ from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
 from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
-from dlspark.spark.workers import begin_use, without_traceback
+from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
-    from dlspark.spark.source.driver import SourceDriver, Take
+    from dlspark.spark.source.driver import SourceDriver
+    from dlspark.spark.source.log_spans import Take
 
 LONG_POLL_S = 1.5
 """How long an answer is held back for news; `stop()` interrupts it."""

@@ -43,7 +43,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import RESPONSE_RECORDS
-from dlspark.serving.protocol.rpc_messages import METHODS, SERVICE
+from dlspark.serving.protocol.rpc_requests import METHODS, SERVICE
 
 HEALTHY = health_pb2.HealthCheckResponse.SERVING
 STOPPING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -46,10 +46,9 @@ from dlspark.serving.protocol.operations import (
     RequestContext,
     StatusCode,
 )
-from dlspark.serving.read_proxy import peer_counts
+from dlspark.serving.read_proxy import proxy as peer_counts
 from dlspark.serving.read_proxy.balance import ReadBalance
-from dlspark.serving.read_proxy.peer_counts import PeerCounts, count_in
-from dlspark.serving.read_proxy.proxy import ReadProxy
+from dlspark.serving.read_proxy.proxy import PeerCounts, ReadProxy, count_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost

@@ -32,9 +32,9 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.append_requests import Condition
-from dlspark.core.writing.appending import append_epoch, append_run, append_token, write_run
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.conditional_appends import Condition
+from dlspark.core.writing.proxy_writes import append_epoch, append_run, append_token, write_run
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     CallerError,
@@ -66,7 +66,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
 from storage_node.protocol.frames import Buffer
 

@@ -45,7 +45,7 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
+from dlspark.serving.protocol.request_checks import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of
 from dlspark.serving.write_proxy.streams.execution import (
     Execution,

@@ -17,7 +17,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
 from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
-from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
+from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
 from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
