@@ -391,8 +391,8 @@ class FramesConnection:
             self._count()
 
     def _may_go_on(self) -> bool:
-        # Without the line: it gets no shorter before the connection goes on. Half of each bound, so that it does not stop
-        # and go with every request.
+        # Without the line, which gets no shorter before the connection goes on. Half of each bound, lest it stops and
+        # goes with every request.
         limits, queued = self._limits, self._link.queued_bytes
         if self._held - self._line_bytes > limits.bytes_under_way // 2:
             return False
