@@ -105,7 +105,8 @@ def test_a_sandbox_that_runs_is_found_without_a_name(
 
 def test_a_child_of_a_tree_that_is_not_installed_finds_its_packages(tmp_path: Path) -> None:
     # -S: as where nothing is installed. `errors` of the package must not come to the top.
-    program = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('dlspark', 'storage_node', 'core', 'errors')])"
+    names = ("dlspark", "storage_node", "core", "errors")
+    program = f"from importlib.util import find_spec; print([find_spec(name) is not None for name in {names}])"
     found = subprocess.run(
         [sys.executable, "-S", "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True, text=True
     )
