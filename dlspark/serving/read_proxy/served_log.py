@@ -201,7 +201,7 @@ class SharedFeed:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingRoom:
+class ServingContext:
     """What the logs of one proxy share."""
 
     namespace: AsyncNamespace
@@ -223,13 +223,13 @@ class ServingRoom:
 class ServedLog:
     """Serves one log to its readers. Open it before use; every reader that is attached has to leave again."""
 
-    def __init__(self, name: str, room: ServingRoom) -> None:
+    def __init__(self, name: str, context: ServingContext) -> None:
         self.name = name
         self.users = 0
         """Readers that are here, or on their way."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.catching_up: list[SharedFeed] = []
-        self._room = room
+        self._context = context
         self._handle: AsyncLog | None = None
         self._segments: SegmentList | None = None
         self._list_lock = asyncio.Lock()
@@ -241,7 +241,7 @@ class ServedLog:
 
     @property
     def _services(self) -> Services:
-        return self._room.namespace.services.reading
+        return self._context.namespace.services.reading
 
     @property
     def _counters(self) -> Counter[str]:
@@ -270,7 +270,7 @@ class ServedLog:
 
     async def open(self) -> None:
         """Find the log's end and begin to read there. Raises LogNotFoundError, InvalidLogNameError and others."""
-        self._handle = await self._room.namespace.open_log(self.name)
+        self._handle = await self._context.namespace.open_log(self.name)
         settings = self._handle.settings
         end = await self._handle.end()
         self._segments = SegmentList(self._services, self.name, settings)
@@ -279,17 +279,17 @@ class ServedLog:
             self.name,
             self._counters,
             gap_detection=settings.gap_detection,
-            max_bytes=self._room.settings.max_delivery_bytes,
-            opened=self._room.chunks.opened,
+            max_bytes=self._context.settings.max_delivery_bytes,
+            opened=self._context.chunks.opened,
         )
         self._tail = self._begin(end, catches_up=False)
 
     def _begin(self, start: DLSN, *, catches_up: bool) -> SharedFeed:
         """Begin to read at `start`."""
-        room, check_of = self._room, self._segments
-        creation = -1 if check_of is None else check_of.creation
-        own = room.settings.catch_up_bytes if catches_up else room.settings.ring_bytes
-        ring = EntryRing(start, own, room.catch_up_rings if catches_up else room.rings)
+        context, segments = self._context, self._segments
+        creation = -1 if segments is None else segments.creation
+        own = context.settings.catch_up_bytes if catches_up else context.settings.ring_bytes
+        ring = EntryRing(start, own, context.catch_up_rings if catches_up else context.rings)
         source = LogReadAhead(self._services, self.name, self._log.settings, start, creation)
         if not catches_up:
             return SharedFeed(LogFeed(self.name, source, ring, self._changed), catches_up)
@@ -326,7 +326,7 @@ class ServedLog:
         elif isinstance(start, DLSN):
             position = start
         else:
-            async with self._room.searches.turn(address):
+            async with self._context.searches.turn(address):
                 position = await self._log.find_txid(start)
         async with self._list_lock:
             segments = present(self._segments, "a log is asked after it was closed", log=self.name)
@@ -350,8 +350,8 @@ class ServedLog:
     def cursor(self, start: DLSN) -> ReadCursor:
         """Return a cursor at a position that `position_of` has returned."""
         maker = present(self._maker, "a log is read before it is open", log=self.name)
-        chunk_bytes = self._room.settings.chunk_bytes
-        return ReadCursor(start, maker, self._room.chunks, self._counters, chunk_bytes=chunk_bytes)
+        chunk_bytes = self._context.settings.chunk_bytes
+        return ReadCursor(start, maker, self._context.chunks, self._counters, chunk_bytes=chunk_bytes)
 
     # ------------------------------------------------------------------ which feed a reader reads from
 
@@ -381,7 +381,7 @@ class ServedLog:
         shared = self._begin(cursor.position, catches_up=True)
         shared.begun_s = asyncio.get_running_loop().time()
         self.catching_up.append(shared)
-        self._room.catching_up[shared] = self
+        self._context.catching_up[shared] = self
         self._enter(reader, cursor, shared)
         return True
 
@@ -390,7 +390,7 @@ class ServedLog:
         if shared.ending is not None:
             shared.ending.cancel()
             shared.ending = None
-            self._room.lingering.pop(shared, None)
+            self._context.lingering.pop(shared, None)
         reader.shared = shared
         shared.readers.add(reader)
         cursor.attach(shared.feed.ring)
@@ -406,9 +406,9 @@ class ServedLog:
         shared.readers.discard(reader)
         shared.waiting.pop(reader, None)
         if shared.catches_up and not shared.readers and shared in self.catching_up:
-            wait_s = self._room.settings.catch_up_idle_ms / 1000
+            wait_s = self._context.settings.catch_up_idle_ms / 1000
             shared.ending = asyncio.get_running_loop().call_later(wait_s, self.end_feed, shared)
-            self._room.lingering[shared] = self
+            self._context.lingering[shared] = self
 
     def end_turn(self, shared: SharedFeed) -> None:
         """Take the turn from all readers of a feed that catches up; they ask for another one."""
@@ -424,8 +424,8 @@ class ServedLog:
         if shared not in self.catching_up:
             return
         self.catching_up.remove(shared)
-        self._room.catching_up.pop(shared, None)
-        self._room.lingering.pop(shared, None)
+        self._context.catching_up.pop(shared, None)
+        self._context.lingering.pop(shared, None)
         if shared.ending is not None:
             shared.ending.cancel()
 
@@ -433,7 +433,7 @@ class ServedLog:
             try:
                 await shared.feed.close()
             finally:
-                self._room.turn_over()  # not before: what it kept is freed now
+                self._context.turn_over()  # not before: what it kept is freed now
 
         task = asyncio.get_running_loop().create_task(end())
         self._closing.add(task)
@@ -447,7 +447,7 @@ class ServedLog:
         if shared is None:
             return  # It is being closed.
         if not shared.catches_up and feed.failure is not None:
-            self._room.failed(self)
+            self._context.failed(self)
         # Taken out before they are called: a reader that finds nothing again puts itself back, at the end.
         waiting = list(shared.waiting)
         shared.waiting.clear()

@@ -62,7 +62,7 @@ from dlspark.serving.read_proxy.balance import ReadBalance, any_host
 from dlspark.serving.read_proxy.chunks import NOTHING, Chunks, Collected, ReadCursor
 from dlspark.serving.read_proxy.figures import ReadProxyFigures
 from dlspark.serving.read_proxy.ring import RingBudget
-from dlspark.serving.read_proxy.served_log import ServedLog, ServingRoom, SharedFeed
+from dlspark.serving.read_proxy.served_log import ServedLog, ServingContext, SharedFeed
 from dlspark.serving.read_proxy.sessions import CatchUpTurns, PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
@@ -113,7 +113,7 @@ class ReadProxyService:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._deliveries = self._delivered_bytes = self._catch_ups_begun = self._redirects = 0
-        self._room = ServingRoom(
+        self._context = ServingContext(
             namespace,
             settings,
             rings=RingBudget(settings.rings_bytes),
@@ -159,17 +159,17 @@ class ReadProxyService:
 
     def figures(self) -> ReadProxyFigures:
         """Return what there is now, and what was done so far."""
-        chunks = self._room.chunks
+        chunks = self._context.chunks
         return ReadProxyFigures(
             readers=len(self._sessions),
             waiting=self._sessions.busy_count,
             logs=len(self._logs),
-            ring_bytes=self._room.rings.used_bytes,
-            catch_up_bytes=self._room.catch_up_rings.used_bytes,
+            ring_bytes=self._context.rings.used_bytes,
+            catch_up_bytes=self._context.catch_up_rings.used_bytes,
             catch_ups=self._turns.taken,
             catch_ups_waiting=self._turns.waiting,
             catch_ups_begun=self._catch_ups_begun,
-            entries_read=self._room.rings.entries_added + self._room.catch_up_rings.entries_added,
+            entries_read=self._context.rings.entries_added + self._context.catch_up_rings.entries_added,
             decoded_bytes=chunks.kept_bytes,
             chunks_decoded=chunks.made,
             chunks_shared=chunks.shared,
@@ -202,7 +202,7 @@ class ReadProxyService:
             session = self._open(request, caller)
         self._supersede(session)
         pending = session.pending = PendingRead(request, reply)
-        self._sessions.busy(session)
+        self._sessions.mark_busy(session)
         self._advance(session)
         if session.pending is pending:
             self._limit(session, pending)
@@ -315,8 +315,8 @@ class ReadProxyService:
     def _wait_for_turn(self, session: ReaderSession) -> None:
         """Have a reader wait for its turn to catch up. A feed that is kept though nobody reads from it makes room."""
         self._turns.ask(session.caller.address, session)  # the connection's: each call of gRPC is a caller of its own
-        if session.shared is None and self._room.lingering:
-            lingering, log = self._room.lingering.popitem(last=False)
+        if session.shared is None and self._context.lingering:
+            lingering, log = self._context.lingering.popitem(last=False)
             log.end_feed(lingering)
 
     def _collect(self, session: ReaderSession, pending: PendingRead, cursor: ReadCursor, shared: SharedFeed) -> bool:
@@ -385,7 +385,7 @@ class ReadProxyService:
             session.shared.waiting.pop(session, None)
         if isinstance(answer, Delivery):
             session.next = answer.next
-        self._sessions.rests(session, self._loop.time())
+        self._sessions.mark_idle(session, self._loop.time())
         pending.end(answer)
 
     # ------------------------------------------------------------------ logs
@@ -401,7 +401,7 @@ class ReadProxyService:
             raise TooManyStreamsError(
                 f"the proxy reads {self.settings.max_logs} logs, the most it takes", advice="Ask another read proxy"
             )
-        log = self._logs[name] = ServedLog(name, self._room)
+        log = self._logs[name] = ServedLog(name, self._context)
         self._opening(self._open_log(log))
         return log
 
@@ -471,7 +471,7 @@ class ReadProxyService:
 
     def _end_long_turns(self, now: float) -> None:
         """End the turns that took longest, as many as readers wait for."""
-        for shared, log in list(self._room.catching_up.items())[: self._turns.waiting]:
+        for shared, log in list(self._context.catching_up.items())[: self._turns.waiting]:
             if now - shared.begun_s < LONGEST_TURN_S:
                 return
             log.end_turn(shared)
