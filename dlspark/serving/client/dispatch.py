@@ -40,7 +40,7 @@ CompletionHandler: TypeAlias = Callable[[Finished], None]
 
 @dataclass(slots=True)
 class ClientCounters:
-    """What a client has done so far: see `AsyncClient.counters`."""
+    """Counts what a client has done so far: see `AsyncClient.counters`."""
 
     requests: int = 0
     """Requests that were begun; a batch of records is one."""
@@ -184,7 +184,7 @@ class InFlightRequest:
         if routed is None:
             return
         if self._silence is not None and attempt == self.attempt:
-            self._silence.remove(self)
+            self._silence.remove(self)  # an older attempt's answer does not say that the last one is heard of
         now = self._dispatcher.now()
         if isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
@@ -334,6 +334,7 @@ class Dispatcher:
         unsent = refusal_of(AlreadyClosedError("the client was closed before the request was sent"))
         lost = refusal_of(ProxyLostError("the client was closed before the request was answered"))
         for in_flight in list(self._in_flight):
+            # One attempt is enough for a doubt, whatever became of it.
             in_flight.interrupt(lost if in_flight.attempt >= 0 else unsent)
         if self._next_handshakes is not None:
             self._next_handshakes.cancel()

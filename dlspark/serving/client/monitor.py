@@ -35,7 +35,7 @@ class HeartbeatSender(Protocol):
 
 @dataclass(slots=True)
 class StreamHealth:
-    """Whether a stream can be written, by its heartbeats so far."""
+    """The health of one stream: whether it can be written, by its heartbeats so far."""
 
     answered: int = 0
     refused: int = 0

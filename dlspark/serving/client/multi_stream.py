@@ -55,7 +55,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class StreamPosition(NamedTuple):
-    """Where a record was written."""
+    """The stream in which a record was written, and its DLSN there."""
 
     stream: str
     dlsn: DLSN
@@ -71,7 +71,7 @@ class RecordSetSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiStreamLimits:
-    """How a multi-stream writer collects records, and how soon it tries the next stream; upstream's values.
+    """Bounds how a multi-stream writer collects records, and how soon it tries the next stream; upstream's values.
 
     Raises SettingsError for what cannot be.
     """

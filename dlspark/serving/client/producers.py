@@ -71,7 +71,7 @@ JUMP_BITS: Final = 31
 
 
 class SessionPhase(Enum):
-    """What a session does now."""
+    """The phases of a session, as the table above names them."""
 
     UNBORN = "unborn"
     BEGINNING = "beginning"
@@ -82,7 +82,7 @@ class SessionPhase(Enum):
 
 
 class SessionEvent(Enum):
-    """What may happen to it."""
+    """The events of a session."""
 
     SUBMIT = "submit"
     GIVEN_UP = "given_up"

@@ -269,6 +269,7 @@ class AsyncProxyReader(OnOneLoop):
             except DistributedLogError:
                 self._ahead = None
                 raise
+            # From here on the position has moved, and nothing is awaited: a caller that is cancelled loses nothing.
             self._ahead = None
             self._request = replace(self._request, start=delivery.next)
             self._sealed = delivery.end_of_stream

@@ -51,7 +51,7 @@ CHUNK_OVERHEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a run of entries gives its readers."""
+    """A run of entries in the form that readers ask for, and what comes behind it."""
 
     parts: tuple[Buffer, ...]
     size: int
@@ -367,7 +367,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a cursor has found for its reader."""
+    """The parts that a cursor has found for its reader."""
 
     parts: tuple[Buffer, ...]
     size: int

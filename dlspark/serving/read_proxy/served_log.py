@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class EntrySource(Protocol):
-    """What a feed needs of a read-ahead."""
+    """A read-ahead, as a feed needs it."""
 
     passed: DLSN
     """All entries before this can be taken, or were."""
@@ -202,7 +202,7 @@ class SharedFeed:
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """What the logs of one proxy share."""
+    """Holds what the logs of one proxy share: memory, turns, and the calls of their service."""
 
     namespace: AsyncNamespace
     settings: ReadProxySettings

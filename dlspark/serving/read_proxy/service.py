@@ -193,6 +193,7 @@ class ReadProxyService:
         if session is not None and not session.continues(request):
             self._drop(session)
             session = None
+        # A reader with a session reads on here, also where the log would be sent elsewhere by now: what is read stays.
         if session is None:
             check_stream_length(request.stream)
             refusal = self._read_elsewhere(request, caller)
