@@ -16,7 +16,7 @@ from struct import Struct
 
 import pytest
 from helpers.bad_input import CANARY, VICTIM, Rig
-from helpers.wire_bytes import block, frame, number, request, send
+from helpers.bookie.wire_bytes import block, frame, number, request, send
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync.namespace import Namespace

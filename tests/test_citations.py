@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.citations import dead_citations, defined_codes, is_read, pieces
+from helpers.documents.citations import dead_citations, defined_codes, is_read, pieces
 from helpers.paths import ROOT
 
 MADE_UP = "tests/test_citations.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from helpers import pages
+from helpers.documents import pages
 from helpers.paths import DOCS
 
 import dlspark.spark

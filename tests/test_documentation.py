@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.pages import broken_links, examples, linked_files
+from helpers.documents.pages import broken_links, examples, linked_files
 from helpers.paths import DOCS, ROOT, TESTS
 
 import dlspark
@@ -26,7 +26,7 @@ from dlspark.sandbox.sandbox import Sandbox
 ENTRY = DOCS / "python.md"
 PAGES = [ENTRY, *sorted((DOCS / "python").glob("*.md"))]
 SERVER = "127.0.0.1:2181"
-PROGRAM = TESTS / "helpers" / "typed_program.py"
+PROGRAM = TESTS / "helpers" / "documents" / "typed_program.py"
 
 
 def name_of(page: Path) -> str:

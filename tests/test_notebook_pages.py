@@ -45,7 +45,7 @@ def seen(tmp_path_factory):
     nbformat.write(inline, directory / INLINE)
     command = [
         sys.executable,
-        TESTS / "helpers" / "notebook_viewer.py",
+        TESTS / "helpers" / "documents" / "notebook_viewer.py",
         directory / "seen",
         *NOTEBOOKS,
         directory / INLINE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers.pages import is_test, linked_files, table_rows
+from helpers.documents.pages import is_test, linked_files, table_rows
 from helpers.paths import DOCS, ROOT
 
 PAGE = DOCS / "reference" / "invariants.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import pages
+from helpers.documents import pages
 from helpers.paths import DOCS
 
 from dlspark.spark import ForeachLogWriter

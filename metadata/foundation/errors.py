@@ -97,7 +97,7 @@ class OutcomeUnknownError(DistributedLogError):
 
 
 class InvariantViolation(DistributedLogError):
-    """A rule of dlspark's own does not hold: a bug, please report it."""
+    """Is this a bug? Yes: a rule of dlspark's own does not hold; please report it."""
 
 
 class OpenedElsewhereError(CallerError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 from benchmarks.cluster import run
 from benchmarks.logs import LOW_LATENCY, bare_objects, by_columns, by_records, fill_log, loop_over, tail_latencies_us

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 from benchmarks.cluster import run
 from benchmarks.proxies import ProxyProcess, read_proxy, resident_mb, write_proxy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.pages import broken_links, linked_files
+from helpers.documents.pages import broken_links, linked_files
 from helpers.paths import CONF, ROOT
 
 from dlspark.cli.settings_pages import DIRECTORY, OVERVIEW, PAGES, SettingsPage, made, main, page_text

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from helpers.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
+from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
 
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics

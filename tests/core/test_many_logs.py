@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from helpers.waiting import until
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import pytest_asyncio
-from helpers.strangers import write_as_stranger
+from helpers.bookie.strangers import write_as_stranger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings.settings import Settings

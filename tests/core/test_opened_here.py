@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 import pytest_asyncio
-from helpers.memory_proxies import MemoryProxies
+from helpers.serving.memory_proxies import MemoryProxies
 from pyspark import cloudpickle
 
 import dlspark

@@ -20,7 +20,7 @@ import pytest
 from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ForkServer
 from helpers.waiting import wait_until
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord

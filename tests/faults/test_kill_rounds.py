@@ -22,7 +22,7 @@ from helpers.faults.record_writer import SETTINGS
 from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ChildError, ForkServer
 from helpers.waiting import wait_until
-from helpers.warm_sandbox import WarmSandbox
+from helpers.worlds.warm_sandbox import WarmSandbox
 
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync.log import Log

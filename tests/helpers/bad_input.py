@@ -16,8 +16,8 @@ from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.writer import LogWriter
 from dlspark.sandbox.sandbox import Sandbox
+from helpers.bookie.wire_bytes import send
 from helpers.waiting import wait_until
-from helpers.wire_bytes import send
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerStore

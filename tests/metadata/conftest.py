@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.metadata_worlds import MemoryWorld, World, ZooKeeperWorld
+from helpers.worlds.metadata import MemoryWorld, World, ZooKeeperWorld
 
 from metadata.store import MetadataStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from memory_world import World
+    from helpers.spark.logs import Logs
+    from helpers.spark.memory_world import World
     from pyspark.sql import SparkSession
-    from source_world import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -23,7 +23,7 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """Storage nodes in this process, and metadata in memory."""
-    from memory_world import World
+    from helpers.spark.memory_world import World
 
     made = World(tmp_path)
     await made.start()
@@ -88,7 +88,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def logs(sandbox: Sandbox) -> Iterator[Logs]:
     """A writer of logs in the sandbox; everything it opened is closed after the test."""
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     opened = Logs(sandbox.uri)
     yield opened

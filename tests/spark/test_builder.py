@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.paths import SPARK_PROGRAMS
 from helpers.quick_start import plain_environment
 from pyspark.sql import SparkSession
 
@@ -18,7 +19,7 @@ from dlspark.spark.errors import OptionError
 from dlspark.spark.session import _Builder, confs_to_come, logging_is_set_up
 
 if TYPE_CHECKING:
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -106,7 +107,7 @@ def test_a_program_reads_and_writes_from_threads_and_nothing_looks_like_a_failur
     done = subprocess.run(
         [
             sys.executable,
-            str(Path(__file__).with_name("builder_app.py")),
+            str(SPARK_PROGRAMS / "builder_app.py"),
             sandbox.uri,
             logs.name("built"),
             str(tmp_path / "checkpoints"),

@@ -24,8 +24,8 @@ from dlspark.demo.datasets import TEXTS, WHOLE, flight_records, hour_ms, weather
 from dlspark.spark import enable
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
-    from source_world import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -94,7 +94,7 @@ def kept(spark: SparkSession, log: str, schema: StructType, rows: list[dict[str,
 
 @pytest.fixture(scope="module")
 def names(sandbox: Sandbox) -> Iterator[Logs]:
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     logs = Logs(sandbox.uri)
     yield logs

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 import pytest
-from memory_world import URI, World, answer_request
+from helpers.spark.memory_world import URI, World, answer_request
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sink_driver import read_values
+from helpers.paths import ROOT, SPARK_PROGRAMS
+from helpers.spark.sink_driver import read_values
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox
@@ -25,7 +26,7 @@ MODES = ("segments", "append")
 MIXED = "mixed"
 BOTH = "both"
 """A driver whose queries take one mode each; see three_queries.py."""
-SCRIPT = Path(__file__).with_name("three_queries.py")
+SCRIPT = SPARK_PROGRAMS / "three_queries.py"
 PATIENCE_S = 400
 WAITED_FOR = "is waited for, up to"
 LOST = 2
@@ -59,7 +60,7 @@ class Driver:
         environment = {
             **os.environ,
             "DLSPARK_URI": sandbox.uri,
-            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(

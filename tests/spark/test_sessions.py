@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.paths import SPARK_PROGRAMS
 from helpers.quick_start import plain_environment
 
 if TYPE_CHECKING:
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 def test_a_session_after_another_one_has_its_own_namespace_and_the_jar(
     sandbox: Sandbox, logs: Logs, tmp_path: Path
 ) -> None:
-    program = str(Path(__file__).with_name("sessions_app.py"))
+    program = str(SPARK_PROGRAMS / "sessions_app.py")
     done = subprocess.run(
         [sys.executable, program, sandbox.uri, logs.name("again"), f"{sandbox.uri}-that-is-not-there"],
         cwd=tmp_path,

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.paths import SPARK_PROGRAMS
 from helpers.quick_start import plain_environment
 
 if TYPE_CHECKING:
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
-CLIENT = Path(__file__).with_name("connect_client.py")
+CLIENT = SPARK_PROGRAMS / "connect_client.py"
 MS = 1_000_000
 COLUMNS = ["log", "segment", "entry", "slot", "sequence_id", "transaction_id", "timestamp", "value"]
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import javaproperties
 import pytest
+from helpers.paths import ROOT, SPARK_PROGRAMS
 from helpers.quick_start import plain_environment
 
 if TYPE_CHECKING:
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("defaults_app.py")
+PROGRAM = SPARK_PROGRAMS / "defaults_app.py"
 
 
 def settings() -> dict[str, str]:

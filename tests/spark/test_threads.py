@@ -12,8 +12,8 @@ import pytest
 from dlspark.spark import register
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import SparkSession
-    from source_world import Logs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

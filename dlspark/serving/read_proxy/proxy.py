@@ -27,7 +27,7 @@ from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.bindings.bounds import FramesLimits
+from dlspark.serving.bindings.service import FramesLimits
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
 from dlspark.serving.process.peers import ProxyPeers

@@ -41,8 +41,8 @@ from dlspark.errors import (
     TooManyStreamsError,
 )
 from dlspark.serving.bindings.service import Caller, Reply
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.fair_turns import FairTurns
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,

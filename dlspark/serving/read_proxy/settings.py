@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dlspark.errors import SettingsError
-from dlspark.serving.bindings.bounds import CONNECTIONS
+from dlspark.serving.bindings.service import CONNECTIONS
 from dlspark.serving.routing.ring import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (

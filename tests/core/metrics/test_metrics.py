@@ -14,9 +14,9 @@ import urllib.request
 import pyarrow as pa
 import pytest
 from helpers.logs import drained, written
-from helpers.memory_bookies import MemoryBookie
 from helpers.paths import DOCS, ROOT
 from helpers.waiting import until
+from helpers.worlds.memory_bookies import MemoryBookie
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from helpers.memory_bookies import StoredLedger
+from helpers.worlds.memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder

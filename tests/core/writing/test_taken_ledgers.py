@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from helpers.logs import payloads
-from helpers.memory_bookies import StoredLedger
 from helpers.waiting import until
+from helpers.worlds.memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import TransmitError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.metadata_worlds import Heard, World
 from helpers.reference_vectors import vectors
+from helpers.worlds.metadata import Heard, World
 
 from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
 from metadata.bookkeeper.ledgers import LedgerStore

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.metadata_worlds import Heard, World
 from helpers.reference_vectors import vectors
+from helpers.worlds.metadata import Heard, World
 from hypothesis import given
 from hypothesis import strategies as st
 

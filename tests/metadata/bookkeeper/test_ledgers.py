@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from helpers.metadata_worlds import Heard, World
 from helpers.reference_vectors import vectors
+from helpers.worlds.metadata import Heard, World
 
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerLayout, LedgerStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.metadata_worlds import Heard, World, ZooKeeperWorld
+from helpers.worlds.metadata import Heard, World, ZooKeeperWorld
 from kazoo.client import KazooClient
 
 from metadata.distributedlog.bindings import Binding

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from helpers.metadata_worlds import World
+from helpers.worlds.metadata import World
 
 from metadata.distributedlog import log_folders as federation
 from metadata.distributedlog.bindings import Binding

@@ -6,8 +6,8 @@ import asyncio
 import pickle
 
 import pytest
-from helpers.metadata_worlds import Heard, World
 from helpers.reference_vectors import vectors
+from helpers.worlds.metadata import Heard, World
 
 from metadata.distributedlog.locks import (
     DistributedLock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.metadata_worlds import World
+from helpers.worlds.metadata import World
 
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError

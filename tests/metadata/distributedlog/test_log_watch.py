@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
-from helpers.metadata_worlds import World
+from helpers.worlds.metadata import World
 
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_folders import FederatedFolders

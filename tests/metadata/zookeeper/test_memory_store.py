@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from helpers.metadata_worlds import Heard
+from helpers.worlds.metadata import Heard
 
 from metadata.foundation.errors import (
     ConnectionLossError,

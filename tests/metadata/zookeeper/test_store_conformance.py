@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from helpers.metadata_worlds import Heard, World
+from helpers.worlds.metadata import Heard, World
 
 from metadata.foundation.errors import (
     BadVersionError,

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from helpers.metadata_worlds import Heard
+from helpers.worlds.metadata import Heard
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.retry import reconnected

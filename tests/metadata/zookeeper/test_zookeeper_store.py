@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.metadata_worlds import Heard, ZooKeeperWorld
 from helpers.waiting import wait_until
+from helpers.worlds.metadata import Heard, ZooKeeperWorld
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected

@@ -8,15 +8,15 @@ import subprocess
 import sys
 
 import pytest
-from helpers.memory_network import PipeEnd, Pipes
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_network import PipeEnd, Pipes
 
 from dlspark.errors import CallerError, ProxyLostError, ProxyUnreachableError
-from dlspark.serving.bindings.bounds import FramesClientLimits
 from dlspark.serving.bindings.frames_client import LAST_NUMBER, FramesClient, host_and_port
 from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.service import FramesClientLimits
 from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (

@@ -7,14 +7,14 @@ import random
 import struct
 
 import pytest
-from helpers.memory_network import PipeEnd, Pipes
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_network import PipeEnd, Pipes
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import STEP_BYTES, FramesLimits
 from dlspark.serving.bindings.frames_server import LEAVE_S, FramesServer
+from dlspark.serving.bindings.service import STEP_BYTES, FramesLimits
 from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.operations import (
     Answer,

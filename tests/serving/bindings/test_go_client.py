@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import psutil
 import pytest
-from helpers.pages import broken_links, linked_files
+from helpers.documents.pages import broken_links, linked_files
 from helpers.paths import DOCS, ROOT
 
 from dlspark import Client

@@ -12,17 +12,16 @@ import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
-from dlspark.serving.bindings.grpc_options import client_options, server_options
-from dlspark.serving.bindings.grpc_server import GrpcServer
-from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.bindings.grpc_server import GrpcServer, client_options, server_options
+from dlspark.serving.bindings.service import GrpcLimits
 from dlspark.serving.process.membership import ProxyEndpoint, proxy_member
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.deliveries import encode_records
 from dlspark.serving.protocol.operations import (

@@ -14,14 +14,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from helpers.scripted_service import ScriptedService
-from helpers.serving_strangers import HEADER, Heard, Honest, Stranger, frame, framed
+from helpers.serving.scripted_service import ScriptedService
+from helpers.serving.strangers import HEADER, Heard, Honest, Stranger, frame, framed
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
+from dlspark.serving.bindings.service import FramesLimits
 from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.operations import (
     Delivery,

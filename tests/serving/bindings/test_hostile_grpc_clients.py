@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from helpers.scripted_service import ScriptedService, answer_to
-from helpers.serving_strangers import Honest, Stranger
+from helpers.serving.scripted_service import ScriptedService, answer_to
+from helpers.serving.strangers import Honest, Stranger
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import GrpcLimits
-from dlspark.serving.bindings.grpc_options import client_options
-from dlspark.serving.bindings.grpc_server import GrpcServer
+from dlspark.serving.bindings.grpc_server import GrpcServer, client_options
+from dlspark.serving.bindings.service import GrpcLimits
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.operations import Answer, Delivery, Handshake, ReadBatch, ReadForm, Request, WriteRecords
 from dlspark.serving.protocol.request_frames import encode_request

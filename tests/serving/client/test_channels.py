@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from helpers.memory_proxies import MemoryProxies
+from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 
 from dlspark.errors import AlreadyClosedError, OverCapacityError, ProxyLostError, ProxyUnreachableError

@@ -15,9 +15,9 @@ from inspect import getmembers
 from pathlib import Path
 
 import pytest
-from helpers.memory_proxies import MemoryProxies
-from helpers.pages import broken_links, examples
+from helpers.documents.pages import broken_links, examples
 from helpers.paths import DOCS, ROOT
+from helpers.serving.memory_proxies import MemoryProxies
 
 from dlspark.core.runtime import Runtime
 from dlspark.serving.bindings.frames_server import FramesServer

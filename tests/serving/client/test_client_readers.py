@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.memory_proxies import MemoryProxies
+from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.memory_proxies import MemoryProxies
+from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 from test_thin_client import opened
 

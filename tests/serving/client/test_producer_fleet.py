@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers.model_fleet import ADDRESSES, ModelClient
+from helpers.serving.model_fleet import ADDRESSES, ModelClient
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

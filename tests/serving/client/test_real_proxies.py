@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from helpers.memory_proxies import MemoryLink
 from helpers.paths import TESTS
+from helpers.serving.memory_proxies import MemoryLink
 from helpers.virtual_time import virtual_time
 from test_thin_client import bits, numbered
 
@@ -21,7 +21,7 @@ from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 
 sys.path.append(str(TESTS / "serving" / "write_proxy"))
-from proxy_world import LoopClock, ProxyWorld, proxies
+from helpers.serving.proxy_world import LoopClock, ProxyWorld, proxies
 
 READS = "reads:8100"
 

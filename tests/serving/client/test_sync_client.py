@@ -12,7 +12,7 @@ from itertools import count
 from typing import TypeVar
 
 import pytest
-from helpers.memory_proxies import MemoryProxies
+from helpers.serving.memory_proxies import MemoryProxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from helpers.serving_rounds import (
+from helpers.serving.rounds import (
     CLIENTS,
     NODES,
     PROXIES,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers.serving_load import payload_of
-from helpers.serving_rounds import Written, check_log, first_acknowledgements
+from helpers.serving.load import payload_of
+from helpers.serving.rounds import Written, check_log, first_acknowledgements
 
 from dlspark.core.codec.dlsn import DLSN
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
-from helpers.serving_rounds import PROXIES, Tier, Written, now_s, row
+from helpers.serving.rounds import PROXIES, Tier, Written, now_s, row
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.serving_values import ANSWERS, REQUESTS
+from helpers.serving.values import ANSWERS, REQUESTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

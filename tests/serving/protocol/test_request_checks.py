@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.serving_values import REQUESTS
+from helpers.serving.values import REQUESTS
 from hypothesis import given
 from hypothesis import strategies as st
 

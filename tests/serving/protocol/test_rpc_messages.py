@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 from google.protobuf.message import Message
-from helpers.serving_values import ANSWERS, REQUESTS
+from helpers.serving.values import ANSWERS, REQUESTS
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from read_world import ReadWorld
+from helpers.serving.read_world import ReadWorld
 
 
 @pytest_asyncio.fixture

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from helpers.logs import written
-from helpers.memory_network import Pipes
-from helpers.memory_proxies import MemoryProxies
-from helpers.scripted_service import ScriptedService
+from helpers.serving.memory_proxies import MemoryProxies
+from helpers.serving.read_world import ReadWorld, submitted
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
-from read_world import ReadWorld, submitted
+from helpers.worlds.memory_network import Pipes
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
@@ -25,7 +25,6 @@ from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     Announcement,
@@ -34,7 +33,7 @@ from dlspark.serving.process.membership import (
     read_members,
     read_proxy_member,
 )
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyDirectory, ProxyPeers
 from dlspark.serving.protocol.operations import (
     Delivery,
     Handshake,

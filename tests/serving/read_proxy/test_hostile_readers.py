@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.logs import written
-from read_world import Puller, ReadWorld
+from helpers.serving.read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.service import Caller

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from helpers.logs import written
 from helpers.paths import DOCS
+from helpers.serving.read_world import Puller, ReadWorld
 from prometheus_client import CollectorRegistry
-from read_world import Puller, ReadWorld
 
 from dlspark.core.metrics.registries import NO_STATISTICS, Statistics
 from dlspark.serving.process.membership import READ_PROXIES, ProxyEndpoint, read_members

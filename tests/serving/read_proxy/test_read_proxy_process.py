@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers.logs import written
+from helpers.serving.read_world import Puller, ReadWorld
 from helpers.waiting import until
-from read_world import Puller, ReadWorld
 
 from dlspark.errors import SettingsError
 from dlspark.serving.bindings.frames_client import FramesClient

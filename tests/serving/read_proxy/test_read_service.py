@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from helpers.logs import written
+from helpers.serving.read_world import LOCATION, Puller, ReadWorld, submitted
 from helpers.waiting import until
-from read_world import LOCATION, Puller, ReadWorld, submitted
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.service import Caller

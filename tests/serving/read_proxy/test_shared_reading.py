@@ -7,8 +7,8 @@ import random
 
 import pytest
 from helpers.logs import written
+from helpers.serving.read_world import Puller, ReadWorld
 from helpers.waiting import until
-from read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import ReadError

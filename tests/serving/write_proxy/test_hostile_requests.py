@@ -8,13 +8,13 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import pytest
+from helpers.serving.proxy_world import Proxy, answers, proxies
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
-from proxy_world import Proxy, answers, proxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.errors import CallerError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import (

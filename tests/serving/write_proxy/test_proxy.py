@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
-from helpers.memory_network import Pipes
+from helpers.serving.proxy_world import ProxyWorld, proxies
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
+from helpers.worlds.memory_network import Pipes
 from prometheus_client import CollectorRegistry
-from proxy_world import ProxyWorld, proxies
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.settings.settings import Settings
@@ -53,8 +53,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
+from dlspark.serving.write_proxy.settings import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join

@@ -7,9 +7,9 @@ import re
 from functools import partial
 
 import pytest
-from helpers.memory_network import Pipes
-from helpers.scripted_service import ScriptedService
+from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
+from helpers.worlds.memory_network import Pipes
 
 from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.serving.bindings.frames_server import FramesServer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.serving.proxy_world import SESSION_S, Proxy, ProxyWorld, answers, proxies
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
-from proxy_world import SESSION_S, Proxy, ProxyWorld, answers, proxies
 
 from dlspark.serving.protocol.operations import (
     Applied,

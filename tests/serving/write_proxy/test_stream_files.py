@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.metadata_worlds import Heard
+from helpers.worlds.metadata import Heard
 
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.metadata_worlds import Heard
+from helpers.worlds.metadata import Heard
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.serving.proxy_world import answers, proxies
 from helpers.virtual_time import virtual_time
-from proxy_world import answers, proxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import encode_record_set

@@ -21,8 +21,8 @@ from dlspark.spark.catalog.enabling import CATALOG_CLASS
 from dlspark.spark.errors import OptionError
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, Row, SparkSession
-    from source_world import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 
@@ -43,7 +43,7 @@ def sql(spark: SparkSession) -> SparkSession:
 @pytest.fixture(scope="module")
 def flights(sandbox: Sandbox) -> Iterator[str]:
     """Segments of 100, 100 and 30 records, the last one open; ids MS, MS + 1, ... The name needs no quotes."""
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     logs = Logs(sandbox.uri)
     name = logs.create(logs.name("flights").replace("-", "_"))

@@ -16,8 +16,8 @@ from dlspark.spark.metadata_tables.registry import TABLES
 from dlspark.spark.source.lag import NO_LAG
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
-    from source_world import Logs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -27,7 +27,7 @@ MS = 1_000_000
 @pytest.fixture(scope="module")
 def two_logs(sandbox: object) -> Iterator[tuple[str, str]]:
     """A log of two completed segments and one in progress, and a log of one segment; nobody changes them."""
-    from source_world import Logs
+    from helpers.spark.logs import Logs
 
     logs = Logs(sandbox.uri)  # type: ignore[attr-defined]
     first, second = logs.create(logs.name("tables-a")), logs.create(logs.name("tables-b"))

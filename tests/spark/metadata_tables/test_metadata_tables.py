@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from memory_world import URI, World
+from helpers.spark.memory_world import URI, World
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType

@@ -1,4 +1,4 @@
-"""Each query gives what the same query gives over Parquet files with the same rows (`oracle_scene` says of what kinds).
+"""Each query of the oracle (`helpers.spark.oracle`) gives what the same query gives over Parquet files with its rows.
 
 The ordinary command asks a few in the session that all tests share; `--rounds n` asks n in sessions of their own, with
 and without the connector's jar, and `--seed n` plays one scene again there.
@@ -7,6 +7,7 @@ and without the connector's jar, and `--seed n` plays one scene again there.
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.paths import TESTS
 from helpers.quick_start import plain_environment
-from oracle_logs import Record
-from oracle_queries import COLUMNS, FAR_TIMES, Drawing
-from oracle_scene import QUERIES, Scene
+from helpers.spark.oracle.logs import Record
+from helpers.spark.oracle.queries import COLUMNS, FAR_TIMES, Drawing
+from helpers.spark.oracle.scene import QUERIES, Scene
 
 from dlspark.spark import enable
 from dlspark.spark.catalog.enabling import DEFAULT_NAME
@@ -76,13 +78,14 @@ def test_many_queries_with_and_without_the_jar(
     first = 0 if seed is None else seed
     end = scenes if seed is None else seed + 1
     asked, differences = 0, []
+    environment = plain_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
     for begin in range(first, end, SEEDS_AT_ONCE):
-        program = str(Path(__file__).with_name("oracle_program.py"))
         seeds = f"{begin}:{min(end, begin + SEEDS_AT_ONCE)}"
         done = subprocess.run(
-            [sys.executable, program, sandbox.uri, "--mode", mode, "--seeds", seeds],
+            [sys.executable, "-m", "helpers.spark.oracle.program", sandbox.uri, "--mode", mode, "--seeds", seeds],
             cwd=tmp_path,
-            env=plain_environment(),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=3600,

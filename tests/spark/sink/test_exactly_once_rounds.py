@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_processes import PATIENCE_S, SESSION_VARIABLE, Spawner, fault, finish
-from sink_driver import Plan, read_values, run_driver
+from helpers.spark.driver_processes import PATIENCE_S, SESSION_VARIABLE, Spawner, fault, finish
+from helpers.spark.sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
@@ -26,7 +26,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]

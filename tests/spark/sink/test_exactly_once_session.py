@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rounds_world import Cluster, Round, SparkProcess, Stream
-from sink_driver import read_values
+from helpers.spark.rounds_world import Cluster, Round, SparkProcess, Stream
+from helpers.spark.sink_driver import read_values
 
 from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace

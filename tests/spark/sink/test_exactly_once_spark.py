@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sink_driver import read_values
-from spark_driver import ROWS_PER_BATCH
+from helpers.paths import ROOT, SPARK_PROGRAMS
+from helpers.spark.programs.spark_driver import ROWS_PER_BATCH
+from helpers.spark.sink_driver import read_values
 
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.foundation import fault_points
@@ -29,7 +30,7 @@ MOST_ROUNDS = 5
 """Queries of one driver where --rounds asks for more; without it there is one."""
 UNTIL = 2
 DRIVER_TIMEOUT_S = 400
-SCRIPT = Path(__file__).with_name("spark_driver.py")
+SCRIPT = SPARK_PROGRAMS / "spark_driver.py"
 
 
 class Driver:
@@ -42,7 +43,7 @@ class Driver:
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
             "COMMIT_MODE": str(options.get("mode", "auto")),
-            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
         arguments = [f"{log}:{checkpoint}" for log, checkpoint in targets]

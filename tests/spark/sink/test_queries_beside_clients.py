@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from helpers.faults.fault_client import outcome
-from helpers.serving_rounds import row
+from helpers.serving.rounds import row
 from helpers.waiting import wait_until
 
 from dlspark.core.codec.dlsn import DLSN

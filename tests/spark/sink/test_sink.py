@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sink_driver import Plan, read_values, run_driver
+from helpers.spark.sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
-from appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
+from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError

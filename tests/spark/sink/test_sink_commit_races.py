@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
+from helpers.spark.sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication

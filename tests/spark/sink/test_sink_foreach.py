@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
+from helpers.spark.sink_driver import read_values
 from pyspark.sql import DataFrame, Row
-from sink_driver import read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark import ForeachLogWriter

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 
 import pytest
-from appends_world import LOG, QUERY, Cluster, Driver
+from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN

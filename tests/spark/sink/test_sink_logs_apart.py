@@ -10,7 +10,7 @@ import logging
 import random
 
 import pytest
-from sink_world import SINK, Process, World, job
+from helpers.spark.sink_world import SINK, Process, World, job
 
 from dlspark.spark.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome

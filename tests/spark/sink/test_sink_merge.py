@@ -6,8 +6,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.spark.sink_driver import arrow_batches, read_values
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
-from sink_driver import arrow_batches, read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
@@ -16,7 +16,7 @@ from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.segments import commit as sink_commit
-from dlspark.spark.sink.segments.staging import run_task
+from dlspark.spark.sink.segments.task import run_task
 from dlspark.spark.sink.session import open_session
 
 if TYPE_CHECKING:

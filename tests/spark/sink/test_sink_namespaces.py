@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sink_world import NS, SINK, job, staged_segment
+from helpers.spark.sink_world import NS, SINK, job, staged_segment
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication, StagedSegment

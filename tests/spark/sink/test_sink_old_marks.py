@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sink_world import NS, SINK, Process, World, job
+from helpers.spark.sink_world import NS, SINK, Process, World, job
 
 from dlspark.spark.errors import ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome

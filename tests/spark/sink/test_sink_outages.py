@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from driver_processes import Spawner, fault, finish
+from helpers.spark.driver_processes import Spawner, fault, finish
+from helpers.spark.sink_driver import Plan, read_values
 from helpers.waiting import wait_until
-from sink_driver import Plan, read_values
 
 from dlspark.sandbox.sandbox import Sandbox
 

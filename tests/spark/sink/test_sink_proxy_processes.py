@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from driver_processes import Spawner, fault, finish
+from helpers.spark.driver_processes import Spawner, fault, finish
+from helpers.spark.sink_driver import Plan, read_values
 from helpers.waiting import wait_until
-from sink_driver import Plan, read_values
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox.sandbox import Sandbox

@@ -7,8 +7,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.spark.sink_driver import arrow_batches, read_values
 from pyspark.sql.types import StringType, StructField, StructType
-from sink_driver import arrow_batches, read_values
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.errors import ReplayDiffersError
@@ -17,7 +17,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.sink.segments.staging import run_task
+from dlspark.spark.sink.segments.task import run_task
 
 if TYPE_CHECKING:
     from dlspark.sandbox.sandbox import Sandbox

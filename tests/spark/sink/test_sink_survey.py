@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sink_world import SINK, Process, World, job
+from helpers.spark.sink_world import SINK, Process, World, job
 
 from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -46,7 +46,7 @@ async def clocked():
 
 
 def verdicts(found: SinkLeftovers) -> list[tuple[int, str, str]]:
-    return [(one.ledger.batch, one.ledger.attempt, one.verdict.value) for one in found.ledgers]
+    return [(one.ledger.batch, one.ledger.attempt, one.state.value) for one in found.ledgers]
 
 
 async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from helpers.strangers import write_as_stranger
-from sink_world import round_trips
+from helpers.bookie.strangers import write_as_stranger
+from helpers.spark.sink_world import round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
-from dlspark.spark.sink.messages import JobId, SinkMessage, gather
-from dlspark.spark.sink.publishing import PublishingSession
-from dlspark.spark.sink.segments.staging import Staging
+from dlspark.spark.sink.driver import PublishingSession, gather
+from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.sink.segments.task import Staging
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import proxies_at
 
 if TYPE_CHECKING:
-    from memory_world import World
+    from helpers.spark.memory_world import World
 
 QUERY = "query-1"
 ONE_LOG = SinkColumns(value=0, transaction_id=None, log=None, one_log="flights")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
-from appended_proxies import LinkedProxy
-from appends_world import LOG, QUERY, Cluster, Driver, Strike, rows_of
+from helpers.spark.appended_proxies import LinkedProxy
+from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver, Strike, rows_of
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 

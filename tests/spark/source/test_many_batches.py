@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from churn import Churn
-from sink_driver import read_values
+from helpers.spark.churn import Churn
+from helpers.spark.sink_driver import read_values
 
 from dlspark import DLSN
 from dlspark.sandbox.sandbox import Sandbox

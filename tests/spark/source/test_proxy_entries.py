@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.spark.memory_read_proxies import ProxyFleet, Tamper
+from helpers.spark.memory_world import World
 from helpers.waiting import until
-from memory_world import World
-from served_proxies import ProxyFleet, Tamper
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
@@ -34,7 +34,7 @@ from dlspark.serving.process.membership import (
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.spark.announced_proxies import announced_proxies
+from dlspark.spark.connection import announced_proxies
 from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver

@@ -27,9 +27,9 @@ from dlspark.spark.source.schema import SCHEMA
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.readwriter import DataFrameReader
-    from source_world import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.spark.read_proxy_processes import ReadProxyProcesses
 from helpers.waiting import wait_until
-from read_proxies import ReadProxyProcesses
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import ProxyUnreachableError
@@ -30,8 +30,8 @@ from dlspark.spark.source.readers import batch_reader
 from dlspark.spark.source.schema import SCHEMA
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
-    from source_world import Logs
 
     from dlspark.sandbox.sandbox import Sandbox
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from memory_world import World
+from helpers.spark.memory_world import World
 from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN

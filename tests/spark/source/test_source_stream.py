@@ -15,9 +15,9 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 
 if TYPE_CHECKING:
+    from helpers.spark.logs import Logs
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from source_world import Logs
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 

@@ -6,8 +6,8 @@ import random
 import tracemalloc
 
 import pytest
-from helpers.recovery_world import QUICK, World
 from helpers.virtual_time import virtual_time
+from helpers.worlds.recovery_world import QUICK, World
 
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieRegistry

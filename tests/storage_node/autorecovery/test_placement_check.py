@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
-from helpers.recovery_world import QUICK, World
 from helpers.virtual_time import virtual_time
+from helpers.worlds.recovery_world import QUICK, World
 
 from metadata.bookkeeper.auditors import PeriodicCheck
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import ModelBookie
-from helpers.recovery_world import QUICK, World, payload
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import ModelBookie
+from helpers.worlds.recovery_world import QUICK, World, payload
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.zookeeper.memory import Fault

@@ -12,8 +12,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.zookeeper.memory import Fault

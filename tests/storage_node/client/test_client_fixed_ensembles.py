@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.model_cluster import Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import Cluster
 
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster
 
 from metadata.bookkeeper.bookies import BookieAddress, Cookie
 from metadata.bookkeeper.ledger_metadata import LedgerState

@@ -7,8 +7,8 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster
 
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.model_cluster import Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import Cluster
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import NoNodeError

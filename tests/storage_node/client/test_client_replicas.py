@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster, ModelBookie
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster, ModelBookie
 
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster, Ledger, contents, payload, write
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster, Ledger, contents, payload, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.strangers import write_as_stranger
+from helpers.bookie.strangers import write_as_stranger
 
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState

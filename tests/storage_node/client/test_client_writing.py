@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster, ModelLink, contents, payload, write
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster, ModelLink, contents, payload, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError

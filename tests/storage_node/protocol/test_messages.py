@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from helpers import wire_bytes
+from helpers.bookie import wire_bytes
 from helpers.reference_vectors import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from helpers.pages import table_rows
+from helpers.documents.pages import table_rows
 from helpers.reference_vectors import REFERENCE
 from hypothesis import given
 from hypothesis import strategies as st

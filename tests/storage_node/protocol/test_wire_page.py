@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers.pages import broken_links, table_rows
+from helpers.documents.pages import broken_links, table_rows
 from helpers.reference_vectors import REFERENCE
 
 from storage_node.errors import ERROR_OF_STATUS

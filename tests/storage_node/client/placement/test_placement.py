@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from helpers.model_cluster import FAST, Cluster
 from helpers.virtual_time import virtual_time
+from helpers.worlds.model_cluster import FAST, Cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

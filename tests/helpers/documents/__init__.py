@@ -1,0 +1,1 @@
+"""What tests of the pages, notebooks and typed examples read them with."""

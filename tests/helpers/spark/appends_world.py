@@ -1,0 +1,307 @@
+"""A cluster in memory, and drivers of one query on it that commit batches either way: appended, or as segments.
+
+Metadata, writers, recovery and the sink are the real ones; what they talk to is calls. A driver is a process of its own
+as far as the cluster can tell, and may die at any await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+
+import pyarrow as pa
+
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.settings.settings import Settings
+from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
+from dlspark.spark.sink.append.log_opening import LogOpener
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.columns import SinkColumns
+from dlspark.spark.sink.driver import PublishingSession
+from dlspark.spark.sink.inline_rows import gather_inline, joined
+from dlspark.spark.sink.messages import InlineRows, JobId, Publication
+from dlspark.spark.sink.session import SinkSession
+from dlspark.spark.sink.write_proxies import WriteProxies
+from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
+from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
+from metadata.bookkeeper.bookies import BookieRegistry
+from metadata.bookkeeper.ledgers import LedgerStore
+from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.sink_marks import LogMark
+from metadata.foundation.errors import OutcomeUnknownError
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+
+URI = "distributedlog://memory:2181/dl"
+LOG = "flights"
+QUERY = "q-1"
+IDLE_MS = 60_000
+COLUMNS = SinkColumns(value=0, transaction_id=None, log=None, one_log=LOG)
+WITH_IDS = SinkColumns(value=0, transaction_id=1, log=None, one_log=LOG)
+
+
+def rows_of(batch: int, count: int = 2) -> list[bytes]:
+    return [f"{batch}:{number}".encode() for number in range(count)]
+
+
+def inline(values: list[bytes], *, partition: int = 0, txids: list[int] | None = None) -> tuple[InlineRows, ...]:
+    columns = {"value": pa.array(values, pa.binary())}
+    if txids is not None:
+        columns["transaction_id"] = pa.array(txids, pa.int64())
+    batches = [pa.record_batch(columns)]
+    found, _ = gather_inline(COLUMNS if txids is None else WITH_IDS, partition, 1000, 1 << 20, batches)
+    assert found is not None
+    return found
+
+
+class Cluster:
+    """What all processes share."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.network = MemoryNetwork()
+        self.bookies = [MemoryBookie(f"node{number}:3181") for number in range(4)]
+        self.drivers: list[Driver] = []
+        self.proxies = LinkedProxies()
+        self.clock = ClusterClock()
+        self.settings: dict[str, object] = {}
+        """Of all namespaces."""
+
+    async def start(self) -> None:
+        operator = MemoryStore(self.tree)
+        await LedgerStore(operator).format()
+        registry = BookieRegistry(operator)
+        for bookie in self.bookies:
+            self.network.add(bookie)
+            await registry.register(bookie.address)
+        await NamespaceStore(operator, "/dl").bind(Binding.for_cluster("memory:2181"))
+        self._operator = operator  # the nodes are registered as long as it lives
+
+    async def namespace(self, **settings: object) -> AsyncNamespace:
+        store = MemoryStore(self.tree)
+        values: dict[str, object] = {
+            "lock_timeout_s": 30,
+            "zk_session_timeout_s": 2,
+            "long_poll_ms": 200,
+            "read_ahead_wait_ms": 20,
+            **self.settings,
+            **settings,
+        }
+        return await AsyncNamespace.over(
+            store,
+            URI,
+            Settings(**values),  # type: ignore[arg-type]
+            network=self.network,
+            rng=random.Random(7),
+            clock=self.clock,
+            client_settings=PATIENT,
+            own=(store,),
+        )
+
+    async def proxy(self, number: int = 0, **settings: object) -> LinkedProxy:
+        """A write proxy that the namespace announces."""
+        return await self.proxies.start(number, await self.namespace(lock_timeout_s=0), **settings)
+
+    async def kill_proxy(self, proxy: LinkedProxy) -> None:
+        """Its process dies."""
+        await self.proxies.crash(proxy, self.tree.expire)
+
+    async def driver(
+        self, *, proxied: bool = False, neighbour: bool = True, sink: str = QUERY, **settings: object
+    ) -> Driver:
+        """A driver; `proxied`: the option proxy is given; `neighbour`: on the others' machine; `sink`: its query."""
+        driver = Driver(self, await self.namespace(**settings), proxied, neighbour, sink)
+        self.drivers.append(driver)
+        return driver
+
+    async def contents(self) -> list[bytes]:
+        """The log's records, those of an open segment that are acknowledged included."""
+        await self.proxies.make_visible(LOG)
+        namespace = await self.namespace()
+        try:
+            log = await namespace.open_log(LOG)
+            async with await log.open_reader("earliest") as reader:
+                return [record.payload for record in await _all(reader)]
+        except (LogNotFoundError, LogEmptyError):
+            return []
+        finally:
+            await namespace.close()
+
+    async def forget_segments(self, how: str = "purge", before: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Writers without producers write newer segments, and those that were there are deleted: by a purge, or as
+        another writer finds that they are a week old. `before` is called before that."""
+        await self.write_plainly(retention_hours=0)
+        last = await self.write_plainly(retention_hours=0)
+        if before is not None:
+            await before()
+        if how == "retention":
+            self.clock.ahead_ms += 7 * 24 * 3_600_000
+            await self.write_plainly(retention_hours=72)
+            return
+        namespace = await self.namespace()
+        try:
+            await (await namespace.open_log(LOG)).purge_older_than(last)
+        finally:
+            await namespace.close()
+
+    async def write_plainly(self, *, retention_hours: int) -> int:
+        """Write a segment of one record, without producers; its transaction id. Retention has ended behind it."""
+        namespace = await self.namespace(retention_hours=retention_hours)
+        try:
+            log = await namespace.open_log(LOG)
+            async with await log.open_writer() as writer:
+                txid = writer.last_txid + 1
+                writer.write(txid, b"plain")
+                await writer.flush()
+                await asyncio.sleep(1 if retention_hours else 0)
+                return txid
+        finally:
+            await namespace.close()
+
+    async def segments(self) -> list[SegmentMetadata]:
+        namespace = await self.namespace()
+        try:
+            return list(await (await namespace.open_log(LOG)).segments())
+        finally:
+            await namespace.close()
+
+    async def stop(self) -> None:
+        self.tree.inject = None
+        for driver in list(self.drivers):
+            await driver.stop()
+        await self.proxies.stop()
+        await self._operator.close()
+
+
+async def _all(reader: AsyncLogReader) -> list[LogRecord]:
+    found: list[LogRecord] = []
+    while more := await reader.read_available(1000, wait=True):
+        found += more
+    return found
+
+
+class Neighbour:
+    """Another driver's process, which is asked to append: over a socket as far as it can tell."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
+        await asyncio.sleep(0)
+        driver = self._driver
+        if driver.crashed or driver.namespace.store.session_id != session_id:
+            return None
+        appending = asyncio.ensure_future(driver.appender.append_as_owner(batch))
+        appending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # What it has begun it goes on with, whoever waits for it; and where it dies, nobody answers.
+        while not (await asyncio.wait([appending], timeout=1))[0]:
+            if driver.crashed:
+                raise OutcomeUnknownError("it died")
+        await asyncio.sleep(0)
+        if driver.crashed:
+            raise OutcomeUnknownError("it died")
+        return appending.result()
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+
+class Driver:
+    """One process that commits batches of the query."""
+
+    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.proxied = proxied
+        self.proxies = WriteProxies(cluster.proxies.client, "/dl", cluster.proxies.can_be_dialled)
+        self.session = SinkSession(namespace, namespace.settings, self.proxies, appending=True)
+        self.publishing = PublishingSession(self.session)
+        self.opened = 0
+        self.appender = SinkAppender(self.open_log, rng=random.Random(3))
+        self.crashed = False
+        self.sink = sink
+        self._neighbour = neighbour
+        tools = self.publishing.append_tools
+        self._opener = LogOpener(tools, self.proxies, always=proxied, find=self._find, idle_ms=IDLE_MS)
+
+    def _find(self, holder: LockId) -> Neighbour | None:
+        for driver in self.cluster.drivers:
+            if self._neighbour and driver is not self and driver.namespace.store.session_id == holder.session_id:
+                return Neighbour(driver)
+        return None
+
+    async def open_log(self, log: str) -> AppendedLog:
+        self.opened += 1
+        return await self._opener.open(log)
+
+    async def append(self, batch: int, values: list[bytes] | None = None, **more: object) -> CommitOutcome | None:
+        rows = joined(inline(rows_of(batch) if values is None else values, **more))  # type: ignore[arg-type]
+        return await self.appender.append(BatchToAppend(self.job(batch), rows, IDLE_MS))
+
+    async def segment(self, batch: int, values: list[bytes] | None = None) -> CommitOutcome:
+        """Publish a batch as segments: tasks have handed their rows over, the driver writes them."""
+        job = self.job(batch)
+        await self.session.state(job)
+        parts = inline(rows_of(batch) if values is None else values)
+        publication = await self.publishing.inline_staged(Publication(job, (), inline=parts, known=(LOG,)))
+        commit = await self.publishing.publisher.publish(publication)
+        await self.publishing.sweeper.after_commit(job, [LOG], commit.left)
+        return commit.outcome
+
+    async def commit(self, batch: int, mode: str, values: list[bytes] | None = None) -> CommitOutcome | None:
+        return await (self.append(batch, values) if mode == "append" else self.segment(batch, values))
+
+    def job(self, batch: int) -> JobId:
+        return JobId(self.sink, batch, uuid.uuid4().hex)
+
+    async def mark(self) -> LogMark | None:
+        found = await self.session.sinks.mark_in(self.namespace.services.logs.paths(LOG), self.sink)
+        return None if found is None else found.value
+
+    async def crash(self) -> None:
+        """The process dies: connections break, the session expires, nothing is said good-bye to."""
+        self.cluster.drivers.remove(self)
+        self.crashed = True
+        await self.namespace.ledgers.close()
+        self.cluster.tree.expire(self.namespace.store.session_id)
+        await self.namespace.store.close()
+        await self.appender.close()
+        await self.proxies.close()
+
+    async def stop(self) -> None:
+        if self in self.cluster.drivers:
+            self.cluster.drivers.remove(self)
+        await self.appender.close()
+        await self.proxies.close()
+        await self.namespace.close()
+
+
+class Strike:
+    """Counts the requests to a cluster's metadata store from now on, and strikes the one of this number: with a fault,
+    or, where that is None, its session ends."""
+
+    def __init__(self, cluster: Cluster, fault: Fault | None, strike_at: int) -> None:
+        self.requests = 0
+        self._tree = cluster.tree
+        self._fault = fault
+        self._strike_at = strike_at
+        self._tree.inject = self._inject
+
+    def _inject(self, session: int, _operation: str, _path: str) -> Fault | None:
+        self.requests += 1
+        if self.requests != self._strike_at + 1:
+            return None
+        if self._fault is None:
+            asyncio.get_running_loop().call_soon(self._tree.expire, session)
+        return self._fault
+
+    def end(self) -> None:
+        """Count and strike no more."""
+        self._tree.inject = None

@@ -1,0 +1,1 @@
+"""Random queries, each asked of a log and of Parquet files with the same rows."""

@@ -1,0 +1,1 @@
+"""Programs with a Spark session of their own, which tests start, kill and start again."""

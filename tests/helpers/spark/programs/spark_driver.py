@@ -1,0 +1,61 @@
+"""A Spark driver as a process of its own, for tests that kill it: streams a replayable source into a log.
+
+    python spark_driver.py MASTER UNTIL LOG:CHECKPOINT...
+
+runs one query after the other, each until its batch UNTIL is committed. Ends non-zero with the query's error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+from pyspark.sql import SparkSession
+
+ROWS_PER_BATCH = 100
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def main(master: str, until: int, targets: list[str]) -> None:
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.distributedlog.commitMode", os.environ.get("COMMIT_MODE", "auto"))
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .getOrCreate()
+    )
+    for target in targets:
+        log, _, checkpoint = target.partition(":")
+        run(spark, log, Path(checkpoint), until)
+    spark.stop()
+
+
+def run(spark: SparkSession, log: str, checkpoint: Path, until: int) -> None:
+    source = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", ROWS_PER_BATCH)
+        .option("numPartitions", 2)
+        .option("startTimestamp", 1000)
+        .load()
+    )
+    rows = source.where(f"value < {ROWS_PER_BATCH * (until + 1)}")
+    query = (
+        rows.selectExpr("cast(value as string) as value")
+        .writeStream.format("distributedlog")
+        .option("log", log)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+    while not (checkpoint / "commits" / str(until)).exists():
+        if query.awaitTermination(0.1):  # type: ignore[arg-type]
+            raise SystemExit(f"the query ended: {query.exception()}")
+    query.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
