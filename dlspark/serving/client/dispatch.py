@@ -250,7 +250,18 @@ class InFlightRequest:
 
 
 class Dispatcher:
-    """Takes the requests of one client through proxies, and keeps its cache of owners fresh. For one running loop."""
+    """Takes the requests of one client through proxies, and keeps its cache of owners fresh. For one running loop.
+
+    Args:
+        channels: makes the connections, given what to call when one was made, and when one has ended.
+        route: chooses a proxy for a stream whose owner is not known.
+        ownerships: the cache of owners.
+        limits: of requests that have no limits of their own.
+        handshakes: when proxies are asked what they own.
+        checksum: whether requests carry one.
+        now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
+            (I19); None: the loop's time.
+    """
 
     def __init__(
         self,
@@ -263,16 +274,6 @@ class Dispatcher:
         checksum: bool = True,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """Args:
-        channels: makes the connections, given what to call when one was made, and when one has ended.
-        route: chooses a proxy for a stream whose owner is not known.
-        ownerships: the cache of owners.
-        limits: of requests that have no limits of their own.
-        handshakes: when proxies are asked what they own.
-        checksum: whether requests carry one.
-        now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
-            (I19); None: the loop's time.
-        """
         self.loop = asyncio.get_running_loop()
         self.now = now or self.loop.time
         self.channels = channels(self._connected, self._disconnected)

@@ -128,6 +128,13 @@ class ProducerSession:
     """One producer on one stream: a `WriteSession` whose requests are written once, in their order.
 
     Every method returns what is to be done, in this order.
+
+    Args:
+        stream: the log.
+        name: the producer's.
+        random_bits: gives a number of so many bits.
+        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
+        limits: what bounds the session.
     """
 
     def __init__(
@@ -139,13 +146,6 @@ class ProducerSession:
         only_user: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """Args:
-        stream: the log.
-        name: the producer's.
-        random_bits: gives a number of so many bits.
-        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
-        limits: what bounds the session.
-        """
         self.phase = SessionPhase.UNBORN
         self.stream = stream
         self.name = name

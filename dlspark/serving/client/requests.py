@@ -174,6 +174,14 @@ class RoutedRequest:
     """One request on its way. Every method takes an event, and returns the one effect that follows, or None.
 
     Times are seconds that never go back, of one clock.
+
+    Args:
+        request: what is asked.
+        route: chooses a host where the owner is not known.
+        ownerships: the owners that are known.
+        limits: how long, and how often, it is tried.
+        timeout_ms: instead of the limits' time; below 0: no bound.
+        checksum: instead of the request's own.
     """
 
     def __init__(
@@ -186,14 +194,6 @@ class RoutedRequest:
         timeout_ms: int | None = None,
         checksum: int | None = None,
     ) -> None:
-        """Args:
-        request: what is asked.
-        route: chooses a host where the owner is not known.
-        ownerships: the owners that are known.
-        limits: how long, and how often, it is tried.
-        timeout_ms: instead of the limits' time; below 0: no bound.
-        checksum: instead of the request's own.
-        """
         self.state = RequestState.NEW
         self.deadline: float | None = None
         """When to hand in `deadline`; None: never. Known from `begin` on."""

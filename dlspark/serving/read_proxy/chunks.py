@@ -108,7 +108,15 @@ def _identity(entry: RingEntry) -> tuple[int, int, int]:
 
 
 class ChunkMaker:
-    """Makes the chunks of one log."""
+    """Makes the chunks of one log.
+
+    Args:
+        log: the log's name.
+        counters: gaps that were passed over are counted there.
+        gap_detection: whether a gap between two records is an error (I4).
+        max_bytes: about how long a part may get where record sets expand; one record comes always.
+        opened: the one of all logs.
+    """
 
     def __init__(
         self,
@@ -119,13 +127,6 @@ class ChunkMaker:
         max_bytes: int,
         opened: OpenedEntry | None = None,
     ) -> None:
-        """Args:
-        log: the log's name.
-        counters: gaps that were passed over are counted there.
-        gap_detection: whether a gap between two records is an error (I4).
-        max_bytes: about how long a part may get where record sets expand; one record comes always.
-        opened: the one of all logs.
-        """
         self.log = log
         self._opened = opened or OpenedEntry()
         self.gap_detection = gap_detection

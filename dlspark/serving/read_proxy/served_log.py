@@ -70,7 +70,17 @@ class EntrySource(Protocol):
 
 
 class LogFeed:
-    """Fills its ring from a read-ahead, from the ring's `begin` on."""
+    """Fills its ring from a read-ahead, from the ring's `begin` on.
+
+    Args:
+        log: the log's name.
+        source: the read-ahead, which the feed closes.
+        ring: what it fills.
+        changed: called when entries have come, when a segment has ended, and when the feed has failed; it must not
+            raise.
+        lead_bytes: how far it reads ahead of the reader that is furthest; None: any distance.
+        until: from where on others read, so that it is complete there; None: it never is.
+    """
 
     def __init__(
         self,
@@ -82,15 +92,6 @@ class LogFeed:
         lead_bytes: int | None = None,
         until: Callable[[], DLSN] | None = None,
     ) -> None:
-        """Args:
-        log: the log's name.
-        source: the read-ahead, which the feed closes.
-        ring: what it fills.
-        changed: called when entries have come, when a segment has ended, and when the feed has failed; it must not
-            raise.
-        lead_bytes: how far it reads ahead of the reader that is furthest; None: any distance.
-        until: from where on others read, so that it is complete there; None: it never is.
-        """
         self.ring = ring
         self.failure: DistributedLogError | None = None
         """What ended the feed; it comes behind the last entry of the ring."""

@@ -81,7 +81,14 @@ REQUEST_BYTES = 64 * 1024
 
 
 class ReadProxyService:
-    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it."""
+    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it.
+
+    Args:
+        namespace: whose logs are read.
+        settings: the proxy's.
+        location: how answers name it.
+        directory: the proxies that there are; None: none is known.
+    """
 
     def __init__(
         self,
@@ -91,12 +98,6 @@ class ReadProxyService:
         location: str,
         directory: ProxyDirectory | None = None,
     ) -> None:
-        """Args:
-        namespace: whose logs are read.
-        settings: the proxy's.
-        location: how answers name it.
-        directory: the proxies that there are; None: none is known.
-        """
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
