@@ -50,7 +50,7 @@ _MEASURES: Final = ("records", "bytes", "ms")
 
 @dataclass(slots=True)
 class _Heard:
-    """What is known of one query."""
+    """A query as far as it was heard of."""
 
     name: str
     samples: deque[LagSample]

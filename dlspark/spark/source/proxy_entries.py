@@ -148,20 +148,25 @@ def _proxies(key: ProxyKey) -> TaskProxies:
 
 
 SHARED_PROXIES: Final = SharedByTasks(_proxies)
-"""Those of this process's tasks."""
+"""The proxies that this process's tasks read through, by their addresses."""
 
 
 class ProxyEntries:
-    """The entries of one task's spans; see `SpanEntries`."""
+    """The entries of one task's spans, through read proxies. As `SpanEntries`.
+
+    Args:
+        proxies: those that the task asks.
+        spans: all that the task will ask for, in their order.
+    """
 
     def __init__(self, proxies: TaskProxies, spans: Sequence[SegmentSpan]) -> None:
         self._proxies = proxies
         self._ends = {span.log: span.stop for span in spans}
-        """Where reading of each log ends in this task."""
+        """The position at which this task ends reading, by log."""
         self._bytes = {log: sum(span.bytes for span in spans if span.log == log) for log in self._ends}
         self._reader: AsyncProxyReader | None = None
         self._behind = DLSN.INITIAL
-        """What comes behind the entry that was yielded last."""
+        """The position behind the entry that was yielded last."""
         self._came: deque[StoredEntry] = deque()
         """Entries that have come and were not wanted yet."""
 

@@ -176,7 +176,7 @@ def _not_started_error(why: str) -> AppenderStartError:
 
 
 class _Said:
-    """What the process prints from now on."""
+    """The output of the process from now on: it is passed on."""
 
     def __init__(self, folder: AppenderFolder) -> None:
         self._output = folder.output

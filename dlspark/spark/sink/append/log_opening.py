@@ -1,4 +1,4 @@
-"""How a log is opened to append batches to it: as its owner, or through the process that owns it.
+"""The ways to open a log to append batches to it: as its owner, or through the process that owns it.
 
 | the option `proxy` | the log's lock is | opened |
 |---|---|---|

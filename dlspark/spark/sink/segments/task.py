@@ -87,7 +87,7 @@ def run_task(
     """Stage a task's rows, or hand them over where they are few; called in Spark's thread.
 
     Args:
-        options: those of the write.
+        options: the options of the write.
         columns: where the sink's columns are in `batches`.
         job: whose batch the task writes.
         partition: the task's number in the job.
@@ -274,7 +274,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """How a task writes."""
+    """The settings by which a task writes."""
 
     columns: SinkColumns
     compression: Compression
