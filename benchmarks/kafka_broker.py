@@ -62,6 +62,7 @@ class KafkaBroker:
         self._directory.mkdir(parents=True)
         settings = self._directory / "server.properties"
         settings.write_text(properties(broker_settings(self._port, free_port(), self._directory / "data")))
+        # Kafka's id of a cluster: 16 bytes in base64, which must not begin with a dash.
         cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
         with self._log.open("ab") as log:
             formatting = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
@@ -91,6 +92,7 @@ class KafkaBroker:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # Ctrl-C at the terminal is for the benchmark alone, which then ends the broker.
             start_new_session=True,
         )
 
@@ -107,7 +109,7 @@ class KafkaBroker:
 
 
 def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, object]:
-    """The settings that a single broker needs; all else is upstream's default."""
+    """Return the settings that a single broker needs; all else is upstream's default."""
     return {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -124,7 +126,7 @@ def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, ob
 
 
 def version_of(pom: Path, artifact: str) -> str:
-    """The version of a dependency as a POM asks for it."""
+    """Return the version of a dependency as a POM asks for it."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     for dependency in ElementTree.parse(pom).iterfind("m:dependencies/m:dependency", space):
         if dependency.findtext("m:artifactId", namespaces=space) == artifact:
@@ -133,5 +135,5 @@ def version_of(pom: Path, artifact: str) -> str:
 
 
 def properties(settings: Mapping[str, object]) -> str:
-    """Settings as a properties file."""
+    """Return settings as a properties file."""
     return "".join(f"{key}={value}\n" for key, value in settings.items())

@@ -202,11 +202,12 @@ async def delete(
 
 
 def _ids_in(file: Path) -> list[int]:
-    """Ids separated by white space or commas. Raises CallerError."""
+    """Return the ids, which are separated by white space or commas. Raises CallerError."""
     try:
         words = re.split(r"[\s,]+", file.read_text().strip())
     except OSError as error:
         raise CallerError(f"{file} cannot be read: {error.strerror}; nothing was done") from error
+    # All words before any ledger: a file of another kind must not delete what its first lines happen to name.
     bad = [word for word in words if word and not re.fullmatch(r"\d{1,19}", word)]
     if bad:
         raise CallerError(f"{bad[0]!r} in {file} is not a ledger id; nothing was done", advice="Give one id a line")
@@ -313,7 +314,9 @@ async def space(
 
 
 def _grouping(pattern: str | None) -> Callable[[str], str]:
-    """Which group a log's name is in; by itself without a pattern, or where that does not match."""
+    """Return what gives the group of a log's name: each is by itself without a pattern, or where that does not
+    match.
+    """
     if pattern is None:
         return lambda name: name
     try:

@@ -87,7 +87,8 @@ async def create(
 
 
 def suffixes(expression: str) -> list[str]:
-    """What an expression stands for: `x-y`, or a list. Numbers are as wide as the first is written (00-15).
+    """Return the suffixes that an expression stands for: `x-y`, or a list. Numbers are as wide as the first is written
+    (00-15).
 
     Raises CallerError.
     """
@@ -144,7 +145,7 @@ async def show(
     last: Annotated[int | None, typer.Option("--last", help="To the segment of this number.")] = None,
     placement: Annotated[bool, typer.Option("--placement", help="Entries by storage node, for each segment.")] = False,
 ) -> None:
-    """Show a log: where it begins and ends, who writes it, its segments with their ledgers."""
+    """Show a log: where it begins and ends, its writer, its segments with their ledgers."""
     async with at.open() as namespace, await namespace.open_log(name) as log:
         status = await log.status()
         end = await log.end()
@@ -184,7 +185,7 @@ async def show(
 
 
 def _cells(row: dict[str, Json], segment: SegmentMetadata) -> list[Json]:
-    """A segment's row of the table: shorter than its JSON."""
+    """Return a segment's row of the table: shorter than its JSON."""
     from dlspark.core.codec.records import MAX_TXID
 
     cells = dict(row)
@@ -293,6 +294,7 @@ async def truncate(
 
     wanted = DLSN.parse(dlsn)
     async with at.open() as namespace, await namespace.open_log(name) as log:
+        # A mistyped position would hide records that are still to be written, for good (I8).
         if wanted > (end := await log.end()):
             raise CallerError(
                 f"{wanted} is behind the end of the log, {end}; nothing was hidden",
@@ -300,6 +302,7 @@ async def truncate(
                 advice=f"Give a position up to {end}, which hides all that there is",
             )
         if dry_run:
+            # By the same rules as the truncation itself, which looks again under the log's lock.
             least = min([wanted, *((await log.subscribers()).values() if respect_subscribers else ())])
             changes = [after for _, after in truncation((await log.status()).segments, least)]
             rows: list[Json] = [{"segment": one.lssn, "state": segment_state(one)} for one in changes]
@@ -357,7 +360,9 @@ async def purge(
 
 
 def _lowest_kept(text: str) -> int:
-    """The transaction id that is given, or that of a time: the first that is not before it. Raises CallerError."""
+    """Return the transaction id that is given, or that of a time: the first that is not before it. Raises
+    CallerError.
+    """
     from dlspark.core.codec.records import MAX_TXID
 
     try:

@@ -16,12 +16,12 @@ from storage_node.protocol.frames import MAX_FRAME_BYTES
 MIB: Final = 1024 * 1024
 MIN_SLAB_BYTES: Final = 256 * 1024
 ROOM_IN_SLAB: Final = 8192
-"""What a slab may hold besides the largest entry."""
+"""Bytes that a slab may hold besides the largest entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieSettings:
-    """One storage node's configuration. Directories are created where missing; a port of 0 takes a free one."""
+    """How is one storage node set up? Directories are created where missing; a port of 0 takes a free one."""
 
     journal_directories: tuple[str, ...] = required(
         WORDS,

@@ -23,7 +23,9 @@ READ_TIMEOUT: Final = "readTimeout"
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Times in milliseconds, counted from the moment a request is handed to its connection."""
+    """How long does a ledger client wait, and how much does it hold? Times in milliseconds, counted from the moment a
+    request is handed to its connection.
+    """
 
     # Requests
     add_entry_timeout_ms: int = setting(
@@ -270,7 +272,8 @@ class ClientSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: ClientSettings | None = None) -> ClientSettings:
-        """Settings of BookKeeper's keys, over `base` or the defaults; texts are parsed as in a properties file.
+        """Return the settings of BookKeeper's keys, over `base` or the defaults; texts are parsed as in a properties
+        file.
 
         Raises CallerError for a key or value that cannot be honoured.
         """

@@ -41,8 +41,7 @@ from dlspark.errors import (
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.channels import Channels, Connect, ProxyChannel
 from dlspark.serving.client.dispatch import Dispatcher
-from dlspark.serving.client.read_routes import ReadRoutes
-from dlspark.serving.client.reading import AsyncProxyReader
+from dlspark.serving.client.reading import AsyncProxyReader, ReadRoutes
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.deliveries import StoredEntry
 from dlspark.serving.protocol.operations import ReadForm
