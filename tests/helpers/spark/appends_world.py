@@ -61,7 +61,7 @@ def inline(values: list[bytes], *, partition: int = 0, txids: list[int] | None =
     return found
 
 
-class Cluster:
+class AppendsCluster:
     """What all processes share."""
 
     def __init__(self) -> None:
@@ -216,7 +216,9 @@ class Neighbour:
 class Driver:
     """One process that commits batches of the query."""
 
-    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str) -> None:
+    def __init__(
+        self, cluster: AppendsCluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str
+    ) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.proxied = proxied
@@ -287,7 +289,7 @@ class Strike:
     """Counts the requests to a cluster's metadata store from now on, and strikes the one of this number: with a fault,
     or, where that is None, its session ends."""
 
-    def __init__(self, cluster: Cluster, fault: Fault | None, strike_at: int) -> None:
+    def __init__(self, cluster: AppendsCluster, fault: Fault | None, strike_at: int) -> None:
         self.requests = 0
         self._tree = cluster.tree
         self._fault = fault
