@@ -11,7 +11,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)]+)\)")
 
 
 def description(readme, source=None):
-    """The README for a package index, which shows no other file of the project.
+    """Return the README for a package index, which shows no other file of the project.
 
     Links to files lead to `source`, the project's address, where there is one; else only their words are left, which
     name files of the source distribution.
@@ -22,7 +22,7 @@ def description(readme, source=None):
 
 
 def source_url():
-    """The line "Source" of setup.cfg's project_urls; None without one."""
+    """Return the line "Source" of setup.cfg's project_urls; None without one."""
     settings = configparser.ConfigParser()
     settings.read(HERE / "setup.cfg", encoding="utf-8")
     lines = settings["metadata"]["project_urls"].strip().splitlines()

@@ -42,7 +42,7 @@ class Benchmark(Protocol):
 
 
 def main() -> int:
-    """Returns 1 if a row missed half of its target or cannot be believed, 2 if nothing could be measured, else 0."""
+    """Return 1 if a row missed half of its target or cannot be believed, 2 if nothing could be measured, else 0."""
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
@@ -91,7 +91,9 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
 def _spark_benchmarks(
     sections: list[str] | tuple[str, ...], cluster: Cluster, directory: Path, stack: ExitStack
 ) -> list[Benchmark]:
-    """What runs in a Spark session: one for all, with Kafka's connector where it is asked for and can be had."""
+    """Return the benchmarks that run in a Spark session: one for all, with Kafka's connector where it is asked for and
+    can be had.
+    """
     from benchmarks.kafka_pairs import kafka_pairs  # only here: Spark takes seconds to import
     from benchmarks.session import spark_session
     from benchmarks.spark_commits import CommitBenchmark
@@ -114,7 +116,7 @@ def _spark_benchmarks(
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Asked to end by a signal: end in order, so that processes and files go too."""
+    """End in order when a signal asks for it, so that processes and files go too."""
     sys.exit(128 + number)
 
 

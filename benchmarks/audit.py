@@ -42,12 +42,12 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 def bookies(count: int = BOOKIES) -> list[str]:
-    """Ids of `count` storage nodes, none of which exists."""
+    """Return the ids of `count` storage nodes, none of which exists."""
     return [f"bookie-{number}.example:3181" for number in range(count)]
 
 
 def closed_ledger(ledger_id: int, names: list[str]) -> LedgerMetadata:
-    """Three copies, on bookies that take turns."""
+    """Return the metadata of a ledger with three copies, on bookies that take turns."""
     members = tuple(names[(ledger_id + index) % len(names)] for index in range(3))
     return LedgerMetadata(
         3, 3, 2, (Ensemble(0, members),), state=LedgerState.CLOSED, last_entry=999, length=1_000_000, ctime_ms=1
@@ -101,7 +101,7 @@ class AuditRig:
 
 @asynccontextmanager
 async def metadata_store(in_memory: bool) -> AsyncIterator[MetadataStore]:
-    """A fresh store, gone afterwards."""
+    """Open a fresh store, gone afterwards."""
     if in_memory:
         store: MetadataStore = MemoryStore(MemoryTree())
         yield store
@@ -119,7 +119,7 @@ async def metadata_store(in_memory: bool) -> AsyncIterator[MetadataStore]:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had resident so far, in bytes (Linux counts in KiB)."""
+    """Return the most memory that this process has had resident so far, in bytes (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 

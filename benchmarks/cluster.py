@@ -44,7 +44,7 @@ class Cluster:
 
     @asynccontextmanager
     async def client(self, root: str = LEDGERS_PATH) -> AsyncIterator[LedgerClient]:
-        """A ledger client with a ZooKeeper session of its own, of the cluster whose metadata lie below `root`."""
+        """Open a ledger client with a ZooKeeper session of its own, of the cluster whose metadata lie below `root`."""
         store = await ZooKeeperStore.connect(self.sandbox.zookeeper_address)
         client = LedgerClient(LedgerStore(store, root), BookieRegistry(store, root), settings=ClientSettings())
         try:
@@ -54,11 +54,11 @@ class Cluster:
             await store.close()
 
     def disk_bytes_written(self) -> int:
-        """Bytes that the nodes have handed to the disk since they started (Linux)."""
+        """Return the bytes that the nodes have handed to the disk since they started (Linux)."""
         return sum(_written(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
 
     def entries_read(self) -> int:
-        """Entries that the nodes have read for clients since they started."""
+        """Return the entries that the nodes have read for clients since they started."""
         return sum(_entries_read(self.sandbox.node_directory(i)) for i in range(self.sandbox.node_count))
 
 
@@ -74,7 +74,7 @@ def run(coroutine: Coroutine[object, object, _T]) -> _T:
 
 
 def _entries_read(node_directory: Path) -> int:
-    """From the node's page, whose port its log says."""
+    """Read the number from the node's page, whose port its log says."""
     port = re.findall(r"HTTP is served on port (\d+)", (node_directory / "bookie.log").read_text())[-1]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()

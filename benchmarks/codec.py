@@ -24,7 +24,7 @@ class CodecBenchmark:
         self.rows = [decode for _, decode, _ in self._cases] + [encode for _, _, encode in self._cases]
 
     def round(self, seconds: float) -> None:
-        """One measurement of each row, with the copy measured before and after."""
+        """Measure each row once, with the copy measured before and after."""
         before = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
         figures = [(decode, encode, *_measure(records, seconds)) for records, decode, encode in self._cases]
         after = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
@@ -43,7 +43,7 @@ def _rows(records: Records) -> tuple[Row, Row]:
 
 
 def _measure(records: Records, seconds: float) -> tuple[float, float]:
-    """Bytes per second decoded and encoded."""
+    """Return bytes per second decoded and encoded."""
     entries = [(i, memoryview(entry)) for i, entry in enumerate(records.entries())]
     size = sum(len(entry) for _, entry in entries)
 

@@ -59,15 +59,15 @@ class JavaCluster:
             list(pool.map(JavaTool.stop, self.bookies))
 
     def rss_bytes(self) -> float:
-        """Memory of a bookie's process, the mean of all."""
+        """Return the memory of a bookie's process, the mean of all."""
         return sum(rss_bytes(bookie.pid) for bookie in self.bookies) / len(self.bookies)
 
     def on(self, root: str) -> partial[object]:
-        """Commands to the Java client, on the cluster below this root."""
+        """Return what sends commands to the Java client, on the cluster below this root."""
         return partial(self.client.call, zk=self._zookeeper, root=root)
 
 
 def rss_bytes(pid: int | None) -> int:
-    """Resident memory of a process (Linux)."""
+    """Return the resident memory of a process (Linux)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))

@@ -49,7 +49,7 @@ SMALL_WARM_UPS = 6
 
 
 class Load(Enum):
-    """What a client is made to do, and what it reports."""
+    """Which work does a client do, and which figures does it report?"""
 
     APPENDS = auto()
     """Median and 99th percentile, microseconds."""
@@ -81,7 +81,9 @@ class JavaPairs:
         memory: Callable[[], tuple[float, float]],
         settle: Callable[[], None] = os.sync,
     ) -> None:
-        """`memory` gives the bytes of a node of ours, and of a Java bookie; `settle` has disks take what is left."""
+        """Compare with Java. `memory` gives the bytes of a node of ours, and of a Java bookie; `settle` has disks take
+        what is left.
+        """
         self._clients = (java_client, our_client)
         self._memory_of_nodes = memory
         self._settle = settle
@@ -99,7 +101,7 @@ class JavaPairs:
         self.rows = [*(row for group in groups for rows in group.values() for row in rows), self._memory]
 
     def round(self, seconds: float) -> None:
-        """Every load by every pair once; which pair begins changes from round to round."""
+        """Measure every load by every pair once; which pair begins changes from round to round."""
         pairs = [(client, root) for client in self._clients for root in (LEDGERS_PATH, ROOT)]
         if self._warm_up_due:
             self._warm_up_due = False
@@ -126,7 +128,7 @@ class JavaPairs:
 
 
 def _rows(key: str, who: str, other: str, *, targets: bool = True) -> dict[Load, list[Row]]:
-    """A row for each figure of each load."""
+    """Return a row for each figure of each load."""
     fast, short = (Target(1.0), Target(1.0, at_most=True)) if targets else (None, None)
     return {
         Load.APPENDS: [
@@ -206,7 +208,7 @@ async def _entries_per_s(client: LedgerClient, size: int, depth: int, seconds: f
 
 
 async def _read_bytes_per_s(client: LedgerClient, seconds: float) -> float:
-    """The ledger from end to end, over and over, once uncounted."""
+    """Read the ledger from end to end, over and over, once uncounted."""
     writer = await new_writer(client)
     payload = os.urandom(ENTRY_BYTES)
     for _ in range(READ_BYTES // ENTRY_BYTES):
@@ -242,7 +244,7 @@ def _repeated(payload: bytes) -> Iterator[tuple[Buffer, ...]]:
 
 @contextmanager
 def java_pairs(cluster: Cluster, directory: Path) -> Iterator[JavaPairs]:
-    """The benchmark, with Java bookies beside the cluster's nodes. Raises OutOfReachError."""
+    """Set the benchmark up, with Java bookies beside the cluster's nodes. Raises OutOfReachError."""
     sandbox = cluster.sandbox
     with JavaCluster(directory / "java", sandbox.zookeeper_address) as java:
 

@@ -107,7 +107,7 @@ class KafkaBroker:
 
 
 def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, object]:
-    """The settings that a single broker needs; all else is upstream's default."""
+    """Return the settings that a single broker needs; all else is upstream's default."""
     return {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -124,7 +124,7 @@ def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, ob
 
 
 def version_of(pom: Path, artifact: str) -> str:
-    """The version of a dependency as a POM asks for it."""
+    """Return the version of a dependency as a POM asks for it."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     for dependency in ElementTree.parse(pom).iterfind("m:dependencies/m:dependency", space):
         if dependency.findtext("m:artifactId", namespaces=space) == artifact:
@@ -133,5 +133,5 @@ def version_of(pom: Path, artifact: str) -> str:
 
 
 def properties(settings: Mapping[str, object]) -> str:
-    """Settings as a properties file."""
+    """Return settings as a properties file."""
     return "".join(f"{key}={value}\n" for key, value in settings.items())

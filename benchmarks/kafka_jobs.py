@@ -1,4 +1,4 @@
-"""What Spark is made to do with a log, the same for every system, and what it reports.
+"""Jobs of Spark with a log, the same for every system, and their figures.
 
 Every job that is timed runs to its end, with the same frames, numbers of rows and partitions. Rates are of as many
 whole runs as a window takes.
@@ -58,7 +58,7 @@ _SEED = 20_130_701
 
 
 class Load(Enum):
-    """What is measured; the figures that `Jobs.measure` gives, in their order."""
+    """Which figures does `Jobs.measure` give, in which order?"""
 
     SOURCE_SMALL = auto()
     """Thousands of rows a second: a batch query from a log of 100 B records to no-op."""
@@ -93,18 +93,20 @@ class Arrivals:
     """When the batch's rows were in the driver's hands."""
 
     def note(self, numbers: list[int], begun: float, collected: float) -> None:
-        """A batch with these records."""
+        """Note a batch with these records."""
         for number in numbers:
             self.begun.setdefault(number, begun)
             self.collected.setdefault(number, collected)
 
     @property
     def complete(self) -> bool:
-        """Whether every record that was sent has been collected."""
+        """True once every record that was sent has been collected."""
         return self.sent.keys() <= self.collected.keys()
 
     def figures(self) -> tuple[float, float, float]:
-        """Milliseconds, of records from number 0 on: median and 99th percentile to the batch, median to its rows."""
+        """Return milliseconds, of records from number 0 on: median and 99th percentile to the batch, median to its
+        rows.
+        """
         counted = [number for number in self.sent if number >= 0]
         begun = [(self.begun[number] - self.sent[number]) * 1e3 for number in counted]
         collected = [(self.collected[number] - self.sent[number]) * 1e3 for number in counted]
@@ -146,7 +148,7 @@ class Jobs:
         }
 
     def fill(self) -> None:
-        """The logs that are read."""
+        """Fill the logs that are read."""
         self._rows = {"small": 0, "large": 0}
         for step in range(STEPS):
             self._append(self._frame(SMALL, step % FILES), "small")
@@ -172,7 +174,7 @@ class Jobs:
         return dict(self._rows)
 
     def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
-        """The figures of a load, in windows of `seconds` where it gives rates."""
+        """Return the figures of a load, in windows of `seconds` where it gives rates."""
         return self._ways[load](seconds)
 
     # ------------------------------------------------------------------ frames
@@ -279,14 +281,14 @@ class Jobs:
 
 
 def rate_to_sink_ms(spark: SparkSession, sink: str, options: dict[str, str | int], checkpoint: Path) -> float:
-    """Median duration of a micro-batch with one row from Spark's rate source to a sink of this format."""
+    """Return the median duration of a micro-batch with one row from Spark's rate source to a sink of this format."""
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     rows = rate.selectExpr("cast(value as string) as value")
     return batch_ms(rows.writeStream.format(sink).options(**options), checkpoint, WARM_UP_BATCHES, MICRO_BATCHES)
 
 
 def resting_cpu(spark: SparkSession, system: System, seconds: float) -> tuple[float, float]:
-    """Processor seconds a minute of Spark, its Python workers and this process, and of the system's servers."""
+    """Return processor seconds a minute of Spark, its Python workers and this process, and of the system's servers."""
     spark_pid = int(java_of(spark).java.lang.ProcessHandle.current().pid())
     servers = system.server_pids()
 
@@ -305,7 +307,9 @@ def resting_cpu(spark: SparkSession, system: System, seconds: float) -> tuple[fl
 
 
 def write_frames(directory: Path) -> None:
-    """The frames that are written, as Parquet: column `value`, some 4 MB of records of any length over and over."""
+    """Write the frames that are written, as Parquet: column `value`, some 4 MB of records of any length over
+    and over.
+    """
     for size, repeats in REPEATS.items():
         (directory / str(size)).mkdir(parents=True)
         table = pa.table({"value": pa.chunked_array([any_lengths(size).payloads] * repeats)})
@@ -314,12 +318,12 @@ def write_frames(directory: Path) -> None:
 
 
 def frame_rows(size: int) -> int:
-    """Rows of a frame."""
+    """Return the rows of a frame."""
     return FILES * REPEATS[size] * len(any_lengths(size).txids)
 
 
 def _run_s(job: Callable[[], None], seconds: float) -> float:
-    """Seconds that a run of the job takes, the mean of as many as begin within a window."""
+    """Return the seconds that a run of the job takes, the mean of as many as begin within a window."""
     runs = 0
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds or not runs:
@@ -338,7 +342,7 @@ def _input_rows(query: StreamingQuery) -> int:
 
 @contextmanager
 def _running(query: StreamingQuery) -> Iterator[StreamingQuery]:
-    """The query while the block runs; what it failed with, if it did, is raised at its end."""
+    """Let the query run while the block runs; what it failed with, if it did, is raised at its end."""
     try:
         yield query
         failure = query.exception()
@@ -349,7 +353,9 @@ def _running(query: StreamingQuery) -> Iterator[StreamingQuery]:
 
 
 def _await_start(query: StreamingQuery, append: Append) -> None:
-    """Until a query that begins at a log's end has had a record: those from before it knew the end it never sees."""
+    """Wait until a query that begins at a log's end has had a record: those from before it knew the end it
+    never sees.
+    """
 
     def appended_and_seen() -> bool:
         append(str(_PROBE).encode())

@@ -6,7 +6,7 @@ page cache ("Kafka") or when it has been synced too ("Kafka flushed": `log.flush
 topic); a batch that is repeated is there twice. So ours writes three times as much, and waits as "flushed" does.
 
 Systems take turns with each load before the next load begins, on disks that have taken what was left of the one
-before; who begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
+before; which begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class KafkaPairs:
         python_sink: Callable[[], float],
         settle: Callable[[], None] = os.sync,
     ) -> None:
-        """`resting` gives processor seconds a minute of a session without a query, `python_sink` milliseconds of a
-        micro-batch into a sink in Python that does nothing; `settle` has disks take the rest."""
+        """Compare with Kafka. `resting` gives processor seconds a minute of a session without a query, `python_sink`
+        milliseconds of a micro-batch into a sink in Python that does nothing; `settle` has disks take the rest.
+        """
         self._ours = ours
         self._others = {kafka.name: kafka, flushed.name: flushed}
         self._resting = resting
@@ -87,14 +88,14 @@ class KafkaPairs:
         self.rows = [*(row for rows in self._table.values() for row in rows), self._no_query, self._own_share]
 
     def warm_up(self) -> None:
-        """Uncounted runs. A flushed broker runs the same code as one that is not."""
+        """Run every load uncounted. A flushed broker runs the same code as one that is not."""
         for load, times in WARM_UPS.items():
             for _ in range(times):
                 for system in (self._ours, self._others[self._kafka]):
                     system.measure(load, WARM_UP_S)
 
     def round(self, seconds: float) -> None:
-        """Every load by every system once."""
+        """Measure every load by every system once."""
         turn, self._count = self._count, self._count + 1
         idle = 0.0
         for load in Load:
@@ -120,7 +121,7 @@ class KafkaPairs:
 
 
 def _rows(load: Load, other: str) -> Sequence[Row]:
-    """A row for each figure of a load."""
+    """Return a row for each figure of a load."""
     fast = Target(1.0) if load in FLUSHED and "flushed" not in other else Target(2.0)
     short = Target(1.0, at_most=True)
     once = "exactly once, 3 copies, synced"
@@ -162,7 +163,7 @@ def _rows(load: Load, other: str) -> Sequence[Row]:
 
 @contextmanager
 def kafka_pairs(cluster: Cluster, spark: SparkSession, directory: Path) -> Iterator[KafkaPairs]:
-    """The benchmark, with a broker beside the cluster. Raises OutOfReachError."""
+    """Set the benchmark up, with a broker beside the cluster. Raises OutOfReachError."""
     home = directory / "kafka"
     write_frames(home / "frames")
     with KafkaBroker(home / "broker") as broker:

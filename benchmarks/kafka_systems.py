@@ -42,16 +42,16 @@ class System(Protocol):
         """Make a log that is read in so many partitions."""
 
     def source(self, log: str) -> dict[str, str | int]:
-        """Options that name a log to be read."""
+        """Return the options that name a log to be read."""
 
     def sink(self, log: str) -> dict[str, str | int]:
-        """Options that name a log to be written."""
+        """Return the options that name a log to be written."""
 
     def appending(self, log: str) -> AbstractContextManager[Append]:
-        """A writer without Spark, set for low latency."""
+        """Open a writer without Spark, set for low latency."""
 
     def server_pids(self) -> Sequence[int]:
-        """The processes that serve the logs."""
+        """Return the processes that serve the logs."""
 
 
 class OurLogs:
@@ -71,16 +71,16 @@ class OurLogs:
             namespace.create_log(log)
 
     def source(self, log: str) -> dict[str, str | int]:
-        """The namespace and the log, with no limit of bytes, so that `minPartitions` alone counts."""
+        """Return the namespace and the log, with no limit of bytes, so that `minPartitions` alone counts."""
         return {"uri": self._cluster.uri, "log": log, "maxBytesPerPartition": ONE_RANGE_BYTES}
 
     def sink(self, log: str) -> dict[str, str | int]:
-        """The namespace and the log."""
+        """Return the namespace and the log."""
         return {"uri": self._cluster.uri, "log": log}
 
     @contextmanager
     def appending(self, log: str) -> Iterator[Append]:
-        """A writer of which each record is an entry, sent at once."""
+        """Open a writer of which each record is an entry, sent at once."""
         from dlspark import Namespace
 
         with (
@@ -95,7 +95,7 @@ class OurLogs:
             yield append
 
     def server_pids(self) -> Sequence[int]:
-        """ZooKeeper and the storage nodes. Raises InvariantViolation if one of them does not run."""
+        """Return ZooKeeper and the storage nodes. Raises InvariantViolation if one of them does not run."""
         sandbox = self._cluster.sandbox
         pids = [sandbox.zookeeper_pid, *(sandbox.node_pid(index) for index in range(sandbox.node_count))]
         found = [pid for pid in pids if pid is not None]
@@ -127,16 +127,16 @@ class KafkaLogs:
             admin.close()
 
     def source(self, log: str) -> dict[str, str | int]:
-        """The broker and the topic."""
+        """Return the broker and the topic."""
         return {"kafka.bootstrap.servers": self._broker.address, "subscribe": self._topic(log)}
 
     def sink(self, log: str) -> dict[str, str | int]:
-        """The broker and the topic, with batches as large as our entries."""
+        """Return the broker and the topic, with batches as large as our entries."""
         return {"kafka.bootstrap.servers": self._broker.address, "topic": self._topic(log)} | PRODUCER
 
     @contextmanager
     def appending(self, log: str) -> Iterator[Append]:
-        """A producer that does not linger, acknowledged by all copies (there is one)."""
+        """Open a producer that does not linger, acknowledged by all copies (there is one)."""
         java = java_of(self._spark)
         serializer = java.org.apache.kafka.common.serialization.ByteArraySerializer
         settings = self._client(acks="all", **{"linger.ms": "0"})
@@ -152,7 +152,7 @@ class KafkaLogs:
             producer.close()
 
     def server_pids(self) -> Sequence[int]:
-        """The broker, which is its own controller."""
+        """Return the broker, which is its own controller."""
         return [self._broker.pid]
 
     def _topic(self, log: str) -> str:

@@ -1,4 +1,4 @@
-"""What the machine can do without us: the figures that ours are divided by.
+"""The speed of the machine without us: the figures that ours are divided by.
 
 * disk: three processes at once, each writing blocks over a file whose blocks were all written before, O_DIRECT where
   the file system takes it, fdatasync after every block. 4 KB blocks give the commit latency, 1 MB blocks the bandwidth.
@@ -41,7 +41,7 @@ _processes = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class DiskFigures:
-    """What three writers at once got from the disk."""
+    """How fast was the disk for three writers at once?"""
 
     latencies_s: list[float]
     bytes_per_s: float
@@ -61,11 +61,11 @@ class RawFiles:
             _fill(path)
 
     def commits(self, seconds: float) -> DiskFigures:
-        """4 KB blocks, each made durable."""
+        """Write 4 KB blocks, each made durable."""
         return self._run(COMMIT_BYTES, seconds)
 
     def stream(self, seconds: float) -> DiskFigures:
-        """1 MB blocks, each made durable."""
+        """Write 1 MB blocks, each made durable."""
         return self._run(STREAM_BYTES, seconds)
 
     def _run(self, block: int, seconds: float) -> DiskFigures:
@@ -81,7 +81,7 @@ class RawFiles:
 
 
 def direct_io(directory: Path) -> bool:
-    """Whether the file system takes O_DIRECT."""
+    """Return whether the file system takes O_DIRECT."""
     path = directory / "probe"
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | _DIRECT))
@@ -105,7 +105,7 @@ def _fill(path: Path) -> None:
 
 
 def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrier: Barrier) -> None:
-    """Child: time each write with its fdatasync, after a tenth of the time as warm-up."""
+    """Time, in a child, each write with its fdatasync, after a tenth of the time as warm-up."""
     try:
         fd = os.open(path, os.O_WRONLY | _DIRECT)
     except OSError:
@@ -127,7 +127,7 @@ def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrie
 
 
 def loopback_bytes_per_s(block: int, seconds: float) -> float:
-    """Bytes per second from one process to another over TCP on 127.0.0.1, in blocks."""
+    """Return the bytes per second from one process to another over TCP on 127.0.0.1, in blocks."""
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, child_process(_send_blocks, listener.getsockname()[1], block, seconds):
         peer, _ = listener.accept()
@@ -150,7 +150,7 @@ def _send_blocks(_end: Connection, port: int, block: int, seconds: float) -> Non
 
 
 def round_trips_us(payload_bytes: int, seconds: float) -> list[float]:
-    """Latencies, microseconds: a message to three silent stores until two of them have answered."""
+    """Return latencies, microseconds, of a message to three silent stores until two of them have answered."""
     with contextlib.ExitStack() as stack:
         ends = [stack.enter_context(child_process(_answer)) for _ in range(WRITERS)]
         ports = [end.recv() for end in ends]
@@ -228,7 +228,7 @@ class _Echo:
 
 
 def _answer(end: Connection) -> None:
-    """Child: answer until the parent says stop."""
+    """Answer, in a child, until the parent says stop."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -246,7 +246,7 @@ def _answer(end: Connection) -> None:
 
 
 def memory_bytes_per_s(size: int, seconds: float) -> float:
-    """One warm copy of `size` bytes, over and over."""
+    """Return the speed of one warm copy of `size` bytes, over and over."""
     source, target = memoryview(bytearray(os.urandom(size))), memoryview(bytearray(size))
     copies = 0
     begin = time.perf_counter()
@@ -259,7 +259,7 @@ def memory_bytes_per_s(size: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def child_process(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """A process running `target(connection, *arguments)`; it has ended when the block is left."""
+    """Start a process running `target(connection, *arguments)`; it has ended when the block is left."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()

@@ -66,7 +66,7 @@ class LogBenchmark:
         self.rows = [self._p50, self._p99, self._whole, *self._columns, *self._single, *self._loop]
 
     def round(self, seconds: float) -> None:
-        """Every row once, the limits before and after it."""
+        """Measure every row once, the limits before and after it."""
         before = percentile(round_trips_us(SMALL_BYTES, seconds / 2), 0.5)
         delivered, whole = run(self._tail(seconds))
         after = percentile(round_trips_us(SMALL_BYTES, seconds / 2), 0.5)
@@ -85,7 +85,7 @@ class LogBenchmark:
         return f"bench-{self._count}"
 
     async def _tail(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Microseconds from acknowledgement to delivery, and from the write."""
+        """Measure microseconds from acknowledgement to delivery, and from the write."""
         async with await AsyncNamespace.open(self._cluster.uri, LOW_LATENCY) as namespace:
             name = self._name()
             async with await namespace.open_log(name) as log:
@@ -94,7 +94,7 @@ class LogBenchmark:
         return found
 
     async def _read(self, records: Records, seconds: float) -> list[float]:
-        """MB/s of stored entries: raw, by columns, raw, by records, raw."""
+        """Measure MB/s of stored entries: raw, by columns, raw, by records, raw."""
         async with await AsyncNamespace.open(self._cluster.uri) as namespace:
             name = self._name()
             async with await namespace.open_log(name) as log:
@@ -122,7 +122,7 @@ class LogBenchmark:
         return figures
 
     def _loops(self, records: Records, seconds: float) -> tuple[float, float, float]:
-        """Thousand records a second: by a synchronous loop, and bare objects before and after that."""
+        """Measure thousands of records a second: by a synchronous loop, and bare objects before and after that."""
         entries = [(number, memoryview(entry)) for number, entry in enumerate(records.entries())]
         total = len(records.txids) * BATCHES
 
@@ -157,7 +157,7 @@ class _Bare:
 
 
 def bare_objects(entries: list[tuple[int, memoryview]]) -> Iterator[_Bare]:
-    """What a loop over records cannot do without: entries decoded, and an object made of each row."""
+    """Do no more than a loop over records must: decode entries, and make an object of each row."""
     for entry in entries:
         rows = decode_entries([entry], lssn=1, start_sequence_id=0)
         columns = (rows.txid, rows.payload, rows.entry_id, rows.slot_id, rows.position)
@@ -165,7 +165,7 @@ def bare_objects(entries: list[tuple[int, memoryview]]) -> Iterator[_Bare]:
 
 
 async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float], list[float]]:
-    """One record at a time; the first part of the time is not counted."""
+    """Write one record at a time; the first part of the time is not counted."""
     writer = await log.open_writer()
     delivered: list[float] = []
     whole: list[float] = []
@@ -197,7 +197,9 @@ async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float],
 
 
 async def fill_log(log: AsyncLog, records: Records, batches: int = BATCHES) -> tuple[int, int]:
-    """A completed segment, of about `READ_BYTES` unless said otherwise; its ledger and the bytes stored in that."""
+    """Write a completed segment, of about `READ_BYTES` unless said otherwise; return its ledger and the bytes stored in
+    that.
+    """
     writer = await log.open_writer()
     written = None
     span = int(records.txids[-1] - records.txids[0]) + 1
@@ -212,7 +214,7 @@ async def fill_log(log: AsyncLog, records: Records, batches: int = BATCHES) -> t
 
 
 async def by_columns(log: AsyncLog, total: int) -> None:
-    """The whole log as record batches."""
+    """Read the whole log as record batches."""
     async with await log.open_reader() as reader:
         seen = 0
         while seen < total:
@@ -220,7 +222,7 @@ async def by_columns(log: AsyncLog, total: int) -> None:
 
 
 async def by_records(log: AsyncLog, total: int) -> None:
-    """The whole log as records."""
+    """Read the whole log as records."""
     async with await log.open_reader() as reader:
         seen = 0
         while seen < total:
@@ -235,7 +237,7 @@ def _per_second_of(work: Callable[[], None], seconds: float) -> float:
 
 
 def loop_over(log: Log, total: int) -> None:
-    """The whole log by a synchronous loop."""
+    """Read the whole log by a synchronous loop."""
     with log.open_reader() as reader:
         for _ in islice(reader, total):
             pass

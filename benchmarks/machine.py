@@ -1,4 +1,4 @@
-"""What a table of figures has to say about itself: machine, versions, how the load was made."""
+"""The lines that a table of figures needs: machine, versions, how the load was made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("pyspark", "pyarrow", "numpy", "lz4", "isal", "uvloop")
 
 
 def header(directory: Path, rounds: int, seconds: float) -> str:
-    """The lines above the table."""
+    """Return the lines above the table."""
     loop = new_event_loop()
     loop.close()
     mode = "O_DIRECT" if direct_io(directory) else "buffered: O_DIRECT is refused here"
@@ -66,7 +66,7 @@ def _memory_gb() -> float:
 
 
 def _file_system(directory: Path) -> str:
-    """The type of the file system that holds `directory` (Linux)."""
+    """Return the type of the file system that holds `directory` (Linux)."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     holding = [(len(point), kind) for point, kind in mounts if directory.resolve().is_relative_to(point)]
     return max(holding)[1] if holding else "unknown file system"

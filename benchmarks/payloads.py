@@ -25,18 +25,18 @@ class Records:
     payloads: pa.BinaryArray
 
     def entries(self) -> list[bytes]:
-        """The batch as entries of 256 KB."""
+        """Return the batch as entries of 256 KB."""
         encoded = encode_entries(self.txids, self.payloads, first_position=1, max_entry_bytes=ENTRY_BYTES)
         return [b"".join(entry.buffers) for entry in encoded]
 
 
 def equal_lengths(length: int) -> Records:
-    """Some 4 MB of records of one length, text-like."""
+    """Make some 4 MB of records of one length, text-like."""
     return _records(f"{_size(length)} equal lengths", np.full(BATCH_BYTES // (length + 20), length))
 
 
 def any_lengths(mean: int) -> Records:
-    """Some 4 MB of records of 0.6 to 1.4 times the mean length, text-like."""
+    """Make some 4 MB of records of 0.6 to 1.4 times the mean length, text-like."""
     count = BATCH_BYTES // (mean + 20)
     lengths = np.random.default_rng(_SEED).integers(int(mean * 0.6), int(mean * 1.4) + 1, count)
     return _records(f"{_size(mean)} any length", lengths)

@@ -1,4 +1,4 @@
-"""What processes cost: processor time of whole trees, and bytes that cross the loopback interface."""
+"""Costs of processes: processor time of whole trees, and bytes that cross the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Key: TypeAlias = "tuple[int, float]"
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a process had spent when it was looked at, seconds."""
+    """How many seconds had a process spent when it was looked at?"""
 
     parent: int
     own: float
@@ -37,14 +37,14 @@ class TreeCpu:
         self._last = dict(self._first)
 
     def seconds(self) -> float:
-        """What was spent so far; also a look, so that what ends later is known."""
+        """Return the time spent so far; this is also a look, so that what ends later is known."""
         now = spent_in(self._roots)
         self._last.update(now)
         return spent_between(self._first, self._last, now)
 
 
 def spent_in(roots: Iterable[int]) -> dict[_Key, Spent]:
-    """What every process of the trees has spent."""
+    """Return the time that every process of the trees has spent."""
     found: dict[_Key, Spent] = {}
     for root in roots:
         process = psutil.Process(root)
@@ -60,7 +60,7 @@ def spent_in(roots: Iterable[int]) -> dict[_Key, Spent]:
 
 
 def spent_between(first: dict[_Key, Spent], last: dict[_Key, Spent], now: dict[_Key, Spent]) -> float:
-    """Processor seconds from the first look to now. `last`: every process as it was seen last."""
+    """Return the processor seconds from the first look to now. `last`: every process as it was seen last."""
     nothing = Spent(0, 0.0, 0.0)
     total = 0.0
     for key, spent in last.items():
@@ -74,12 +74,12 @@ def spent_between(first: dict[_Key, Spent], last: dict[_Key, Spent], now: dict[_
 
 
 def own_cpu_s(pid: int) -> float:
-    """Processor seconds of one process without its children, so far."""
+    """Return the processor seconds of one process without its children, so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def loopback_bytes() -> int:
-    """Bytes that the loopback interface has carried (each counts once), of whatever process."""
+    """Return the bytes that the loopback interface has carried (each counts once), of whatever process."""
     interfaces = psutil.net_io_counters(pernic=True)
     return int(interfaces["lo"].bytes_recv)

@@ -45,9 +45,10 @@ class ProxyProcess:
 def write_proxy(
     uri: str, directory: Path, *, grpc_port: int = GRPC_OFF, shard: int = -1, hands_over: bool = True
 ) -> Iterator[ProxyProcess]:
-    """A write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is killed
-    then: other proxies would open all its logs while other rows are measured. One client is all clients here, so it may
-    begin any number of producers."""
+    """Start a write proxy with default settings, which has ended when the block is left. Unless it `hands_over` it is
+    killed then: other proxies would open all its logs while other rows are measured. One client is all clients here, so
+    it may begin any number of producers.
+    """
     values = {
         "server_host": LOCAL,
         "server_advertised_host": LOCAL,
@@ -64,7 +65,7 @@ def write_proxy(
 
 @contextmanager
 def read_proxy(uri: str, directory: Path) -> Iterator[ProxyProcess]:
-    """A read proxy with default settings, which has ended when the block is left."""
+    """Start a read proxy with default settings, which has ended when the block is left."""
     options = _settings({"listenHost": LOCAL, "advertisedHost": LOCAL, "port": 0})
     with _serving("dlspark.serving.read_proxy", uri, options, directory) as (location, pid):
         yield ProxyProcess(location.split(";")[-1], location, None, pid)
@@ -76,7 +77,7 @@ def _settings(values: Mapping[str, object]) -> tuple[str, ...]:
 
 @contextmanager
 def _serving(module: str, uri: str, options: Sequence[str], directory: Path) -> Iterator[tuple[str, int]]:
-    """The location of a proxy that runs, and its process."""
+    """Yield the location of a proxy that runs, and its process."""
     arguments = [sys.executable, "-m", module, f"--uri={uri}", *options]
     with (directory / "proxies.log").open("ab") as log:
         process = subprocess.Popen(
@@ -99,5 +100,5 @@ def _serving(module: str, uri: str, options: Sequence[str], directory: Path) -> 
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process that is in use now."""
+    """Return the memory of a process that is in use now."""
     return float(psutil.Process(pid).memory_info().rss) / 1e6

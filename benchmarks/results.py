@@ -31,11 +31,11 @@ class Target:
     at_most: bool = False
 
     def met(self, ratio: float) -> bool:
-        """Whether a measured ratio reaches the target."""
+        """Return whether a measured ratio reaches the target."""
         return ratio <= self.ratio if self.at_most else ratio >= self.ratio
 
     def half_met(self, ratio: float) -> bool:
-        """Whether it reaches half of the target: twice the ratio where less is better."""
+        """Return whether it reaches half of the target: twice the ratio where less is better."""
         return ratio <= 2 * self.ratio if self.at_most else ratio >= self.ratio / 2
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Row:
     target: Target | None
     """None: for information only."""
     counts: bool = False
-    """Whether 0 can be: what is measured is a number of events, and not a time, a rate or a size."""
+    """True where 0 can be: a number of events is measured, and not a time, a rate or a size."""
     job: str = ""
     """The name of what is measured where a second row measures it too; and of what `limits` measure:"""
     limit_job: str = ""
@@ -64,7 +64,7 @@ class Row:
     """Said by `compare`: other rows that measured the same job otherwise."""
 
     def add(self, measured: float, *limits: float) -> None:
-        """One round: the figure, and the limit as often as it was measured around it."""
+        """Add one round: the figure, and the limit as often as it was measured around it."""
         self.measured.append(measured)
         self.limits.append(statistics.mean(limits))
 
@@ -90,8 +90,9 @@ class Row:
 
     @property
     def reached_half(self) -> bool:
-        """Whether half of the target was reached (in the median); rows without a target have nothing to reach but to
-        be believed."""
+        """True where half of the target was reached (in the median); rows without a target have nothing to reach but to
+        be believed.
+        """
         if self.faults:
             return False
         return self.target is None or (bool(self.measured) and self.target.half_met(statistics.median(self.ratios)))
@@ -115,7 +116,7 @@ HEADINGS = ("row", "what", "measured", "limit", "ratio", "target", "half", "targ
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table, medians with their smallest and largest value."""
+    """Return the rows as a Markdown table, medians with their smallest and largest value."""
     lines = [HEADINGS, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     printed = [
@@ -126,7 +127,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def as_json(rows: Iterable[Row]) -> list[dict[str, object]]:
-    """The rows with every round's figures, for comparing runs."""
+    """Return the rows with every round's figures, for comparing runs."""
     return [
         {
             "row": row.key,
@@ -163,23 +164,23 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """`median (smallest-largest)`."""
+    """Return `median (smallest-largest)`."""
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Whether the smallest and the largest are further apart than `WIDE` of the median."""
+    """Return whether the smallest and the largest are further apart than `WIDE` of the median."""
     return bool(values) and max(values) - min(values) > WIDE * abs(statistics.median(values))
 
 
 def number(value: float) -> str:
-    """Three significant digits, no exponent."""
+    """Return three significant digits, no exponent."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie."""
+    """Return the value below which `share` of the sorted values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -51,7 +51,7 @@ from metadata.foundation.errors import check
 
 AT_ONCE = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
 COLLECTED = {"writerOutputBufferSize": 512 * 1024, "periodicFlushFrequencyMilliSeconds": 0}
-"""What a write proxy buffers, too."""
+"""Bytes that a write proxy buffers, too."""
 RECORD_BYTES = 1024
 TURN = 20
 """Records that a direct writer is given at a time."""
@@ -95,7 +95,7 @@ class ServingBenchmark:
         ]
 
     def round(self, seconds: float) -> None:
-        """Every row once."""
+        """Measure every row once."""
         direct, through = run(self._depth_one(seconds))
         for row, share in ((self._p50, 0.5), (self._p99, 0.99)):
             row.add(percentile(through, share), percentile(direct, share))
@@ -112,7 +112,7 @@ class ServingBenchmark:
         return f"served-{self._count}"
 
     async def _depth_one(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Microseconds of each append: by a direct writer, and through the proxy."""
+        """Measure microseconds of each append: by a direct writer, and through the proxy."""
         async with (
             await AsyncNamespace.open(self._cluster.uri, AT_ONCE) as namespace,
             await namespace.open_log(self._name()) as log,
@@ -144,7 +144,7 @@ class ServingBenchmark:
             row.add(rate, fat, fat_again)
 
     async def _direct(self, seconds: float) -> float:
-        """Thousand records a second by direct writers."""
+        """Measure thousands of records a second by direct writers."""
         async with await AsyncNamespace.open(self._cluster.uri, COLLECTED) as namespace, AsyncLogs(namespace) as logs:
             writers = [await logs.writer(self._name()) for _ in range(STREAMS)]
             return await direct_records_per_s(writers, seconds) / 1e3
@@ -158,7 +158,7 @@ class AsyncLogs:
         self._open: list[tuple[AsyncLog, AsyncLogWriter]] = []
 
     async def writer(self, name: str) -> AsyncLogWriter:
-        """A writer of a new log."""
+        """Open a writer of a new log."""
         log = await self._namespace.open_log(name)
         self._open.append((log, await log.open_writer()))
         return self._open[-1][1]
@@ -173,7 +173,7 @@ class AsyncLogs:
 
 
 async def writer_latencies_us(writer: AsyncLogWriter, seconds: float) -> list[float]:
-    """Appends of a direct writer, one at a time."""
+    """Time appends of a direct writer, one at a time."""
     latencies: list[float] = []
     payload = os.urandom(SMALL_BYTES)
     number = writer.last_txid
@@ -187,7 +187,7 @@ async def writer_latencies_us(writer: AsyncLogWriter, seconds: float) -> list[fl
 
 
 async def producer_latencies_us(producer: AsyncProducer, seconds: float) -> list[float]:
-    """Appends of a thin client, one at a time."""
+    """Time appends of a thin client, one at a time."""
     latencies: list[float] = []
     payload = os.urandom(SMALL_BYTES)
     await producer.write(payload)
@@ -200,7 +200,7 @@ async def producer_latencies_us(producer: AsyncProducer, seconds: float) -> list
 
 
 async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) -> float:
-    """1 KB records by direct writers, as many under way as `frames_load` has."""
+    """Write 1 KB records by direct writers, as many under way as `frames_load` has."""
     payload = os.urandom(RECORD_BYTES)
     for writer in writers:
         future = writer.write(1, payload)
@@ -227,7 +227,7 @@ async def direct_records_per_s(writers: list[AsyncLogWriter], seconds: float) ->
 
 @dataclass(slots=True)
 class Moved:
-    """What moves did to the writes of a log."""
+    """How long did writes of a log wait while it moved?"""
 
     pauses_ms: list[float] = field(default_factory=list)
     between_ms: list[float] = field(default_factory=list)
@@ -287,7 +287,7 @@ async def move_under_load(uri: str, one: ProxyProcess, other: ProxyProcess, stre
 
 
 def pauses_ms(moves: list[tuple[float, float]], writes: list[tuple[float, float]]) -> list[float]:
-    """For each move the longest write that was under way at any time of it."""
+    """Return for each move the longest write that was under way at any time of it."""
     return [
         1e3 * max((end - begin for begin, end in writes if begin < until and end > since), default=0.0)
         for since, until in moves
@@ -295,7 +295,7 @@ def pauses_ms(moves: list[tuple[float, float]], writes: list[tuple[float, float]
 
 
 async def _payloads(uri: str, stream: str) -> Counter[bytes]:
-    """How often each payload is in the log, read to its end."""
+    """Return how often each payload is in the log, read to its end."""
     found: Counter[bytes] = Counter()
     async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(stream) as log:
         records = (await log.status()).records

@@ -75,7 +75,7 @@ class ScaleBenchmark:
         ]
 
     def round(self, seconds: float) -> None:
-        """The readers; in the first round producers and idle clients too."""
+        """Measure the readers; in the first round producers and idle clients too."""
         self._rounds += 1
         if self._rounds == 1:
             self._measure_producers()
@@ -121,7 +121,9 @@ async def release(address: str, stream: str) -> None:
 
 
 async def take_over(uri: str, name: str, count: int) -> tuple[int, float]:
-    """Entries that a new owner reads to know all producers, and milliseconds until it owns the log and does."""
+    """Return the entries that a new owner reads to know all producers, and milliseconds until it owns the log
+    and does.
+    """
     async with await AsyncNamespace.open(uri) as namespace, await namespace.open_log(name) as log:
         before = namespace.counters["producer-entries-read"]
         begin = time.perf_counter()
@@ -139,7 +141,7 @@ def _producer(number: int) -> str:
 
 
 def idle_memory_mb(address: str, pid: int, clients: int, logs: int) -> float:
-    """What a proxy's process holds with so many idle connections and logs."""
+    """Return the memory that a proxy's process holds with so many idle connections and logs."""
     run(_own_logs(address, logs))
     with child_process(idle_clients, address, clients) as end:
         check(end.recv() == clients, "not all clients were connected")

@@ -28,7 +28,7 @@ MAX_BATCHES = 4_000
 
 @contextmanager
 def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSession]:
-    """A session on two cores with these jars, which ends with the block."""
+    """Start a session on two cores with these jars, which ends with the block."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -56,21 +56,23 @@ def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSessio
 
 
 def java_of(spark: SparkSession) -> JVMView:
-    """The packages and classes in the session's JVM."""
+    """Return the packages and classes in the session's JVM."""
     java = spark._jvm
     check(java is not None, "the session has no JVM of its own")
     return java
 
 
 def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:
-    """Median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do not count."""
+    """Return the median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do
+    not count.
+    """
     return statistics.median(batch_times_ms(writer, checkpoint, warm_up, batches))
 
 
 def batch_times_ms(
     writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int, *, trigger_s: int = 0
 ) -> list[float]:
-    """Durations of micro-batches, as `batch_ms`; one is begun every `trigger_s` seconds."""
+    """Return durations of micro-batches, as `batch_ms`; one is begun every `trigger_s` seconds."""
     check(warm_up + batches <= MAX_BATCHES, f"Spark keeps the durations of {MAX_BATCHES} micro-batches")
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=f"{trigger_s} seconds").start()
     try:

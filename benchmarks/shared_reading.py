@@ -47,7 +47,7 @@ _RECORD_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class SharedReading:
-    """What many readers of one log got, and what that cost."""
+    """How fast did many readers of one log get its records, and at which cost?"""
 
     entries: int
     fetched: int
@@ -100,7 +100,9 @@ async def _read_by_many(
 async def _turn(
     writer: AsyncLogWriter, last: DLSN, proxy: ProxyProcess, name: str, fast: int, slow: int, seconds: float
 ) -> tuple[DLSN, list[float], float]:
-    """Readers from behind `last` on: the new last position, latencies of the fast ones, and the proxy's memory."""
+    """Move readers on from behind `last`: return the new last position, latencies of the fast ones, and the proxy's
+    memory.
+    """
     start = DLSN(last.lssn, last.entry_id + 1, 0)
     with child_process(reading, proxy.address, name, str(start), fast, slow) as end:
         check(await asyncio.to_thread(end.recv) == "ready", "the readers did not connect")
@@ -123,8 +125,9 @@ async def _written(writer: AsyncLogWriter) -> DLSN:
 
 
 def reading(end: Connection, address: str, name: str, start: str, fast: int, slow: int) -> None:
-    """Child: readers that ask until all fast ones have the record whose position comes over `end`; then their
-    latencies are sent, milliseconds, those of the first records left out."""
+    """Read, in a child, with readers that ask until all fast ones have the record whose position comes over `end`; then
+    their latencies are sent, milliseconds, those of the first records left out.
+    """
     run(_reading(end, address, name, DLSN.parse(start), fast, slow))
 
 
@@ -170,7 +173,7 @@ class TimedReader:
         self._failed = failed
 
     def behind(self, last: DLSN) -> bool:
-        """Whether it has not had the record at `last`."""
+        """Return whether it has not had the record at `last`."""
         return isinstance(self._request.start, DLSN) and self._request.start <= last
 
     def ask(self) -> None:

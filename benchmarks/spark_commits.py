@@ -47,7 +47,7 @@ class CommitBenchmark:
         self.rows = [*self._times, self._segments]
 
     def round(self, seconds: float) -> None:
-        """Both ways; the way beside, before and after, half as long each."""
+        """Measure both ways; the way beside, before and after, half as long each."""
         batches = max(BATCHES, int(seconds / TRIGGER_S))
         beside = max(BATCHES, batches // 2)
         before, _ = self._query("segments", beside)
@@ -58,7 +58,7 @@ class CommitBenchmark:
         self._segments.add(segments - 1, WARM_UP + batches)
 
     def _query(self, mode: str, batches: int) -> tuple[list[float], int]:
-        """Milliseconds of each micro-batch, and the segments that the query's log has then."""
+        """Return milliseconds of each micro-batch, and the segments that the query's log has then."""
         self._count += 1
         name = f"commits-{self._count}"
         rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()

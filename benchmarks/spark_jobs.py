@@ -74,7 +74,7 @@ class SparkBenchmark:
         self._prepare()
 
     def round(self, seconds: float) -> None:
-        """Every row once; jobs run to their end, whatever `seconds` says."""
+        """Measure every row once; jobs run to their end, whatever `seconds` says."""
         rows = SOURCE_REPEATS * rows_per_repeat()
         run_until_steady([self._read_identical, self._read_ours])
         before, ours, after = _seconds(self._read_identical), _seconds(self._read_ours), _seconds(self._read_identical)

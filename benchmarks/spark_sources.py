@@ -43,15 +43,15 @@ class IdenticalBatches(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name in Spark."""
+        """Return the format's name in Spark."""
         return IDENTICAL
 
     def schema(self) -> StructType:
-        """The columns of our source."""
+        """Return the columns of our source."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of `repeat` repetitions, spread over `partitions` tasks."""
+        """Return a reader of `repeat` repetitions, spread over `partitions` tasks."""
         partitions, repeat = int(self.options["partitions"]), int(self.options["repeat"])
         return _IdenticalReader(schema.names, partitions, repeat)
 
@@ -82,7 +82,7 @@ _made: dict[tuple[str, ...], list[pa.RecordBatch]] = {}
 
 
 def _batches(names: tuple[str, ...]) -> list[pa.RecordBatch]:
-    """Made once in a worker process; Spark uses its workers again."""
+    """Make the batches once in a worker process; Spark uses its workers again."""
     if names not in _made:
         entries = [(i, memoryview(entry)) for i, entry in enumerate(any_lengths(PAYLOAD_BYTES).entries())]
         rows = decode_entries(entries, lssn=1, start_sequence_id=0)
@@ -91,7 +91,7 @@ def _batches(names: tuple[str, ...]) -> list[pa.RecordBatch]:
 
 
 def rows_per_repeat() -> int:
-    """Rows that one repetition yields."""
+    """Return the rows that one repetition yields."""
     return len(any_lengths(PAYLOAD_BYTES).txids)
 
 
@@ -100,11 +100,11 @@ class Unpublished(DistributedLogDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name in Spark."""
+        """Return the format's name in Spark."""
         return UNPUBLISHED
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of one batch write; its commit publishes nothing."""
+        """Return the writer of one batch write; its commit publishes nothing."""
         attempt = uuid.uuid4().hex
         return _UnpublishedWriter(self._settled(Scope.SINK_BATCH), schema, job_sink(attempt), 0, attempt)
 
@@ -119,19 +119,19 @@ class Nothing(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name in Spark."""
+        """Return the format's name in Spark."""
         return NOTHING
 
     def schema(self) -> StructType:
-        """The columns of our source."""
+        """Return the columns of our source."""
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader whose every batch has `rows` rows."""
+        """Return a reader whose every batch has `rows` rows."""
         return _NothingReader(schema.names, int(self.options["rows"]))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A writer that drops its rows."""
+        """Return a writer that drops its rows."""
         return _NothingWriter()
 
 
@@ -159,7 +159,7 @@ class _NothingReader(DataSourceStreamReader):
             yield _batches(self._names)[0].slice(0, partition.repeat)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class _NothingWriter(DataSourceStreamArrowWriter):
@@ -169,7 +169,7 @@ class _NothingWriter(DataSourceStreamArrowWriter):
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was kept."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was kept."""

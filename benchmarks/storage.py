@@ -89,7 +89,7 @@ class StorageBenchmark:
         ]
 
     def round(self, seconds: float) -> None:
-        """Every row once, between two measurements of the limits."""
+        """Measure every row once, between two measurements of the limits."""
         if self._limits is None:
             run(self._warm_up())
         before = self._limits or self._measure_limits(seconds)
@@ -155,7 +155,7 @@ class StorageBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a closed loop of adds reached."""
+    """How fast was a closed loop of adds?"""
 
     entries_per_s: float
     bytes_per_s: float
@@ -172,7 +172,7 @@ class RecordFigures:
 
 
 async def append_latencies_us(client: LedgerClient, seconds: float) -> list[float]:
-    """Each append waits for the one before."""
+    """Time appends, each of which waits for the one before."""
     writer = await new_writer(client)
     payload = os.urandom(SMALL_BYTES)
     latencies: list[float] = []
@@ -212,7 +212,7 @@ class Pump:
         self.entries = 0
 
     async def run(self, depth: int) -> float:
-        """Returns the seconds counted. Raises what an add failed with."""
+        """Return the seconds counted. Raises what an add failed with."""
         for _ in range(depth):
             self._add()
         await self._done
@@ -250,7 +250,7 @@ class Pump:
 async def write_load(
     client: LedgerClient, payloads: Iterator[tuple[Buffer, ...]], depth: int, seconds: float, cluster: Cluster
 ) -> Load:
-    """A closed loop of `depth` adds to one ledger."""
+    """Run a closed loop of `depth` adds to one ledger."""
     writer = await new_writer(client)
     written, began = cluster.disk_bytes_written(), time.perf_counter()
     pump = Pump(writer, payloads, seconds)
@@ -262,7 +262,7 @@ async def write_load(
 
 
 async def fill_ledger(client: LedgerClient, records: Records) -> int:
-    """A closed ledger of `READ_BYTES` of records."""
+    """Write a closed ledger of `READ_BYTES` of records."""
     writer = await new_writer(client)
     entries = records.entries()
     for i in range(READ_BYTES // ENTRY_BYTES):
@@ -274,7 +274,9 @@ async def fill_ledger(client: LedgerClient, records: Records) -> int:
 
 
 async def read_and_decode(reader: LedgerReader, seconds: float) -> tuple[int, int, float]:
-    """Records, stored bytes and seconds: the ledger from end to end, over and over; the first time is warm-up."""
+    """Read the ledger from end to end, over and over; return records, stored bytes and seconds. The first time is
+    warm-up.
+    """
     await _read_once(reader)
     rows = size = 0
     begin = time.perf_counter()
@@ -286,7 +288,7 @@ async def read_and_decode(reader: LedgerReader, seconds: float) -> tuple[int, in
 
 
 async def _read_once(reader: LedgerReader) -> tuple[int, int]:
-    """The whole ledger in order, decoded some MB at a time, as a reader of a log does it."""
+    """Read the whole ledger in order, decoded some MB at a time, as a reader of a log does it."""
     rows = size = waiting = 0
     batch: list[Entry] = []
     last = reader.last_add_confirmed
@@ -301,7 +303,7 @@ async def _read_once(reader: LedgerReader) -> tuple[int, int]:
 
 
 async def new_writer(client: LedgerClient) -> LedgerWriter:
-    """A ledger as every load writes it."""
+    """Create a ledger as every load writes it."""
     writer = await client.create(ensemble_size=REPLICAS, write_quorum=REPLICAS, ack_quorum=ACK_QUORUM)
     writer.replace_with(lambda: new_writer(client))
     return writer
@@ -319,7 +321,7 @@ def _repeated(payload: bytes) -> Iterator[tuple[Buffer, ...]]:
 
 
 def _encoded(records: Records) -> Iterator[tuple[Buffer, ...]]:
-    """Freshly encoded entries, for ever."""
+    """Yield freshly encoded entries, for ever."""
     while True:
         for entry in encode_entries(records.txids, records.payloads, first_position=1, max_entry_bytes=ENTRY_BYTES):
             yield entry.buffers

@@ -46,7 +46,7 @@ _CLIENT: Final = {"requestTimeoutMs": 120_000}
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """What one cost."""
+    """What did one take-over cost?"""
 
     seconds: float
     memory_mb: float
@@ -57,12 +57,12 @@ Fill = Callable[[AsyncClient, str], Awaitable[None]]
 
 
 async def one_record(client: AsyncClient, log: str) -> None:
-    """The least that there can be."""
+    """Write the least that there can be."""
     await client.write(log, b"record")
 
 
 def record_sets(count: int) -> Fill:
-    """So many sets of LZ4, each of 16,000 payloads of 4 KB in 250 KB."""
+    """Write so many sets of LZ4, each of 16,000 payloads of 4 KB in 250 KB."""
 
     async def fill(client: AsyncClient, log: str) -> None:
         encoded = encode_record_set([bytes(4_000)] * 16_000, Compression.LZ4)
@@ -73,7 +73,7 @@ def record_sets(count: int) -> Fill:
 
 
 def requests(count: int, size: int, *, producers: int = 1, alone: bool = False) -> Fill:
-    """So many producers' requests of one record; each `alone` in its entry, or in as few entries as they come."""
+    """Write so many producers' requests of one record; each `alone` in its entry, or in as few entries as they come."""
 
     async def fill(client: AsyncClient, log: str) -> None:
         payload, room = os.urandom(size), asyncio.Semaphore(1 if alone else _DEPTH)
@@ -122,7 +122,7 @@ class TakeOverBenchmark:
         self.rows = [row for rows in self._rows.values() for row in rows]
 
     def round(self, seconds: float) -> None:
-        """Every kind once, in the first round."""
+        """Measure every kind once, in the first round."""
         self._rounds += 1
         if self._rounds > 1:
             return

@@ -60,7 +60,7 @@ class Counted:
 
 
 def records_per_s(load: Load, address: str, streams: list[str], record_bytes: int, seconds: float) -> float:
-    """What `CLIENTS` clients in `PROCESSES` processes get written together."""
+    """Return how much `CLIENTS` clients in `PROCESSES` processes get written together."""
     share = CLIENTS // PROCESSES
     with ExitStack() as stack:
         ends = [
@@ -77,7 +77,7 @@ def records_per_s(load: Load, address: str, streams: list[str], record_bytes: in
 def frames_load(
     end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
 ) -> None:
-    """Child: one record a request, over the connection of each client."""
+    """Write, in a child, one record a request, over the connection of each client."""
     run(_frames_load(end, address, streams, clients, record_bytes, seconds))
 
 
@@ -129,7 +129,9 @@ async def _own(client: FramesClient, stream: str) -> None:
 def library_load(
     end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
 ) -> None:
-    """Child: clients of the library, idempotent producers as they are by default, as many records under way."""
+    """Write, in a child, by clients of the library, idempotent producers as they are by default, as many records under
+    way.
+    """
     run(_library_load(end, address, streams, clients, record_bytes, seconds))
 
 
@@ -156,15 +158,16 @@ async def _library_load(
 def grpc_load(
     end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
 ) -> None:
-    """Child: a Write of `BATCH_RECORDS` records at a time for each client, each record of a fate of its own; `grpc.aio`
-    with the generated messages."""
+    """Send, in a child, a Write of `BATCH_RECORDS` records at a time for each client, each record of a fate of its own;
+    `grpc.aio` with the generated messages.
+    """
     run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=False))
 
 
 def grpc_whole_load(
     end: Connection, address: str, streams: list[str], clients: int, record_bytes: int, seconds: float
 ) -> None:
-    """Child: the same, each batch written whole or not at all (`atomic`)."""
+    """Do the same, in a child, with each batch written whole or not at all (`atomic`)."""
     run(_grpc_load(end, address, streams, clients, record_bytes, seconds, whole=True))
 
 
@@ -173,7 +176,7 @@ async def _grpc_load(
 ) -> None:
     import grpc  # only here: no process that has it may fork
 
-    from dlspark.serving.bindings.grpc_options import client_options
+    from dlspark.serving.bindings.grpc_server import client_options
     from dlspark.serving.protocol import distributedlog_pb2 as pb
 
     path = "/dlspark.serving.v1.DistributedLog/Write"
@@ -206,7 +209,7 @@ async def _grpc_load(
 
 
 def idle_clients(end: Connection, address: str, clients: int) -> None:
-    """Child: connections that ask one handshake and nothing more, raw frames and no client around them."""
+    """Open, in a child, connections that ask one handshake and nothing more, raw frames and no client around them."""
     raise_limit()
     run(_idle_clients(end, address, clients))
 
@@ -236,6 +239,6 @@ async def _idle_clients(end: Connection, address: str, clients: int) -> None:
 
 
 def _wait_for_go(end: Connection) -> None:
-    """All processes of a load begin together. Nothing runs on the loop yet that must not wait."""
+    """Wait until all processes of a load begin together. Nothing runs on the loop yet that must not wait."""
     end.send("ready")
     check(end.recv() == "go", "the run has ended")

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_uri() -> str | None:
-    """The URI of the variable, else of the sandbox that runs, else None. Logs (INFO) which of them it is.
+    """Return the URI of the variable, else of the sandbox that runs, else None. Logs (INFO) which of them it is.
 
     Raises CallerError for a sandbox whose state file is damaged.
     """
@@ -37,8 +37,8 @@ def default_uri() -> str | None:
 
 
 def uri_or_default(uri: str | None, how: str = 'Give a URI, "distributedlog://host:port/path"') -> str:
-    """`uri` if there is one, else the one that is known. Raises CallerError where there is none; `how` says how to give
-    one in place."""
+    """Return `uri` if there is one, else the one that is known. Raises CallerError where there is none; `how` says how
+    to give one in place."""
     if uri is not None and not uri.strip():
         # As a variable that is not set gives it to a script: not a reason to take another namespace.
         raise CallerError("an empty URI was given; nothing was done", advice=how)

@@ -344,7 +344,7 @@ _CODES_OF_LOWER_FLOORS: dict[type[BaseException], int] = {
 
 
 def status_code(error: BaseException) -> int:
-    """The upstream status code of `error` (500 where upstream has none of its own)."""
+    """Return the upstream status code of `error` (500 where upstream has none of its own)."""
     for kind in type(error).__mro__:
         code = vars(kind).get("code", _CODES_OF_LOWER_FLOORS.get(kind))
         if isinstance(code, int):

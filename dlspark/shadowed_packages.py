@@ -76,7 +76,8 @@ def _shadowed_error(package: str, place: str | None) -> ShadowedModuleError:
 
 
 def _distribution_of(package: str, place: str) -> str | None:
-    """The installed distribution, other than dlspark, that this file is of; only asked where something is wrong."""
+    """Return the installed distribution, other than dlspark, that this file is of; only asked where something is
+    wrong."""
     from importlib import metadata as distributions
 
     for name in distributions.packages_distributions().get(package, ()):

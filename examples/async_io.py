@@ -9,7 +9,7 @@ RECORDS = 2_000
 
 
 async def write(log: AsyncLog) -> None:
-    """Thousands of writes under way at a time; each future is the record's position, once it is stored."""
+    """Write thousands of records, all under way at a time; each future is the record's position, once it is stored."""
     async with await log.open_writer() as writer:
         futures = []
         for number in range(RECORDS):
@@ -22,7 +22,7 @@ async def write(log: AsyncLog) -> None:
 
 
 async def follow(log: AsyncLog, name: str) -> int:
-    """Reads while the writer writes."""
+    """Read while the writer writes."""
     count = 0
     async with await log.open_reader() as reader:
         async for record in reader:
@@ -33,6 +33,7 @@ async def follow(log: AsyncLog, name: str) -> int:
 
 
 async def main() -> None:
+    """Write the log and follow it with two readers, all at the same time."""
     async with await AsyncNamespace.open() as namespace:
         if await namespace.log_exists(LOG):
             await namespace.delete_log(LOG)

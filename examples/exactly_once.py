@@ -15,7 +15,7 @@ spark = dlspark.spark.builder().master("local[2]").config("spark.ui.showConsoleP
 
 
 def copy_files(directory: Path) -> None:
-    """What the directory's files hold into the log, a file a batch: each is in the log whole or not at all."""
+    """Copy what the directory's files hold into the log, a file a batch: each is in the log whole or not at all."""
     query = (
         spark.readStream.format("text")
         .option("maxFilesPerTrigger", 1)
@@ -30,6 +30,7 @@ def copy_files(directory: Path) -> None:
 
 
 def records() -> int:
+    """Return how many records the log has."""
     with namespace.open_log(LOG) as log:
         return log.record_count()
 

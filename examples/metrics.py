@@ -1,4 +1,6 @@
-"""What a program writes and reads, as Prometheus scrapes it. Needs a running cluster: see examples/README.md."""
+"""Metrics of what a program writes and reads, as Prometheus scrapes them. Needs a running cluster: see
+examples/README.md.
+"""
 
 import socket
 import urllib.request
@@ -10,7 +12,7 @@ WANTED = ("log_writer_write_count", "transmit_packetsize_sum", "log_reader_recor
 
 
 def free_port() -> int:
-    """A port for this example; a real program has a fixed one, which Prometheus knows."""
+    """Return a port for this example; a real program has a fixed one, which Prometheus knows."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

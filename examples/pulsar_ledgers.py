@@ -18,7 +18,7 @@ NAME = "pulsar/managed-ledger"  # where a broker notes in a ledger's metadata wh
 
 
 async def topics(ledgers: LedgerStore) -> dict[str, list[int]]:
-    """The ledgers of each topic ("tenant/namespace/persistent/topic"), in order: they are its log."""
+    """Return the ledgers of each topic ("tenant/namespace/persistent/topic"), in order: they are its log."""
     found: dict[str, list[int]] = {}
     async for ledger in ledgers.ids():
         custom = (await ledgers.read(ledger)).value.custom
@@ -28,6 +28,7 @@ async def topics(ledgers: LedgerStore) -> dict[str, list[int]]:
 
 
 async def main(root: str | None) -> None:
+    """Print every topic with its ledgers."""
     async with await AsyncNamespace.open() as namespace:
         services = namespace.services
         root = root or services.ledger_store.root

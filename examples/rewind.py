@@ -11,6 +11,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def ms(moment: datetime) -> int:
+    """Return a moment as a transaction id: milliseconds since 1970."""
     return (moment - EPOCH) // timedelta(milliseconds=1)  # whole numbers: a float would lose milliseconds
 
 

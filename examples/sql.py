@@ -27,7 +27,7 @@ spark.sql(
 ).show()
 spark.sql("SELECT count(*) AS recent FROM dlog.example.sql WITH (startingTimestamp = '2023-11-14T22:26:37Z')").show()
 
-# What the cluster knows of the log, as a table as well: each INSERT has made a segment a task.
+# The cluster's view of the log is a table as well: each INSERT has made a segment a task.
 spark.sql("SELECT segment, state, records, first_dlsn, last_dlsn FROM dlog.example.sql.segments ORDER BY 1").show()
 # The log as it was: up to and with the last record of the first INSERT.
 spark.sql("SELECT count(*) AS before FROM dlog.example.sql VERSION AS OF '2:0:249'").show()

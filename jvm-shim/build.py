@@ -50,7 +50,7 @@ def javac_version() -> int:
 
 
 def pyspark_jars() -> Path:
-    """The directory of the installed PySpark's jars."""
+    """Return the directory of the installed PySpark's jars."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise RuntimeError("PySpark is not installed: its jars are what the catalog is compiled against")
@@ -71,7 +71,7 @@ def build(jar: Path, jars: Path | None = None) -> None:
 
 
 def manifest_of(jar: Path) -> dict[str, str]:
-    """The main attributes of a jar's manifest."""
+    """Return the main attributes of a jar's manifest."""
     with zipfile.ZipFile(jar) as opened:
         lines = opened.read("META-INF/MANIFEST.MF").decode().splitlines()
     return dict(line.split(": ", 1) for line in lines if line)

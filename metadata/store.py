@@ -27,12 +27,14 @@ MAX_REQUEST_BYTES: Final = 1_000_000
 one by closing the connection, which would look like an unknown outcome."""
 _OVERHEAD_BYTES: Final = 80  # a request's or operation's own fields, rounded up
 _REFUSED: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-# What lies beyond U+FFFF is a pair of surrogates to Java, and refused as such.
+# A character beyond U+FFFF is a pair of surrogates to Java, and refused as such.
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What the store knows of a znode besides its data. Times are milliseconds since the epoch."""
+    """When was a znode made and changed, in which versions, and does it end with a session? Times are milliseconds
+    since the epoch.
+    """
 
     version: int
     cversion: int
@@ -46,8 +48,9 @@ class Stat:
 
 
 class EventKind(Enum):
-    """What a watch saw. SESSION means that the watch is void, because the session ended or the connection was lost and
-    came back: changes may have passed unseen, look again."""
+    """Why did a watch fire? SESSION: the watch is void, because the session ended or the connection was lost and came
+    back: changes may have passed unseen, look again.
+    """
 
     CREATED = "created"
     DELETED = "deleted"
@@ -63,8 +66,9 @@ class WatchEvent:
 
 
 class SessionState(Enum):
-    """CONNECTED: usable. SUSPENDED: connection lost, session may live. EXPIRED: ephemerals gone, a new session follows
-    by itself. CLOSED: by our own `close`."""
+    """Can the session be used? CONNECTED: usable. SUSPENDED: connection lost, session may live. EXPIRED: ephemerals
+    gone, a new session follows by itself. CLOSED: by our own `close`.
+    """
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -119,7 +123,7 @@ OpResult: TypeAlias = str | Stat | None
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How `metadata.retry.repeat` goes on after a request that a lost connection, or a refusing server, stopped.
+    """How long is a request repeated that a lost connection, or a refusing server, stopped (`metadata.retry.repeat`)?
 
     Before the n-th repetition it waits until the connection is back, at most `start_backoff_ms` doubled n-1 times and
     not above `max_backoff_ms`; where the connection is up and the server refuses, for all of that time.
@@ -130,13 +134,14 @@ class RetryPolicy:
     max_backoff_ms: int
 
     def backoff_ms(self, repetition: int) -> int:
-        """Longest wait before a repetition, counted from 1."""
+        """Return the longest wait before a repetition, counted from 1."""
         doublings = min(repetition - 1, 31)
         return min(self.start_backoff_ms << doublings, self.max_backoff_ms)
 
 
 class MetadataStore(Protocol):
-    """A session with the metadata store. All coroutines run on, and all callbacks are made from, one event loop.
+    """How is metadata read, changed and watched? One session with the store. All coroutines run on, and all callbacks
+    are made from, one event loop.
 
     A session may have an identity (`acl_id`). Then what it creates can be changed by sessions with the same identity
     alone, and be read by all: others meet NoAuthError when they set the data, or create or delete a child. A session
@@ -167,7 +172,7 @@ class MetadataStore(Protocol):
 
     @property
     def session_token(self) -> bytes:
-        """What another process needs to end this session (a secret); empty before the first connection."""
+        """A secret that another process needs to end this session; empty before the first connection."""
         ...
 
     async def end_session(self, token: bytes) -> None:
@@ -179,15 +184,19 @@ class MetadataStore(Protocol):
         ...
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left then)."""
+        """Return data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left
+        then).
+        """
         ...
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
-        """Stat or None. The watch fires once, on creation, change or deletion, and is left in both cases."""
+        """Return the stat, or None. The watch fires once, on creation, change or deletion, and is left in both
+        cases.
+        """
         ...
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted, and the parent's stat. Raises NoNodeError."""
         ...
 
     async def create(
@@ -277,7 +286,7 @@ def name_of(path: str) -> str:
 
 
 def join(parent: str, *names: str) -> str:
-    """`parent` with `names` below it; the root does not get a second slash."""
+    """Return `parent` with `names` below it; the root does not get a second slash."""
     base = "" if parent == "/" else parent
     return "/".join((base, *names))
 

@@ -40,7 +40,9 @@ CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "re
 
 
 def main() -> int:
-    """0: every run passed; 1: some did not; 2: points were never reached, or a mutation was never noticed."""
+    """Return 0 if every run passed, 1 if some did not, 2 if points were never reached, or a mutation was never
+    noticed.
+    """
     parser = argparse.ArgumentParser(prog="python -m simulation", description="Simulated clusters")
     parser.add_argument("--seed", type=int, help="run this seed only")
     parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")

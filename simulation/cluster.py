@@ -74,6 +74,7 @@ class WatchedTree(MemoryTree):
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
         """Apply the transaction, then show it to the checker: only what was applied is shown."""
         results = super().apply(session, ops)
+        # Within the same step: no client can have seen the change before the checkers judge it.
         self._applied(ops)
         return results
 
@@ -86,11 +87,11 @@ class SimulatedClock:
         self.offset_ms = 0
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
+        """Return milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
         return EPOCH_MS + int(self._loop.time() * 1000) + self.offset_ms
 
     def elapsed_s(self) -> float:
-        """Virtual seconds: no fault moves them."""
+        """Return virtual seconds: no fault moves them."""
         return self._loop.time()
 
 
@@ -109,11 +110,11 @@ class Machine:
 
     @property
     def running(self) -> bool:
-        """Whether its process lives; a paused one does."""
+        """True while its process lives; a paused one does."""
         return self.process is not None and not self.process.dead
 
     def begin(self) -> tuple[Process, SimulatedStore]:
-        """Return a new process with a metadata session."""
+        """Begin a new process with a metadata session."""
         self.runs += 1
         self.ended = self.world.loop.create_future()
         self.world.fabric.silent.discard(self.name)
@@ -146,11 +147,12 @@ class Machine:
             self.world.fabric.silent.add(self.name)
         self.world.fabric.forget(process, power=power)
         if self.store is not None:
+            # The server does not hear of it, and notices by silence: until then the ephemerals of the dead are there.
             self.world.service.lost(self.store)
         self.ended.set_result(None)
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Stop the process as SIGSTOP does."""
         if self.process is not None and not self.process.halted:
             self.world.trace.note(f"pause {self.process.name}")
             self.world.loop.pause(self.process)
@@ -169,7 +171,7 @@ class Machine:
         return process
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the process as SIGCONT does."""
         if self.process is not None and self.process.paused:
             self.world.trace.note(f"resume {self.process.name}")
             self.world.loop.resume(self.process)
@@ -198,7 +200,7 @@ class NodeMachine(Machine):
 
     @property
     def healthy(self) -> bool:
-        """It serves, and is not about to stop by itself."""
+        """True while it serves, and is not about to stop by itself."""
         return self.serving and self.bookie is not None and self.bookie.failure is None
 
     def settings(self) -> BookieSettings:
@@ -256,7 +258,7 @@ class NodeMachine(Machine):
         self.world.loop.call_soon(self._exit, self.process, bookie.failure, context=self.world.context)
 
     def _exit(self, process: Process, error: BaseException) -> None:
-        """Note that the process ends by itself."""
+        """Let the process die of its own error."""
         if process is not self.process or process.dead:
             return
         self.world.trace.note(f"exit {process.name} {type(error).__name__}")
@@ -264,6 +266,7 @@ class NodeMachine(Machine):
             self.world.reached("node.refused-to-start")
             if not self.damaged:
                 self.world.ledger_checkers.fail(f"{process.name} refuses to start on an undamaged disk: {error}")
+            # For good: a node that refused because its disk is damaged must not be started into an answer (I11).
             self.refused = error
         else:
             self.world.reached("node.stopped-itself")
@@ -383,6 +386,7 @@ class World:
         try:
             return self.loop.run_until_complete(self._bounded(main, limit_s))
         except Exception as error:
+            # The violation comes first: what programs raise after it follows from it.
             if self.ledger_checkers.violation is not None and error is not self.ledger_checkers.violation:
                 raise self.ledger_checkers.violation from error
             raise

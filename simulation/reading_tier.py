@@ -34,7 +34,7 @@ class SmallRings(ReadProxySettings):
     """Settings with rings below the least that a real proxy may have, for entries that are as small."""
 
     def __post_init__(self) -> None:
-        """Note that the bounds are those of entries of a megabyte."""
+        """Accept bounds below those of entries of a megabyte, which are not checked here."""
 
 
 def draw_settings(rng: Random) -> ReadProxySettings:
@@ -92,7 +92,7 @@ class ReadTier:
         self._supervisor = Supervisor(world)
 
     def add(self, count: int) -> None:
-        """Hosts for so many proxies, and a supervisor for each."""
+        """Add hosts for so many proxies, and a supervisor for each."""
         for _ in range(count):
             machine = ReadProxyMachine(self, f"r{len(self.proxies)}")
             self.proxies.append(machine)

@@ -25,9 +25,8 @@ from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.host import ServiceDoor
 from dlspark.serving.protocol.operations import Answer, Request
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration
 from dlspark.serving.write_proxy.proxy import WriteProxy
-from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.settings import ProxyConfiguration, WriteProxySettings
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.logs import NAMESPACE_PATH, WriterSession
 from simulation.checkers.proxies import ProxyCheckers
@@ -77,12 +76,12 @@ class ServingMachine(Machine):
 
     @property
     def address(self) -> str:
-        """What clients dial."""
+        """The address that clients dial."""
         return f"{self.name}:{self.port}"
 
     @property
     def serving(self) -> bool:
-        """Whether it has started, and does not end."""
+        """True once it has started, until it begins to end."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -110,10 +109,12 @@ class ServingMachine(Machine):
         except DistributedLogError as error:
             failed = True
             self.world.trace.note(f"{process.name} ends: {type(error).__name__}")
+        # From outside of the process: what ends it must not be one of its own callbacks, which end with it.
         self.world.loop.call_soon(self._exit, process, failed, context=self.world.context)
 
     def _exit(self, process: Process, failed: bool) -> None:
-        """Note that the process ends by itself."""
+        """Let the process end that ends by itself."""
+        # It may have been killed before this call, and another one started in its place.
         if process is self.process and not process.dead:
             self.world.reached("proxy.stopped-itself" if failed else "proxy.left")
             self.kill()
@@ -235,7 +236,7 @@ class ProxyTier:
         world.fabric.on_frame = self._frame_sent
 
     def add(self, count: int) -> None:
-        """Hosts for so many proxies, and a supervisor for each."""
+        """Add hosts for so many proxies, and a supervisor for each."""
         self._node_names = frozenset(node.name for node in self.world.nodes)
         for _ in range(count):
             machine = ProxyMachine(self, f"p{len(self.proxies)}", len(self.proxies))
@@ -322,7 +323,7 @@ class ProxyTier:
             self.world.ledger_checkers.refused(ledger_id, entry_id, error)
 
     def _frame_sent(self, link: SimulatedLink, frame: bytes) -> None:
-        """Frames of storage nodes are for the ledgers' checkers; those of proxies go into the trace alone."""
+        """Pass frames of storage nodes to the ledgers' checkers; those of proxies go into the trace alone."""
         if link.process.host in self._node_names or link.other.process.host in self._node_names:
             self.world.ledger_checkers.frame_sent(link, frame)
         else:
@@ -332,7 +333,7 @@ class ProxyTier:
 def _watched(
     create: Callable[P, Coroutine[object, None, LedgerWriter]], created: Callable[[LedgerWriter], None]
 ) -> Callable[P, Coroutine[object, None, LedgerWriter]]:
-    """`create`, with `created` called with each ledger's writer."""
+    """Return `create`, with `created` called with each ledger's writer."""
 
     async def watched(*arguments: P.args, **options: P.kwargs) -> LedgerWriter:
         writer = await create(*arguments, **options)

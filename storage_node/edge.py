@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Wall-clock time, and time that passes while the machine is suspended."""
+    """Which time is it? Wall-clock time, and time that passes while the machine is suspended."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the epoch."""
         ...
 
     def elapsed_s(self) -> float:
@@ -43,30 +43,33 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """Which time is it by this machine's clocks?"""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
+        """Return milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
         return time.time_ns() // 1_000_000
 
     if sys.platform == "linux":
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment, sleep included."""
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     elif sys.platform == "darwin":
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment, sleep included."""
             return time.clock_gettime(time.CLOCK_MONOTONIC)  # goes on in sleep, unlike time.monotonic() there
 
     else:
 
         def elapsed_s(self) -> float:
+            """Return seconds since some moment."""
             return time.monotonic()
 
 
 class Link(Protocol):
-    """One framed connection, from either side."""
+    """How are frames sent to the other end? One framed connection, from either side."""
 
     @property
     def peer(self) -> str:
@@ -104,10 +107,12 @@ class Link(Protocol):
 
 
 class FrameHandler(Protocol):
-    """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
+    """Which frames came? A connection delivers to this. Calls come from the loop, never from inside `send` or
+    `close`.
+    """
 
     def frame_received(self, frame: memoryview) -> None:
-        """A frame's body without its length; the view stays valid and unchanged for as long as it is held.
+        """Take a frame's body without its length; the view stays valid and unchanged for as long as it is held.
 
         Raising an exception closes the link with it.
         """
@@ -119,7 +124,7 @@ class FrameHandler(Protocol):
         ...
 
     def link_closed(self, error: Exception | None) -> None:
-        """The last call: None after the peer's orderly end or our own `close`."""
+        """End: this is the last call. None after the peer's orderly end or our own `close`."""
         ...
 
 
@@ -136,7 +141,7 @@ class Listener(Protocol):
 
 class Network(Protocol):
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
-        """Raises BookieUnreachableError (NotAppliedError)."""
+        """Open a link. Raises BookieUnreachableError (NotAppliedError)."""
         ...
 
     async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
@@ -145,7 +150,9 @@ class Network(Protocol):
 
 
 class DiskFile(Protocol):
-    """An open file. A direct file takes writes whose offsets, lengths and buffer addresses are multiples of 4096."""
+    """How is an open file read and written? A direct file takes writes whose offsets, lengths and buffer addresses are
+    multiples of 4096.
+    """
 
     @property
     def path(self) -> str:
@@ -170,7 +177,7 @@ class DiskFile(Protocol):
         ...
 
     def size(self) -> int:
-        """Return bytes of the file as it is now. Raises OSError."""
+        """Return how many bytes the file has now. Raises OSError."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -178,7 +185,7 @@ class DiskFile(Protocol):
         ...
 
     def sync_data(self) -> None:
-        """fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
+        """Call fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
         ...
 
     def close(self) -> None:
@@ -187,7 +194,7 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
-    """The files of a bookie. All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
+    """Which files has a bookie? All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
 
     def make_directory(self, path: str) -> None:
         """Create it and its parents, durably and for this user alone; existing is fine."""
@@ -230,7 +237,7 @@ class Disk(Protocol):
         ...
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """(device id, total bytes, free bytes) of the file system that holds `path`."""
+        """Return (device id, total bytes, free bytes) of the file system that holds `path`."""
         ...
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:

@@ -1,4 +1,5 @@
-"""The figures of the house: short functions, rooms that are read at once, no circles, one meaning for each name.
+"""The figures of the house: short functions, rooms that are read at once, no circles, one meaning and one address for
+each name.
 
 What is known to be otherwise is listed here, with its reason; a line whose reason is gone fails the test, too.
 """
@@ -24,25 +25,45 @@ LONG_FILES: dict[str, str] = {}
 """Path -> why it is one room."""
 CIRCLES: list[set[str]] = []
 """Modules of one package that import each other, still."""
+ROOM_CIRCLES: dict[frozenset[str], str] = {
+    frozenset({"dlspark.core", "dlspark.default_namespace", "dlspark.sandbox"}): "without a URI a namespace is the "
+    "running sandbox's, and a sandbox looks at its own namespace when it is asked for its state",
+    frozenset({"storage_node.client.connections", "storage_node.client.placement"}): "placement asks for free space "
+    "over the connections, and they tell it which bookies fail",
+}
+"""Rooms of one package (its modules and folders) that lead to each other through what is in them -> why, still."""
 NAMES_TWICE: dict[str, str] = {}
 """Class -> why two modules may each have one of this name."""
+PUBLIC_DOORS = {
+    "dlspark": "what users begin with, imported when it is first used",
+    "dlspark.errors": "every error that a user can meet",
+    "dlspark.sandbox": "the class that examples begin with, imported when it is first used",
+    "dlspark.spark": "what users of Spark begin with, imported when it is first used",
+}
+"""Modules that hand on names which others define, for users -> what for."""
+THROUGH_A_DOOR = {"dlspark.cli.demo": "makes its session as the README advises users to"}
+"""Modules of ours that take a name from a door -> why."""
 
 
 def sources(root: Path = ROOT) -> dict[str, ast.Module]:
-    """Every module of production code and of the simulation, by its dotted name."""
+    """Every module of production code, of the simulation and of the test kit, by its dotted name."""
     found = {}
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            if name != TEST_KIT and not name.startswith(f"{TEST_KIT}."):
-                found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
+            found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
     return found
 
 
-@pytest.fixture(scope="module", name="modules")
-def _modules() -> dict[str, ast.Module]:
+@pytest.fixture(scope="module", name="with_kit")
+def _with_kit() -> dict[str, ast.Module]:
     return sources()
+
+
+@pytest.fixture(scope="module", name="modules")
+def _modules(with_kit: dict[str, ast.Module]) -> dict[str, ast.Module]:
+    return {name: tree for name, tree in with_kit.items() if not name.startswith(TEST_KIT)}
 
 
 def functions(modules: dict[str, ast.Module]) -> Iterator[tuple[str, int]]:
@@ -71,11 +92,10 @@ def imported(modules: dict[str, ast.Module], module: str) -> set[str]:
     return (found & modules.keys()) - {module}
 
 
-def circles(modules: dict[str, ast.Module]) -> list[set[str]]:
-    """Groups of modules that lead to each other."""
-    leads_to = {module: imported(modules, module) for module in modules}
+def circles(leads_to: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules, or rooms, that lead to each other."""
     reach: dict[str, set[str]] = {}
-    for module in modules:
+    for module in leads_to:
         seen: set[str] = set()
         todo = list(leads_to[module])
         while todo:
@@ -85,10 +105,75 @@ def circles(modules: dict[str, ast.Module]) -> list[set[str]]:
                 todo.extend(leads_to[one])
         reach[module] = seen
     found: list[set[str]] = []
-    for module in sorted(modules):
+    for module in sorted(leads_to):
         if module in reach[module] and not any(module in circle for circle in found):
             found.append({other for other in reach[module] if module in reach[other]})
     return found
+
+
+def module_circles(modules: dict[str, ast.Module]) -> list[set[str]]:
+    return circles({module: imported(modules, module) for module in modules})
+
+
+def room_circles(modules: dict[str, ast.Module]) -> list[set[str]]:
+    """Rooms of one package that lead to each other: a folder leads where any module in it leads."""
+    imports = {module: imported(modules, module) for module in modules}
+    packages = {module.rsplit(".", 1)[0] for module in modules if "." in module}
+    found = []
+    for package in sorted(packages):
+        inside = {module: ".".join(module.split(".")[: package.count(".") + 2]) for module in modules}
+        inside = {module: room for module, room in inside.items() if module.startswith(f"{package}.")}
+        leads_to: dict[str, set[str]] = {room: set() for room in inside.values()}
+        for module, room in inside.items():
+            leads_to[room] |= {inside[other] for other in imports[module] if other in inside} - {room}
+        found += circles(leads_to)
+    return found
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """What runs when the module is imported: branches too, functions and classes not."""
+    for node in body:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                yield from statements(getattr(node, part, []))
+
+
+def handed_on(module: ast.Module) -> set[str]:
+    """Names that a module has because it imports them."""
+    return {
+        name.asname or name.name
+        for node in statements(module.body)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+
+
+def all_of(module: ast.Module) -> set[str]:
+    """What its `__all__` lists."""
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def second_addresses(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Module -> the names that it does not take from where they are defined, as `module.name`."""
+    handing_on = {module: handed_on(tree) for module, tree in modules.items()}
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, tree in modules.items():
+        taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = {f"{node.module}.{name.name}" for node in taken for name in node.names}
+        wholes = {name.asname or name.name: f"{node.module}.{name.name}" for node in taken for name in node.names}
+        opened = {name: whole for name, whole in wholes.items() if whole in modules}
+        for node in ast.walk(tree):  # `errors.CallerError`, where `errors` is a module of ours
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in opened:
+                names.add(f"{opened[node.value.id]}.{node.attr}")
+        for whole in names - modules.keys():
+            origin, name = whole.rsplit(".", 1)
+            if name in handing_on.get(origin, ()):
+                found[module].add(whole)
+    return dict(found)
 
 
 def names_twice(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
@@ -110,9 +195,32 @@ def test_no_file_is_longer_than_is_read_at_once():
 
 
 def test_no_modules_lead_to_each_other(modules):
-    found = circles(modules)
+    found = module_circles(modules)
     assert [circle for circle in found if circle not in CIRCLES] == []
     assert [circle for circle in CIRCLES if circle not in found] == [], "undone: take it off the list"
+
+
+def test_no_rooms_of_a_package_lead_to_each_other(modules):
+    found = room_circles(modules)
+    assert [circle for circle in found if frozenset(circle) not in ROOM_CIRCLES] == []
+    assert [circle for circle in ROOM_CIRCLES if circle not in found] == [], "undone: take it off the list"
+
+
+def test_a_name_is_taken_from_where_it_is_defined(with_kit):
+    found = second_addresses(with_kit)
+    of_errors = {
+        module: {name for name in names if name.startswith("dlspark.errors.")} for module, names in found.items()
+    }
+    found = {module: left for module, names in found.items() if (left := names - of_errors[module])}
+    assert {module: names for module, names in found.items() if module not in THROUGH_A_DOOR} == {}
+    assert THROUGH_A_DOOR.keys() - found.keys() == set(), "one is gone: take it off the list"
+    doors = {name.rsplit(".", 1)[0] for module in THROUGH_A_DOOR for name in found[module]}
+    assert doors <= PUBLIC_DOORS.keys()
+
+
+def test_only_doors_for_users_hand_names_on(modules):
+    found = {module: all_of(tree) & handed_on(tree) for module, tree in modules.items()}
+    assert {module: names for module, names in found.items() if names and module not in PUBLIC_DOORS} == {}
 
 
 def test_a_class_has_a_name_of_its_own(modules):
@@ -121,12 +229,9 @@ def test_a_class_has_a_name_of_its_own(modules):
     assert NAMES_TWICE.keys() - found.keys() == set(), "one is gone: take it off the list"
 
 
-def test_nothing_in_production_imports_the_test_kit(modules):
-    production = {name: tree for name, tree in modules.items() if not name.startswith("simulation")}
-    with_kit = {**production, TEST_KIT: ast.parse("")}
-    for path in (ROOT / "dlspark" / "testing").glob("*.py"):
-        with_kit[f"{TEST_KIT}.{path.stem}"] = ast.parse("")
-    kit = {name for name in with_kit if name.startswith(TEST_KIT)}
+def test_nothing_in_production_imports_the_test_kit(modules, with_kit):
+    kit = with_kit.keys() - modules.keys()
+    production = {name for name in modules if not name.startswith("simulation")}
     assert {name: found for name in production if (found := imported(with_kit, name) & kit)} == {}
 
 
@@ -140,9 +245,21 @@ def test_the_figures_see_what_they_are_to_see(tmp_path):
     inside = "def long():\n    import dlspark.alone\n" + "    pass\n" * (MAX_FUNCTION_LINES - 1)
     (tmp_path / "dlspark" / "long.py").write_text(inside + "\n\nclass Name:\n    pass\n")
     (tmp_path / "dlspark" / "alone.py").write_text("\n" * (MAX_FILE_LINES + 1))
+    door = "from metadata import one\nfrom metadata.one import Name\n\n__all__ = ['Name']\n"
+    (tmp_path / "dlspark" / "door.py").write_text(door)
+    for room, other in (("upper", "lower"), ("lower", "upper")):
+        (tmp_path / "simulation" / room).mkdir()
+        (tmp_path / "simulation" / room / "uses.py").write_text(f"import simulation.{other}.used\n")
+        (tmp_path / "simulation" / room / "used.py").write_text("from dlspark import door\n\nprint(door.Name)\n")
+    (tmp_path / "simulation" / "through.py").write_text("def act():\n    from dlspark.door import Name\n")
     modules = sources(tmp_path)
     assert [name for name, lines in functions(modules) if lines > MAX_FUNCTION_LINES] == ["dlspark.long.long"]
     assert long_files(tmp_path) == {"dlspark/alone.py"}
-    assert circles(modules) == [{"metadata.one", "metadata.two"}]
+    assert module_circles(modules) == [{"metadata.one", "metadata.two"}]
+    assert room_circles(modules) == [{"metadata.one", "metadata.two"}, {"simulation.lower", "simulation.upper"}]
+    assert {module for module, tree in modules.items() if all_of(tree) & handed_on(tree)} == {"dlspark.door"}
+    second = {"dlspark.door.Name"}
+    through = {f"simulation.{name}" for name in ("lower.used", "upper.used", "through")}
+    assert second_addresses(modules) == dict.fromkeys(through, second)
     assert names_twice(modules) == {"Name": ["metadata.one", "dlspark.long"]}
     assert imported(modules, "dlspark.long") == {"dlspark.alone"}

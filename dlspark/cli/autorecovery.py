@@ -75,7 +75,9 @@ def status(
     ] = 1000,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Whether it is enabled, who audits, which ledgers lack copies and since when, and who repairs which."""
+    """Show whether it is enabled, the auditor, the ledgers that lack copies and since when, and the nodes that repair
+    them.
+    """
     from storage_node.autorecovery.status import recovery_status
     from storage_node.edge import SystemClock
 

@@ -37,14 +37,14 @@ def run(
 
 
 def status(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
-    """Space, files and the last checkpoint of a node, running or not."""
+    """Show space, files and the last checkpoint of a node, running or not."""
     from storage_node.bookie.tools import commands
 
     _print(commands.status(conf), output)
 
 
 def list_ledgers(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
-    """The ledgers that a stopped node holds."""
+    """List the ledgers that a stopped node holds."""
     from storage_node.bookie.tools import commands
 
     _print(commands.list_ledgers(conf), output)
@@ -56,7 +56,7 @@ def read_entry(
     conf: ConfOption,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """One entry as its client sent it, in hexadecimal."""
+    """Print one entry as its client sent it, in hexadecimal."""
     from storage_node.bookie.tools import commands
 
     _print(commands.read_entry(conf, ledger, entry), output)
@@ -98,7 +98,7 @@ def limbo(
     mark: Annotated[bool, typer.Option("--mark", help="Ask auto-recovery to replicate what is missing.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Ledgers of which a stopped node may have lost entries. Exits with 3 while there are any."""
+    """List the ledgers of which a stopped node may have lost entries. Exits with 3 while there are any."""
     from storage_node.bookie.tools import commands
 
     _print(commands.limbo(conf, clear=clear, mark=mark), output)
@@ -117,14 +117,14 @@ def decommission(
 
 
 def cookie_show(conf: ConfOption, bookie_id: IdOption = None, output: OutputOption = Output.TEXT) -> None:
-    """A bookie's cookie in metadata."""
+    """Show a bookie's cookie in metadata."""
     from storage_node.bookie.tools import commands
 
     _print(commands.cookie_show(conf, bookie_id), output)
 
 
 def cookie_list(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
-    """The bookies that have a cookie."""
+    """List the bookies that have a cookie."""
     from storage_node.bookie.tools import commands
 
     _print(commands.cookie_list(conf), output)
@@ -176,7 +176,7 @@ def init(
 
 
 def _directories(paths: list[Path]) -> str:
-    """The directories as one value; the node may be started from another one than this command."""
+    """Return the directories as one value; the node may be started from another one than this command."""
     for path in paths:
         if "," in str(path.absolute()):
             raise CallerError(f"directory {path} has a comma in its name", advice="Commas separate directories there")

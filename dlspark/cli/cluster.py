@@ -100,7 +100,9 @@ def status(
     limit: Annotated[int, typer.Option(min=0, help="Ledgers without copies to list; all are counted.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Storage nodes and their room, ledgers that lack copies, who repairs. Exits with 3 where that needs a person."""
+    """Show storage nodes and their room, ledgers that lack copies, and repairs. Exits with 3 where that needs a
+    person.
+    """
     place = named_place(conf, zookeeper, ledgers_path, uri)
 
     async def work(store: MetadataStore, root: str) -> ClusterStatus:
@@ -122,12 +124,12 @@ def status(
 
 
 def named_place(conf: Path | None, zookeeper: str | None, ledgers_path: str, uri: str | None) -> Place:
-    """The cluster that the options name, else that of the namespace. Raises CallerError, NotBoundError."""
+    """Return the cluster that the options name, else that of the namespace. Raises CallerError, NotBoundError."""
     return _place(conf, zookeeper, ledgers_path) if conf or zookeeper else _place_of(uri)
 
 
 def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place:
-    """What the options name. Raises CallerError for none or both."""
+    """Return the cluster that the options name. Raises CallerError for none or both."""
     if (conf is None) == (zookeeper is None):
         raise CallerError(
             "no cluster was named" if conf is None else "a cluster was named twice",
@@ -142,7 +144,7 @@ def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place
 
 
 def _place_of(uri: str | None) -> Place:
-    """The cluster of a namespace, as its binding says. Raises CallerError, NotBoundError."""
+    """Return the cluster of a namespace, as its binding says. Raises CallerError, NotBoundError."""
     import asyncio
 
     from dlspark.cli.common import namespace_uri
@@ -150,6 +152,7 @@ def _place_of(uri: str | None) -> Place:
     from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 
     parsed = NamespaceUri.parse(namespace_uri(uri))
+    # URIs and bindings part servers by semicolons, ZooKeeper's clients by commas.
     servers = parsed.servers.replace(";", ",")
 
     async def resolve(store: MetadataStore) -> Binding:
@@ -160,7 +163,9 @@ def _place_of(uri: str | None) -> Place:
 
 
 def in_cluster(place: Place, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
-    """What `work` makes of a session with the cluster's ZooKeeper, and the root of the ledgers there."""
+    """Do `work` with a session with the cluster's ZooKeeper and the root of the ledgers there, and return its
+    result.
+    """
     import asyncio
 
     servers, root = place
@@ -248,7 +253,7 @@ def _echo_pairs(pairs: Mapping[str, Json]) -> None:
 
 
 def _node_lines(nodes: Sequence[NodeStatus]) -> Iterator[str]:
-    """A line a node; a long name has one of its own."""
+    """Yield a line a node; a long name has one of its own."""
     width = max([4, *(len(node.bookie_id) for node in nodes if len(node.bookie_id) <= _SHORT_NAME)])
     yield f"{'node':<{width}}  {'state':<14}  {'version':<9}  {'size':>9}  {'free':>9}"
     for node in nodes:
@@ -275,7 +280,7 @@ def _ledger_lines(recovery: RecoveryStatus) -> Iterator[str]:
 
 
 def _size(size: int | None) -> str:
-    """Bytes for people."""
+    """Return bytes as people read them."""
     if size is None:
         return "-"
     amount, unit = float(size), "B"

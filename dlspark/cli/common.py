@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection to a namespace, questions before what cannot be undone, results.
+"""Shared by the commands: options, the connection to a namespace, questions before what cannot be undone, results.
 
 A command over a namespace is a coroutine whose first parameter is an `At`; `over_namespace` makes it a command with the
 options `--uri`, `--conf`, `--set` and `--output` behind its own. Every result is one JSON object, or JSON lines where
@@ -81,12 +81,14 @@ OutputOption = Annotated[Output, typer.Option("--output", help="How the result i
 
 
 def namespace_uri(uri: str | None) -> str:
-    """The URI given by option or environment, or that of a running sandbox. Raises CallerError where there is none."""
+    """Return the URI given by option or environment, or that of a running sandbox. Raises CallerError where there is
+    none.
+    """
     return uri_or_default(uri, "Give --uri distributedlog://host:port/path")
 
 
 def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
-    """Settings as for `Namespace.open`, with `conf` as the properties file and `values` (key=value) over all.
+    """Return settings as for `Namespace.open`, with `conf` as the properties file and `values` (key=value) over all.
 
     Raises SettingsError, and CallerError for a value without '='.
     """
@@ -96,6 +98,7 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
     if conf is None:
         settings = Settings.from_environment()
     else:
+        # --conf stands in the place of DLSPARK_CONF, and does not come on top of it.
         others = {name: value for name, value in os.environ.items() if name != "DLSPARK_CONF"}
         settings = Settings.from_environment(others, Settings.from_properties(conf))
     return settings.with_values(values_given(values or ()))
@@ -110,12 +113,12 @@ class At:
     output: Output
 
     def open(self, uri: str | None = None) -> AbstractAsyncContextManager[AsyncNamespace]:
-        """The namespace, to be entered."""
+        """Return the namespace, to be entered."""
         return _Opening(uri or self.uri, self.settings)
 
     @property
     def as_json(self) -> bool:
-        """Whether the result is printed as JSON."""
+        """True where the result is printed as JSON."""
         return self.output is Output.JSON
 
     def result(self, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
@@ -146,6 +149,7 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
         if self._opened is None:
             return
         try:
+            # Names are listed for an error alone, while the session is still open: a folder may have very many.
             missing = _missing_log(error)
             if missing is not None:
                 with suppress(DistributedLogError):  # the error that there is says more
@@ -157,7 +161,7 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
 
 @contextmanager
 def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) -> Iterator[Namespace]:
-    """The namespace for commands that stream, as `At.open` is for the others."""
+    """Open the namespace for commands that stream, as `At.open` does for the others."""
     from dlspark.core.sync.namespace import Namespace
 
     with Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace:
@@ -173,7 +177,7 @@ def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) 
 
 
 def _missing_log(error: BaseException | None) -> str | None:
-    """The log that was not found, if that is the error."""
+    """Return the log that was not found, if that is the error."""
     from metadata.distributedlog.log_names import LogNotFoundError
 
     return error.log if isinstance(error, LogNotFoundError) else None
@@ -209,11 +213,11 @@ def name_what_is_below(error: BaseException | None, names: Sequence[str]) -> Non
 def _shared(
     uri: UriOption = None, conf: ConfOption = None, values: SetOption = None, output: OutputOption = Output.TEXT
 ) -> None:
-    """The options that `over_namespace` adds."""
+    """Declare the options that `over_namespace` adds."""
 
 
 def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Callable[..., None]:
-    """The coroutine as a command: its own parameters without the first, then those of `_shared`."""
+    """Make a command of the coroutine: its own parameters without the first, then those of `_shared`."""
     hints = get_type_hints(command, include_extras=True)
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = get_type_hints(_shared, include_extras=True)
@@ -257,7 +261,7 @@ def confirm(question: str, *, yes: bool, by: str = "--yes") -> None:
 
 
 async def chosen_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pattern: str | None) -> list[str]:
-    """The logs that are named, or that the pattern matches, or all of them without either.
+    """Return the logs that are named, or that the pattern matches, or all of them without either.
 
     Raises CallerError for both, or for a malformed pattern.
     """
@@ -274,14 +278,15 @@ async def chosen_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pa
 
 
 async def some_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pattern: str | None) -> list[str]:
-    """`chosen_logs` for commands that change them: not all of them by saying nothing."""
+    """Return `chosen_logs` for commands that change them: not all of them by saying nothing."""
     if not names and pattern is None:
         raise CallerError("no log was named", advice="Name logs, or give --filter ('' means every log)")
     return await chosen_logs(namespace, names, pattern)
 
 
 async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awaitable[None]]) -> list[str]:
-    """`work` on `concurrency` logs at a time. Prints on standard error why it failed for some, and returns their names.
+    """Do `work` on `concurrency` logs at a time. Prints on standard error why it failed for some, and returns their
+    names.
 
     With a single log its failure is raised.
     """
@@ -315,12 +320,14 @@ def print_result(output: Output, result: Mapping[str, Json], text: str | Table |
 
 
 def table(*columns: str, rows: Iterable[Sequence[object]] = (), spare: Sequence[str] = ()) -> Table:
-    """A table for people; None is an empty cell. `spare`: columns that a narrow terminal can do without."""
+    """Return a table for people; None is an empty cell. `spare`: columns that a narrow terminal can do without."""
     return Table(columns, rows, spare)
 
 
 def json_text(value: Json, indent: int | None = None) -> str:
-    """JSON as text that standard output can print, whatever its encoding: escapes stand for what is not in that."""
+    """Return JSON as text that standard output can print, whatever its encoding: escapes stand for characters that it
+    lacks.
+    """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
@@ -330,18 +337,20 @@ def json_text(value: Json, indent: int | None = None) -> str:
 
 
 def shown(data: bytes | memoryview, *, as_hex: bool = False) -> str:
-    """Bytes as text: UTF-8 with escapes for what is not, or hexadecimal."""
+    """Return bytes as text: UTF-8 with escapes for bytes of another kind, or hexadecimal."""
     return bytes(data).hex() if as_hex else bytes(data).decode("utf-8", errors="backslashreplace")
 
 
 def check_output() -> None:
-    """For commands without an end, while they have nothing to print. Raises BrokenPipeError where nobody reads their
-    output any more: the next record may come tomorrow."""
+    """Raise BrokenPipeError where the output has no reader any more: for commands without an end, while they have
+    nothing to print, because the next record may come tomorrow.
+    """
     if sys.stdout is None:
         return
     try:
         waiting = select.poll()
         waiting.register(sys.stdout.fileno(), 0)
+        # POLLERR at the writing end of a pipe: no process has its reading end open any more.
         gone = any(events & select.POLLERR for _, events in waiting.poll(0))
     except (OSError, ValueError):
         return  # not a file
@@ -372,13 +381,15 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
-        """`spare`: columns that a narrow terminal can do without, the dearest first."""
+        """Make an empty table. `spare`: columns that a narrow terminal can do without, the dearest first."""
         self._columns = list(columns)
         self._rows = [list(row) for row in rows]
         self._spare = list(spare)
 
     def lines(self, width: int | None = None) -> Iterator[str]:
-        """The table in lines of at most `width` characters; the terminal's (80 where there is none) if not said."""
+        """Yield the table in lines of at most `width` characters; the terminal's (80 where there is none) if
+        not said.
+        """
         width = shutil.get_terminal_size().columns if width is None else width
         texts = [[_text(cell) for cell in row] for row in self._rows]
         widths = [max(map(len, column)) for column in zip(self._columns, *texts, strict=True)]
@@ -400,7 +411,7 @@ class Table:
             )
 
     def _kept(self, widths: Sequence[int], width: int) -> tuple[list[int], list[str]]:
-        """Places of the columns that are shown, and the names of those that are not."""
+        """Return the places of the columns that are shown, and the names of those that are not."""
         kept = list(range(len(widths)))
         left_out: list[str] = []
         for name in reversed(self._spare):
@@ -412,7 +423,7 @@ class Table:
 
 
 def _folds(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Which columns stand on which line: (first, behind the last) of each."""
+    """Return the columns that stand on each line: (first, behind the last)."""
     folds: list[tuple[int, int]] = []
     first, used = 0, 0
     for place, size in enumerate(widths):

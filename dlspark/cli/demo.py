@@ -215,7 +215,7 @@ class Demo:
 
 
 def spark_session(uri: str, work: Path) -> SparkSession:
-    """A local session as the README advises to begin."""
+    """Start a local session as the README advises to begin."""
     from dlspark.spark import builder
 
     checkpoints = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -234,7 +234,7 @@ def spark_session(uri: str, work: Path) -> SparkSession:
 
 
 def start_writing(spark: SparkSession, source: Path, checkpoint: Path) -> StreamingQuery:
-    """The query under test: text files in, one a micro-batch, `transaction_id` from the record itself."""
+    """Start the query under test: text files in, one a micro-batch, `transaction_id` from the record itself."""
     from pyspark.sql import functions as f
 
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
@@ -244,7 +244,7 @@ def start_writing(spark: SparkSession, source: Path, checkpoint: Path) -> Stream
 
 
 def parsed(rows: DataFrame) -> DataFrame:
-    """Origin, month and local date of each flight, from its JSON."""
+    """Return origin, month and local date of each flight, from its JSON."""
     from pyspark.sql import functions as f
 
     schema = "origin string, year int, month int, day int"
@@ -254,12 +254,12 @@ def parsed(rows: DataFrame) -> DataFrame:
 
 
 def rows_processed(query: StreamingQuery) -> int:
-    """Rows of all finished micro-batches of a query."""
+    """Return the rows of all finished micro-batches of a query."""
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
 def newest_commit(checkpoint: Path) -> Path:
-    """The newest file of the checkpoint's commit log."""
+    """Return the newest file of the checkpoint's commit log."""
     return max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
 
 
@@ -284,5 +284,5 @@ def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None
 
 
 def run_demo(output: Path) -> int:
-    """Entry point of `dlspark demo`; the exit status."""
+    """Run `dlspark demo`, and return the exit status."""
     return Demo(output.absolute(), Console(highlight=False)).run()

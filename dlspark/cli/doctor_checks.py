@@ -1,4 +1,4 @@
-"""What `dlspark doctor` looks at; nothing here changes anything it looks at.
+"""The checks of `dlspark doctor`; nothing here changes anything that it looks at.
 
 * The machine: descriptors, ports, disks and the clock, for a sandbox or a storage node in a directory.
 * The namespace and its cluster: whether they answer, and whether a record could be written.
@@ -63,17 +63,17 @@ class CheckFinding:
 
 
 def ok(check: str, found: str) -> CheckFinding:
-    """A check that found nothing to do."""
+    """Return a check that found nothing to do."""
     return CheckFinding(check, CheckOutcome.OK, found)
 
 
 def warn(check: str, found: str, todo: str) -> CheckFinding:
-    """A finding that stops nothing yet; `todo` is the advice. The command still exits with 0."""
+    """Return a finding that stops nothing yet; `todo` is the advice. The command still exits with 0."""
     return CheckFinding(check, CheckOutcome.WARN, found, todo)
 
 
 def fail(check: str, found: str, todo: str) -> CheckFinding:
-    """A finding that keeps something from working; `todo` is the advice. The command exits with 3."""
+    """Return a finding that keeps something from working; `todo` is the advice. The command exits with 3."""
     return CheckFinding(check, CheckOutcome.FAIL, found, todo)
 
 
@@ -81,7 +81,7 @@ def fail(check: str, found: str, todo: str) -> CheckFinding:
 
 
 def check_descriptors() -> Iterator[CheckFinding]:
-    """How many files and connections a process may have open."""
+    """Look how many files and connections a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} open files and connections"
     if soft == resource.RLIM_INFINITY or soft >= DESCRIPTORS_WANTED:
@@ -95,7 +95,7 @@ def check_descriptors() -> Iterator[CheckFinding]:
 
 
 def check_ports(directory: Path) -> Iterator[CheckFinding]:
-    """The ports that the directory's sandbox keeps, if it does not run; that one can be had at all, else."""
+    """Look at the ports that the directory's sandbox keeps, if it does not run; else whether one can be had at all."""
     try:
         state = SandboxState.load(directory)
     except CallerError as error:
@@ -122,6 +122,7 @@ def check_ports(directory: Path) -> Iterator[CheckFinding]:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
+        # As servers do: a port is free though connections of a former server are still winding down.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -132,7 +133,9 @@ def _free(port: int) -> bool:
 
 
 def check_disk(directory: Path) -> Iterator[CheckFinding]:
-    """Where a sandbox's data are, or would be: room, whether a sync works, and what kind of file system it is."""
+    """Look at the place where a sandbox's data are, or would be: room, whether a sync works, and the kind of file
+    system.
+    """
     place = next((one for one in (directory, *directory.absolute().parents) if one.is_dir()), Path("/"))
     elsewhere = "Name another directory with --dir"
     usage = shutil.disk_usage(place)
@@ -150,7 +153,7 @@ def check_disk(directory: Path) -> Iterator[CheckFinding]:
 
 
 def _syncs(place: Path, elsewhere: str) -> Iterator[CheckFinding]:
-    """A block is written, synced and thrown away; with O_DIRECT too, as a journal is."""
+    """Write, sync and throw away a block; with O_DIRECT too, as a journal is written."""
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".dlspark-doctor-") as scratch:
             began = time.monotonic()
@@ -179,6 +182,7 @@ def _writes_directly(name: str) -> bool:
     except OSError:
         return False
     try:
+        # O_DIRECT needs memory that begins on a page; of bytes that is not certain.
         with mmap.mmap(-1, _BLOCK_BYTES) as aligned:
             return os.write(file, aligned) == _BLOCK_BYTES
     except OSError:
@@ -188,7 +192,7 @@ def _writes_directly(name: str) -> bool:
 
 
 def _file_system(place: Path) -> str:
-    """The type of the file system that holds `place`; empty where the machine does not say."""
+    """Return the type of the file system that holds `place`; empty where the machine does not say."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -196,14 +200,16 @@ def _file_system(place: Path) -> str:
     resolved, best = place.resolve(), ("", "")
     for line in lines:
         _, point, kind, *_ = line.split()
+        # A blank in a path is written \040 there.
         point = point.encode().decode("unicode_escape")
+        # The longest mount point holds the place; of two mounts on one point the later hides the earlier.
         if resolved.is_relative_to(point) and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1]
 
 
 def check_clock() -> Iterator[CheckFinding]:
-    """Transaction ids are times, and leases are measured by it."""
+    """Look at the clock: transaction ids are times, and leases are measured by it."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _EARLIEST_S:
@@ -258,6 +264,7 @@ async def _looked_at(uri: str) -> list[CheckFinding]:
         findings.append(warn("nodes", f"{there}, as many as a segment needs: losing one stops writers", todo))
     else:
         findings.append(ok("nodes", there))
+    # The znode's time is the server's. Only one that lies ahead of us proves a skew.
     if stat is not None and stat.mtime_ms > time.time() * 1000 + _SKEW_MS:
         ahead = f"{(stat.mtime_ms - time.time() * 1000) / 1000:.0f} s"
         findings.append(warn("clock", f"ZooKeeper's clock is at least {ahead} ahead of this one", "Keep both by NTP"))
@@ -296,12 +303,12 @@ _THREADS = (
     "a session of dlspark.spark.builder writes from every thread; in one of plain SparkSession.builder, begin each "
     "thread but the first with dlspark.spark.register(spark), or a write there ends in DATA_SOURCE_NOT_FOUND"
 )
-"""What no look at an installation can find, said where a user who has seen that error looks."""
+"""Advice on errors that no look at an installation can find, where a user who has seen one looks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What the interpreter of Spark's workers says of itself."""
+    """Which interpreter do Spark's workers have, by its own words?"""
 
     python: str
     executable: str
@@ -313,7 +320,7 @@ class Worker:
 
 
 def check_python() -> Iterator[CheckFinding]:
-    """This interpreter."""
+    """Look at this interpreter."""
     version = platform.python_version()
     if sys.version_info < MINIMUM_PYTHON:
         yield fail("python", f"{sys.executable} is Python {version}", "Use Python 3.10 or later")
@@ -325,7 +332,7 @@ def check_python() -> Iterator[CheckFinding]:
 
 
 def check_workers() -> Iterator[CheckFinding]:
-    """The interpreter that Spark's workers would run on: PYSPARK_PYTHON, else python3 on the PATH."""
+    """Look at the interpreter that Spark's workers would run on: PYSPARK_PYTHON, else python3 on the PATH."""
     named = os.environ.get("PYSPARK_PYTHON")
     wanted = named or "python3"
     source = "PYSPARK_PYTHON" if named else "python3 on the PATH"
@@ -375,7 +382,7 @@ def _dlspark_in(worker: Worker, where: str, use_this: str) -> Iterator[CheckFind
 
 
 def _probed(program: str) -> Worker | str:
-    """What the interpreter says, or why it says nothing."""
+    """Return the interpreter's answer, or why it gives none."""
     try:
         done = subprocess.run(
             [program, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
@@ -383,6 +390,7 @@ def _probed(program: str) -> Worker | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     try:
+        # The last line alone: what the interpreter loads at its start may print, too.
         said = json.loads(done.stdout.strip().splitlines()[-1])
         return Worker(
             python=str(said["python"]),
@@ -408,7 +416,7 @@ def _version(name: str) -> str | None:
 
 
 def check_java() -> Iterator[CheckFinding]:
-    """Java, for Spark and for the sandbox's ZooKeeper."""
+    """Look for Java, which Spark and the sandbox's ZooKeeper need."""
     todo = f"Install OpenJDK {MINIMUM_JAVA} or later, and set JAVA_HOME to it or leave it unset"
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
@@ -426,7 +434,7 @@ def check_java() -> Iterator[CheckFinding]:
 
 
 def check_spark_home() -> Iterator[CheckFinding]:
-    """A Spark of its own beside PySpark's."""
+    """Look for a Spark of its own beside PySpark's."""
     home = os.environ.get("SPARK_HOME")
     if not home:
         return

@@ -5,7 +5,7 @@ ends the input: what has come up to then is read, and the command finishes as at
 before reading has begun interrupts: nothing was read. A second one ends the process (`at_once`): the user will not
 wait, and to close what is open may wait for servers that are away.
 
-A terminal throws away what was typed and not read yet when Ctrl-C comes; it is told not to, as long as this reads.
+A terminal throws away what was typed and not read yet when Ctrl-C comes; it keeps that, as long as this reads.
 
 Signals arrive between two steps of the interpreter, in the midst of anything; so the handler notes that there was one,
 and the wait sees that by a pipe. A signal that is ignored (a shell's background job) stays so.
@@ -39,7 +39,7 @@ class InputBlocks:
     """Standard input, to be entered. Its file is not closed."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` may be a file, a pipe, a socket or a terminal."""
+        """Read from `fd`, which may be a file, a pipe, a socket or a terminal."""
         self.signal: int | None = None
         """The first signal that asked to end."""
         self.at_once: Callable[[], None] | None = None
@@ -55,23 +55,27 @@ class InputBlocks:
 
     @classmethod
     def standard(cls) -> InputBlocks:
-        """Those of standard input. Raises CallerError where it is closed."""
+        """Read from standard input. Raises CallerError where it is closed."""
         if sys.stdin is None:
             raise CallerError("standard input is closed; nothing was written")
         return cls(sys.stdin.fileno())
 
     def __enter__(self) -> InputBlocks:
         self._wake = os.pipe()
+        # Neither end may block: the interpreter writes from a signal's handler, which must not wait for a reader.
         for end in self._wake:
             os.set_blocking(end, False)
+        # A poll that a signal interrupts goes on by itself (PEP 475): only this pipe's byte ends it.
         self._old_wake = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         for number in _SIGNALS:
+            # nohup and a shell's background job have some ignored; a handler here would undo that.
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._old[number] = signal.signal(number, self._note)
         with suppress(OSError, termios.error):  # a file, a pipe; or a terminal that is another's
             if os.isatty(self._fd) and os.tcgetpgrp(self._fd) == os.getpgrp():
                 self._terminal = termios.tcgetattr(self._fd)
                 changed = [*self._terminal]
+                # Without it the terminal drops typed lines that were not read yet when Ctrl-C comes.
                 changed[_LOCAL_MODES] |= termios.NOFLSH
                 termios.tcsetattr(self._fd, termios.TCSANOW, changed)
         return self
@@ -99,6 +103,7 @@ class InputBlocks:
             self._restore_terminal()
             if self.at_once is not None:
                 self.at_once()
+            # No exception: unwinding would close the log, and that may wait for servers that are away.
             os._exit(SIGNALLED + self.signal)
         self.signal = number
         if not self._reading:
@@ -106,11 +111,11 @@ class InputBlocks:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal asked to end."""
+        """True once a signal asked to end."""
         return self.signal is not None
 
     def read(self, idle_s: float | None) -> bytes | None:
-        """The next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
+        """Return the next bytes, at most a block; empty at the end. None: nothing came for `idle_s` seconds.
 
         Raises CallerError where the input cannot be read.
         """
@@ -130,7 +135,9 @@ class InputBlocks:
                 return data
 
     def _rest(self) -> bytes:
-        """What came before the signal: a block at most, so that who goes on writing does not hold the end up."""
+        """Return the bytes that came before the signal: a block at most, so that a process that goes on writing does
+        not hold the end up.
+        """
         rest = b""
         while len(rest) < BLOCK_BYTES and self._ready(0):
             data = self._available()  # of a terminal a line at a time
@@ -148,11 +155,12 @@ class InputBlocks:
         found = {fd for fd, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)}
         if self._wake is not None and self._wake[0] in found:
             with suppress(BlockingIOError):
+                # Taken, or every later poll would end at once.
                 os.read(self._wake[0], 64)
         return self._fd in found
 
     def _available(self) -> bytes | None:
-        """What can be read now; None for nothing, where another process made the input not wait."""
+        """Return what can be read now; None for nothing, where another process made the input not wait."""
         try:
             return os.read(self._fd, BLOCK_BYTES)
         except BlockingIOError:

@@ -202,7 +202,7 @@ async def delete(
 
 
 def _ids_in(file: Path) -> list[int]:
-    """Ids separated by white space or commas. Raises CallerError."""
+    """Return the ids, which are separated by white space or commas. Raises CallerError."""
     try:
         words = re.split(r"[\s,]+", file.read_text().strip())
     except OSError as error:
@@ -313,7 +313,9 @@ async def space(
 
 
 def _grouping(pattern: str | None) -> Callable[[str], str]:
-    """Which group a log's name is in; by itself without a pattern, or where that does not match."""
+    """Return what gives the group of a log's name: each is by itself without a pattern, or where that does not
+    match.
+    """
     if pattern is None:
         return lambda name: name
     try:

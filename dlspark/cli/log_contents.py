@@ -1,4 +1,4 @@
-"""What is in a log, besides reading and writing it (`pipes`): `log tail|watch|metadata|subscribers|dlsn`."""
+"""The contents of a log, besides reading and writing it (`pipes`): `log tail|watch|metadata|subscribers|dlsn`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ async def create(
 
 
 def suffixes(expression: str) -> list[str]:
-    """What an expression stands for: `x-y`, or a list. Numbers are as wide as the first is written (00-15).
+    """Return the suffixes that an expression stands for: `x-y`, or a list. Numbers are as wide as the first is written
+    (00-15).
 
     Raises CallerError.
     """
@@ -184,7 +185,7 @@ async def show(
 
 
 def _cells(row: dict[str, Json], segment: SegmentMetadata) -> list[Json]:
-    """A segment's row of the table: shorter than its JSON."""
+    """Return a segment's row of the table: shorter than its JSON."""
     from dlspark.core.codec.records import MAX_TXID
 
     cells = dict(row)
@@ -357,7 +358,9 @@ async def purge(
 
 
 def _lowest_kept(text: str) -> int:
-    """The transaction id that is given, or that of a time: the first that is not before it. Raises CallerError."""
+    """Return the transaction id that is given, or that of a time: the first that is not before it. Raises
+    CallerError.
+    """
     from dlspark.core.codec.records import MAX_TXID
 
     try:

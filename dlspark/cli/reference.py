@@ -50,7 +50,7 @@ INTRODUCTION: Final = """# The command line
 
 PIPES: Final = """## Records in pipes
 
-    dlspark read a | less     # for people: a line a record, with escapes for what is no text
+    dlspark read a | less     # for people: a line a record, with escapes for what is not text
     dlspark read a --output raw | dlspark write b     # lines: right where no record holds a line feed
     dlspark read a --output raw --delimiter '\\0' | dlspark write b --delimiter '\\0'
     dlspark read a --output length-prefixed | dlspark write b --input length-prefixed
@@ -158,7 +158,7 @@ _RECORDS: Final = "How records are printed."
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION, PIPES, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -179,7 +179,7 @@ def _upstream() -> Iterator[str]:
 
 
 def _commands(group: Any, path: str) -> Iterator[str]:
-    """A group's commands, then the groups in it."""
+    """Yield a group's commands, then the groups in it."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield f"## `{path} {name}`\n\n{_help(command)}\n"
@@ -192,7 +192,7 @@ def _commands(group: Any, path: str) -> Iterator[str]:
 
 
 def _usage(command: Any, path: str) -> str:
-    """The command with its arguments."""
+    """Return the command with its arguments."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [one.metavar or one.name.upper() for one in arguments]
     shown = [

@@ -43,7 +43,7 @@ class PageGroup:
     title: str
     settings: Sequence[Setting]
     note: str = ""
-    """What the page says of all of them."""
+    """The text of the page for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,13 @@ class SettingsPage:
 
 
 def _titled(owners: Sequence[type], notes: Mapping[type, str] | None = None) -> tuple[PageGroup, ...]:
-    """A group of each class, whose docstring is its title."""
+    """Return a group of each class, whose docstring is its title."""
     said = notes or {}
     return tuple(PageGroup(one.__doc__ or "", [*settings_of(one).values()], said.get(one, "")) for one in owners)
 
 
 def _by_section(*owners: type) -> tuple[PageGroup, ...]:
-    """The groups of settings that say where one begins."""
+    """Return the groups of settings that say where one begins."""
     sections: dict[str, list[Setting]] = {}
     for owner in owners:
         for info in settings_of(owner).values():
@@ -236,7 +236,9 @@ PAGES: Final = (
 
 
 def made(root: Path) -> dict[str, str]:
-    """All files by their path in the repository, whose top is `root`; what is written by hand comes from there."""
+    """Return all files by their path in the repository, whose top is `root`; what is written by hand comes from
+    there.
+    """
     files = {OVERVIEW: overview(), "conf/bookie.conf": bookie_conf()}
     for page in PAGES:
         files[page.path] = page_text(page) + (_kept(root / page.path, page.by_hand) if page.by_hand else "")
@@ -246,14 +248,14 @@ def made(root: Path) -> dict[str, str]:
 
 
 def overview() -> str:
-    """The page that leads to the others."""
+    """Return the page that leads to the others."""
     rows = ((f"[{page.name}.md]({page.name}.md)", page.whose, page.given) for page in PAGES)
     table = "\n".join(markdown_table(("page", "settings of", "given by"), rows))
     return texts.OVERVIEW.replace("{pages}", table)
 
 
 def page_text(page: SettingsPage) -> str:
-    """A page, without what is written by hand."""
+    """Return a page, without what is written by hand."""
     return "\n".join((page.introduction.replace("{generated}", texts.GENERATED), *_tables(page), ""))
 
 
@@ -281,7 +283,7 @@ def _kept(path: Path, heading: str) -> str:
 
 
 def conf_text(page: SettingsPage, conf: ConfFile) -> str:
-    """The properties file with the settings of a page."""
+    """Return the properties file with the settings of a page."""
     return "\n".join((conf.head, *_conf_groups(page), *([conf.end] if conf.end else [])))
 
 

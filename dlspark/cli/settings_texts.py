@@ -1,4 +1,4 @@
-"""What the pages of docs/settings/ and the files of conf/ say beside their tables; `settings_pages` makes them."""
+"""The texts of the pages of docs/settings/ and the files of conf/ beside their tables; `settings_pages` makes them."""
 
 from __future__ import annotations
 

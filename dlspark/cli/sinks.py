@@ -56,7 +56,7 @@ def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, 
         yield one.sink_id, one.kind, batch, short_time(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
             for listed in one.ledgers:
-                what = f"ledger {listed.ledger.ledger_id}: {listed.verdict.value}"
+                what = f"ledger {listed.ledger.ledger_id}: {listed.state.value}"
                 what += f", for {listed.log}" if listed.log else ""
                 yield None, None, listed.ledger.batch, short_time(listed.listed_ms), what
 
@@ -154,7 +154,7 @@ def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
                 "batch": listed.ledger.batch,
                 "attempt": listed.ledger.attempt,
                 "listed": time_text(listed.listed_ms),
-                "verdict": listed.verdict.value,
+                "verdict": listed.state.value,
             }
             for listed in one.ledgers
         ]

@@ -26,7 +26,11 @@ _RECORDS_AT_ONCE = 100
 
 
 class AsyncAppendStream(OpenedHere):
-    """The end of a stream. Open it with `AsyncLog.open_append_stream`; closing it completes the segment."""
+    """Appends bytes to a log as to a file.
+
+    `AsyncLog.open_append_stream` returns it. What was appended is durable, and visible to readers, after `force`.
+    Closing it completes the segment.
+    """
 
     def __init__(self, writer: AsyncLogWriter, position: int) -> None:
         self.position = position
@@ -113,10 +117,13 @@ class AsyncAppendStream(OpenedHere):
 
 
 class AsyncAppendReader(OpenedHere):
-    """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. At the end, read again for more."""
+    """Reads a log's bytes in order, from any byte on, as from a file.
+
+    `AsyncLog.open_append_reader` returns it. At the end `read` returns no bytes; read again for more.
+    """
 
     def __init__(self, reader: AsyncLogReader, position: int) -> None:
-        """`reader` begins at the first record whose transaction id is not below `position`."""
+        """Begin where `reader` does: at the first record whose transaction id is not below `position`."""
         self.position = position
         """The next byte to read."""
         self._reader = reader
@@ -128,7 +135,7 @@ class AsyncAppendReader(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._reader.closed
 
     async def read(self, size: int = -1) -> bytes:

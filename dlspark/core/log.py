@@ -1,43 +1,54 @@
-"""`AsyncLog`: one log: its segments, positions in it, and its writers and readers."""
+"""`AsyncLog`: one log: its segments, positions in it, and its writers and readers.
+
+Only a reader that is opened for a subscriber, or as the exclusive one, takes a lock (D18).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
+from typing import Literal, overload
 
-from dlspark.core.append_stream import AsyncAppendStream
+from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.status import LogPicture, LogStatus, log_picture, log_status
 from dlspark.core.display.tail import INTERRUPTED, TailReader, open_screen
 from dlspark.core.lifecycle.deletion import older_than
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
-from dlspark.core.reading.log_readers import LogReaders
-from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.positions import LogPositions
+from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.segments import Probes
+from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import LiveSettings, Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.permissions import Action
+from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.tasks import Once, each
 from metadata.store import ANY_VERSION
 
 
-class AsyncLog(OnOneLoop, LogReaders):
-    """A handle on a log. Opening one costs nothing; whether the log exists shows when it is used."""
+class AsyncLog(OnOneLoop, LogPositions):
+    """Opens writers and readers of one log, finds positions in it, truncates it, and shows its state.
+
+    `AsyncNamespace.open_log` returns it. A handle costs nothing, and its log need not exist: LogNotFoundError comes
+    when it is used. Closing it closes the writers and readers that were opened through it.
+    """
 
     def __init__(self, services: Services, name: str, live: LiveSettings) -> None:
-        """`live` is closed with the log."""
+        """Use `AsyncNamespace.open_log` instead. `live` is closed with the log."""
         self.name = services.logs.validate_name(name)
         self.probes = Probes()
         """What searches (`find_txid` and others) have read since this handle was opened."""
@@ -52,7 +63,7 @@ class AsyncLog(OnOneLoop, LogReaders):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closing.begun
 
     @property
@@ -60,12 +71,15 @@ class AsyncLog(OnOneLoop, LogReaders):
         """The settings that hold now: the namespace's, over them this log's overrides, over these dynamic settings."""
         return self._settings
 
+    def __repr__(self) -> str:
+        return f"AsyncLog({self.name!r})"
+
     def _settings_changed(self, settings: Settings) -> None:
         self._settings = settings
         for opened in self._open:
             opened.use_settings(settings)
 
-    # ------------------------------------------------------------------ writing, reading
+    # ------------------------------------------------------------------ writers and readers
 
     async def open_writer(
         self, client_id: str | None = None, *, producers: bool = False, gaps_allowed: bool = False
@@ -73,12 +87,15 @@ class AsyncLog(OnOneLoop, LogReaders):
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` is the name that other clients see when they want the log. With `producers` it takes requests of
-        idempotent producers and conditional appends (`AsyncLogWriter.append`), and `gaps_allowed` says whether a
-        producer may leave out numbers.
+        Args:
+            client_id: the name that other clients see when they want the log; host and process unless given.
+            producers: take requests of idempotent producers, and conditional appends (`AsyncLogWriter.append`).
+            gaps_allowed: let producers leave out numbers.
 
-        Raises OwnershipAcquireFailedError with
-        the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        Raises:
+            OwnershipAcquireFailedError: after `lockTimeoutSeconds`, with the owner's name.
+            LogNotFoundError: the log does not exist, and is not to be created.
+            DistributedLogError: whatever the recovery of an unfinished segment raises; nothing was written.
         """
         self._check_open()
         await self._services.permit(self.name, Action.ACQUIRE, Action.WRITE)
@@ -112,6 +129,71 @@ class AsyncLog(OnOneLoop, LogReaders):
             await writer.abort()
             raise
 
+    @overload
+    async def open_reader(self, start: Start | None = None) -> AsyncLogReader: ...
+
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
+    ) -> AsyncLockedReader: ...
+
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
+    ) -> AsyncLockedReader: ...
+
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, subscriber: str | None, exclusive: bool, client_id: str | None = None
+    ) -> AsyncLogReader: ...
+
+    async def open_reader(
+        self,
+        start: Start | None = None,
+        *,
+        subscriber: str | None = None,
+        exclusive: bool = False,
+        client_id: str | None = None,
+    ) -> AsyncLogReader:
+        """Return a reader of the log's records from `start` on; it takes no lock, unless it is to be the only one.
+
+        Args:
+            start: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last record there is),
+                or "latest" (the records to come). A position that was truncated raises at the first read.
+            subscriber: be the only reader of that name; without a start it goes on at the position committed last.
+            exclusive: be the only exclusive reader of the log.
+            client_id: the name that other clients see when they want the lock.
+
+        Raises:
+            LogNotFoundError: the log does not exist.
+            OwnershipAcquireFailedError: for a lock, after `lockTimeoutSeconds`, with the other reader's name.
+            CallerError: a start or a combination that makes no sense.
+        """
+        self._check_open()
+        reader: AsyncLogReader
+        if subscriber is None and not exclusive:
+            if client_id is not None:
+                raise CallerError("a reader without a lock has no name", advice="Give a subscriber, or exclusive=True")
+            position = await self.position("earliest" if start is None else start)
+            reader = AsyncLogReader(self._services.reading, self.name, self._settings, position, self.position)
+        else:
+            reader = await AsyncLockedReader.open(
+                self._services.reading,
+                self.name,
+                self._settings,
+                self.position,
+                start=start,
+                subscriber=subscriber,
+                client_id=client_id,
+            )
+        await self._adopt(reader)
+        return reader
+
+    async def open_append_reader(self, position: int = 0) -> AsyncAppendReader:
+        """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        reader = await self.open_reader(position)
+        return AsyncAppendReader(reader, position)
+
     async def _adopt(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
         """Take over what took time to open. Settings may have changed meanwhile; or this handle was closed, and would
         not close what it never knew (I16): then `opened` is closed here. Raises AlreadyClosedError.
@@ -126,6 +208,52 @@ class AsyncLog(OnOneLoop, LogReaders):
 
     def _remember(self, opened: AsyncLogWriter | AsyncLogReader | SegmentWatch) -> None:
         self._open = [*(one for one in self._open if not one.closed), opened]
+
+    # ------------------------------------------------------------------ subscribers
+
+    @property
+    def _subscriptions(self) -> Subscriptions:
+        self._check_open()
+        return Subscriptions(self._services.reading.logs, self.name)
+
+    async def subscribers(self) -> dict[str, DLSN]:
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none
+        yet.
+
+        What lies below the lowest of them has been read by all. Raises LogNotFoundError.
+        """
+        return await self._subscriptions.positions()
+
+    async def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
+        """Store where a subscriber goes on, for readers without a lock; returns what is stored now.
+
+        A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
+        OutcomeUnknownError, after which it may be called again.
+        """
+        return await self._subscriptions.commit(subscriber, dlsn, back=back)
+
+    async def delete_subscriber(self, subscriber: str) -> None:
+        """Forget a subscriber and its position; a missing one is a success.
+
+        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
+        """
+        await self._subscriptions.delete(subscriber)
+
+    # ------------------------------------------------------------------ changes
+
+    async def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
+        """Yield the log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
+
+        Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
+        metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        log is deleted.
+        """
+        self._check_open()
+        watch = SegmentWatch(self._services.reading, self.name, self._settings)
+        self._remember(watch)
+        async with aclosing(watch.changes()) as changes:
+            async for segments in changes:
+                yield segments
 
     # ------------------------------------------------------------------ the application's own bytes
 
@@ -211,7 +339,7 @@ class AsyncLog(OnOneLoop, LogReaders):
         In a notebook that is a table that changes in place, elsewhere a line for each record. Raises CallerError,
         LogNotFoundError, and what its reader raises.
         """
-        tail = await TailReader.open(self, last, seconds, records)
+        tail = await TailReader.open(self, self.open_reader, last, seconds, records)
         try:
             screen = open_screen(self.name, last)
             try:

@@ -45,12 +45,12 @@ def printable(text: str) -> str:
 
 
 def escaped(value: object) -> str:
-    """`value` as text that HTML shows and does not interpret, between tags and in attributes."""
+    """Return `value` as text that HTML shows and does not interpret, between tags and in attributes."""
     return html.escape(printable(str(value)), quote=True)
 
 
 def code(value: object) -> str:
-    """`value`, escaped, in a fixed-width font."""
+    """Return `value`, escaped, in a fixed-width font."""
     return f"<code>{escaped(value)}</code>"
 
 
@@ -77,5 +77,5 @@ def folded(title: str, content: str) -> str:
 
 def failure(title: str, error: BaseException) -> str:
     """Return the HTML for an object that could not be looked up: a title and the reason, in place of a stack trace."""
-    said = str(error) or "no reason given"
-    return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {said}')}</div>"
+    reason = str(error) or "no reason given"
+    return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {reason}')}</div>"

@@ -21,8 +21,8 @@ from dlspark.core.metrics.registries import Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.ledger_allocators import delete_pool
-from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
 from metadata.distributedlog.allocators import pool_path
@@ -44,7 +44,12 @@ from storage_node.settings.client import ClientSettings
 
 
 class AsyncNamespace(OnOneLoop):
-    """An open namespace: a ZooKeeper session, a ledger client, and the logs. All calls come from one event loop."""
+    """Creates, lists, opens, renames and deletes the logs of a namespace, over its ZooKeeper sessions and one client of
+    the bookies.
+
+    Connect with `open`, and use it as an asynchronous context manager or call `close`, which closes all that was opened
+    in it. All calls come from one event loop. `Namespace` does the same for programs without one.
+    """
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class AsyncNamespace(OnOneLoop):
         *,
         own: tuple[MetadataStore, ...] = (),
     ) -> None:
-        """Used by `open` and `over`; `own` are the stores to close with the namespace."""
+        """Use `open` or `over` instead; `own` are the stores to close with the namespace."""
         self.uri = uri
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -79,11 +84,17 @@ class AsyncNamespace(OnOneLoop):
         """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
         that runs on this machine (`dlspark sandbox start`).
 
-        `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`). `features` takes the place of
-        the provider that the settings name (`featureProviderClass`). `region_id`, 0 to 15, is written into segments
-        where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics` says where metrics go: by
-        default to prometheus_client's own registry. Raises CallerError for a bad URI or setting, or where no namespace
-        is named; NotBoundError, MetadataUnavailableError.
+        Args:
+            uri: `distributedlog://host:port/path`.
+            settings: those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`) unless given.
+            features: instead of the provider that the settings name (`featureProviderClass`).
+            region_id: 0 to 15, for segments where `encodeRegionIDInVersion` or the namespace's binding says so.
+            statistics: where metrics go; to prometheus_client's own registry unless given.
+
+        Raises:
+            CallerError: a bad URI or setting, or no namespace is named.
+            NotBoundError: no namespace is bound at the path.
+            MetadataUnavailableError: ZooKeeper could not be reached.
         """
         parsed = NamespaceUri.parse(uri_or_default(uri))
         settings = settings_from(settings)
@@ -192,7 +203,7 @@ class AsyncNamespace(OnOneLoop):
 
     @property
     def federated(self) -> bool:
-        """Whether its logs are spread over sub-namespaces."""
+        """True if its logs are spread over sub-namespaces."""
         return self.binding.federated or self.settings.federated
 
     @property
@@ -263,7 +274,7 @@ class AsyncNamespace(OnOneLoop):
 
     async def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
-        who has the log's lock meanwhile, as others see it; the host and process unless given.
+        the name under which others see the lock held meanwhile; host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
@@ -281,7 +292,13 @@ class AsyncNamespace(OnOneLoop):
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
-        Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
+        Args:
+            name: the log's name below the namespace.
+            settings: by their keys; dynamic settings files override them, now and whenever they change.
+
+        Raises:
+            InvalidLogNameError: no log can have this name.
+            SettingsError: a setting is unknown, ill-typed or contradicts another.
         """
         self._check_open()
         name = self._services.logs.validate_name(name)

@@ -1,4 +1,4 @@
-"""How a namespace is opened: its ZooKeeper sessions (`connect_all`), and the services made from them (`services_of`).
+"""The opening of a namespace: its ZooKeeper sessions (`connect_all`), and the services made from them (`services_of`).
 
 `AsyncNamespace.open` connects and then calls `AsyncNamespace.over`, which makes the services from `Edges`: sessions,
 network, clock. Tests and simulations call `over` with edges of their own.
@@ -35,7 +35,7 @@ from storage_node.settings.client import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What a namespace uses of the outside world. None stands for the real one."""
+    """The parts of the outside world that a namespace uses. None stands for the real one."""
 
     logs: MetadataStore
     ledgers: MetadataStore

@@ -45,7 +45,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Runtime(OpenedHere):
-    """A daemon thread that runs an event loop until `close()`."""
+    """Runs coroutines for programs without an event loop: a daemon thread with a loop, until `close()`."""
 
     _shared: ClassVar[Runtime | None] = None
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -78,7 +78,7 @@ class Runtime(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closed
 
     def run(self, coroutine: Coroutine[object, object, _T]) -> _T:

@@ -1,4 +1,5 @@
-"""What a namespace's logs, writers and readers share: stores, ledger client, settings, clock, rolling permits."""
+"""Services that a namespace's logs, writers and readers share: stores, ledger client, settings, clock, rolling
+permits."""
 
 from __future__ import annotations
 
@@ -58,15 +59,16 @@ class RollingPermits:
         return True
 
     def outstanding(self) -> int:
-        """Permits taken within the last minute. May be called from any thread."""
+        """Return how many permits were taken within the last minute. May be called from any thread."""
         if self._loop is None:
             return 0
         now = self._loop.time()
+        # A copy: the loop's thread may take one meanwhile.
         return sum(now - moment < PERMIT_SECONDS for moment in list(self._taken))
 
 
 class LedgerPool(Protocol):
-    """What the namespace needs of its pool of ledgers: to close it. Writers know the rest (`shared_pool`)."""
+    """A namespace's pool of ledgers, which the namespace only closes. Writers know the rest (`shared_pool`)."""
 
     async def close(self) -> None:
         """End what runs in the background."""
@@ -91,7 +93,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a namespace holds and hands to everything that is opened in it."""
+    """The parts that a namespace holds and hands to everything that is opened in it."""
 
     store: MetadataStore
     logs: LogStore
@@ -126,7 +128,7 @@ class Services:
 
     @property
     def create_missing(self) -> bool:
-        """Whether writers may create missing logs: a namespace bound as federated forbids it, as upstream does."""
+        """True if writers may create missing logs: a namespace bound as federated forbids it, as upstream does."""
         return not self.binding.federated
 
     async def permit(self, log: str, *actions: Action) -> None:

@@ -1,1 +1,1 @@
-"""What the demo, the notebooks and the tests play with: real flights and weather (docs: README.md)."""
+"""Data for the demo, the notebooks and the tests: real flights and weather (docs: README.md)."""

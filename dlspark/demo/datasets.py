@@ -33,7 +33,7 @@ _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """One flight as the log keeps it: `value` is JSON text, `scheduled_ms` the scheduled departure (epoch, ms)."""
+    """How does the log keep a flight? `value` is JSON text, `scheduled_ms` the scheduled departure (epoch, ms)."""
 
     scheduled_ms: int
     value: str
@@ -41,7 +41,7 @@ class FlightRecord:
 
 @dataclass(frozen=True, slots=True)
 class FlightFigures:
-    """What must come out, counted from the CSV alone: `since` counts departures at or after `since_ms`."""
+    """Which figures must come out? Counted from the CSV alone: `since` counts departures at or after `since_ms`."""
 
     total: int
     per_origin_month: dict[tuple[str, int], int]
@@ -68,7 +68,7 @@ def csv_rows() -> Iterator[dict[str, str]]:
 
 
 def scheduled_ms(row: dict[str, str]) -> int:
-    """Scheduled departure in milliseconds since the epoch: the row's hour (UTC) and minute."""
+    """Return the scheduled departure in milliseconds since the epoch: the row's hour (UTC) and minute."""
     return _hour_ms(row["time_hour"]) + int(row["minute"]) * 60_000
 
 

@@ -37,7 +37,7 @@ class SandboxProxies:
     """The proxies of one running sandbox."""
 
     def __init__(self, directory: Path, state: SandboxState, spawner: ThreadPoolExecutor) -> None:
-        """`spawner`: the thread that starts all processes of the sandbox."""
+        """Start nothing yet; `spawner` is the thread that starts all processes of the sandbox."""
         self._directory = directory
         self._state = state
         self._spawner = spawner
@@ -83,17 +83,17 @@ class SandboxProxies:
         self._await_ready(index)
 
     def kill(self, index: int) -> None:
-        """SIGKILL one."""
+        """Kill one with SIGKILL."""
         process = self._processes[index]
         process.kill()
         process.wait()
 
     def pause(self, index: int) -> None:
-        """SIGSTOP one; `resume` lets it go on."""
+        """Stop one with SIGSTOP; `resume` lets it go on."""
         self._processes[index].send_signal(signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """SIGCONT one that `pause` has stopped."""
+        """Let one go on with SIGCONT that `pause` has stopped."""
         self._processes[index].send_signal(signal.SIGCONT)
 
     def stop_one(self, index: int) -> None:

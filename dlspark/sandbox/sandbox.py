@@ -55,14 +55,23 @@ _PORTS = range(20_000, 32_000)
 
 
 class Sandbox(OpenedHere):
-    """ZooKeeper and `nodes` storage nodes under `directory`.
+    """Is there a cluster to try things with? ZooKeeper and some storage nodes of this machine. Usable as a context
+    manager.
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer. With
     one node or two, which is enough for a small test, the namespace asks for as many copies as there are nodes.
-    `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
-    at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
-    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). With `proxies` it has so many
-    write proxies, and a read proxy. Usable as a context manager.
+
+    Args:
+        directory: all data, which stay, and the logs of the processes.
+        nodes: storage nodes.
+        port: ZooKeeper's; 0: a free one, kept from then on.
+        node_settings: further settings of the storage nodes (keys of conf/bookie.conf).
+        zookeeper_tick_ms: ZooKeeper's unit of time: a session lasts two at least.
+        auto_recovery: every node runs auto-recovery as well: entries that a lost node held are copied to the others.
+        proxies: write proxies; with any there is a read proxy, too.
+
+    Raises:
+        CallerError: there cannot be so many nodes or proxies.
     """
 
     def __init__(
@@ -197,24 +206,24 @@ class Sandbox(OpenedHere):
             self._zookeeper = None
         if self._state is not None:
             state, self._state = self._state, None
-            with contextlib.suppress(OSError):  # What it says no longer runs, which its readers find out themselves.
+            with contextlib.suppress(OSError):  # Readers find out themselves that its processes are gone.
                 replace(state, pid=None, started=None, proxies=0).save(self.directory)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def kill_node(self, index: int) -> None:
-        """SIGKILL one storage node."""
+        """Kill one storage node with SIGKILL."""
         process = self._processes[index]
         process.kill()
         process.wait()
 
     def pause_node(self, index: int) -> None:
-        """SIGSTOP one storage node; `resume_node` lets it go on."""
+        """Stop one storage node with SIGSTOP; `resume_node` lets it go on."""
         self._processes[index].send_signal(signal.SIGSTOP)
 
     def resume_node(self, index: int) -> None:
-        """SIGCONT a storage node that `pause_node` has stopped."""
+        """Let a storage node go on with SIGCONT that `pause_node` has stopped."""
         self._processes[index].send_signal(signal.SIGCONT)
 
     def start_node(self, index: int) -> None:
@@ -223,7 +232,7 @@ class Sandbox(OpenedHere):
         self._await_ready(index)
 
     def kill_zookeeper(self) -> None:
-        """SIGKILL ZooKeeper; its data stay on disk."""
+        """Kill ZooKeeper with SIGKILL; its data stay on disk."""
         if self._zookeeper is not None:
             self._zookeeper.kill()
             self._zookeeper = None
@@ -394,7 +403,7 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
 
 
 def _free_ports(count: int, avoid: set[int]) -> list[int]:
-    """`count` ports that are free now; all are held open until the last is chosen, so that they differ."""
+    """Return `count` ports that are free now; all are held open until the last is chosen, so that they differ."""
     with contextlib.ExitStack() as held:
         return list(_bound_ports(count, avoid, held))
 

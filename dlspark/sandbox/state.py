@@ -1,4 +1,5 @@
-"""What a sandbox keeps in its directory (`sandbox.json`): its ports, and who owns it while it runs.
+"""The state that a sandbox keeps in its directory (`sandbox.json`): its ports, and the process that owns it while it
+runs.
 
 A state file outlives the process that it names (SIGKILL, a power cut), so the process is believed to run only if it
 started when the file says: a number alone may be another program's by now. Nothing of the sandbox itself is imported
@@ -28,8 +29,10 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The ports, which stay; and while the sandbox runs, the process that owns it, when that was started, and which
-    proxies it has: the first `proxies` of the write proxies' ports, and where there are any, the read proxy."""
+    """Which ports has a sandbox, and does it run? The ports stay; while it runs there is the process that owns it, when
+    that was started, and which proxies it has: the first `proxies` of the write proxies' ports, and where there are
+    any, the read proxy.
+    """
 
     zookeeper_port: int
     node_ports: tuple[int, ...]

@@ -13,29 +13,43 @@ seen: `dlspark.spark.register(spark)` hands the session's values on.
 Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings/logs.md). Spark hands
 options over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
 
-Only the driver side asks: a task gets all it needs with its partition.
+Once the namespace is open, the driver asks it for what queries of every kind need: the addresses of the proxies that it
+announces (`announced_proxies`, for `proxy=discover`), and what a name may have meant that no log has
+(`missing_log_error`).
+
+Only the driver side asks: a task gets all it needs with its partition, the addresses of proxies too.
+
+Fault model: ZooKeeper may be out of reach: the error names the option to correct. No proxy may be announced, or none
+that speaks frames, or not yet: the error says what to start. What is announced may be gone by now: a task finds that
+out when it dials.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dlspark.default_namespace import VARIABLE, default_uri
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.proxies import DISCOVER, MAX_ADDRESSES, PROXY
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import CLIENT_PREFIX, CONF_PREFIX
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.foundation.settings import Value
+from metadata.foundation.settings import Value, did_you_mean
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
+    from dlspark.serving.client.fleet import NoProxiesError
+    from metadata.distributedlog.log_names import LogNotFoundError
 
 CONF_KEY = f"{CONF_PREFIX}uri"
 _MAX_ANCESTORS = 16
+LOOK_AGAIN_S: Final = 0.2
+"""How often it is looked whether a proxy has been announced, where one is waited for."""
 
 Connect: TypeAlias = "Callable[[str], Awaitable[AsyncNamespace]]"
 
@@ -62,13 +76,14 @@ def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] |
     home = environ.get("SPARK_HOME")
     directory = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     found = _in_file(Path(directory) / "spark-defaults.conf") if directory else {}
+    # The nearest Spark last, so that it counts: a driver may have been started by another one.
     for arguments in reversed(list(_spark_command_lines())):
         found |= defaults_in_arguments(arguments)
     return {**found, **(registered or {})}
 
 
 def defaults_among(confs: Mapping[str, str]) -> dict[str, str]:
-    """Return those of some confs that are defaults of options, by option name."""
+    """Return the defaults of options that are among some confs, by option name."""
     return {
         key.removeprefix(CONF_PREFIX): value.strip()
         for key, value in confs.items()
@@ -104,7 +119,7 @@ def driver_process() -> str | None:
 
 
 def _spark_command_lines() -> Iterator[list[str]]:
-    """Command lines of the Java processes among our ancestors, nearest first."""
+    """Yield the command lines of the Java processes among our ancestors, nearest first."""
     for _, arguments in _spark_processes():
         yield arguments
 
@@ -150,7 +165,7 @@ def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
 
 
 def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
-    """Settings by their proper keys. An unknown key stays as it is: the settings refuse it by name."""
+    """Return the settings by their proper keys. An unknown key stays as it is: the settings refuse it by name."""
     if not passed_on:
         return {}
     # Imported late, as below: the data source needs only what is above, in each of Spark's workers.
@@ -162,7 +177,7 @@ def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
 
 
 async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNamespace:
-    """Connect, by default with `AsyncNamespace.open`; an error names the option to correct.
+    """Open a namespace, by default with `AsyncNamespace.open`; an error names the option to correct.
 
     Raises MetadataUnavailableError, or CallerError for a namespace that does not exist.
     """
@@ -175,3 +190,71 @@ async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNames
             f"ZooKeeper of {uri} cannot be reached: {error.message}; nothing was read",
             advice="Start it (`dlspark sandbox status` shows a sandbox), or correct the option uri",
         ) from error
+
+
+# ---------------------------------------------------------------------- what an open namespace is asked
+
+
+async def announced_proxies(namespace: AsyncNamespace, folder: str, wait_ms: int = 0) -> tuple[str, ...]:
+    """Return where the namespace's proxies of one kind (`READ_PROXIES`, `WRITE_PROXIES`) take frames; one at least.
+
+    Waits up to `wait_ms` for the first. Raises NoProxiesError, MetadataUnavailableError or an OutcomeUnknownError.
+    """
+    from dlspark.serving.process.membership import read_members
+    from metadata.store import join
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_ms / 1000
+    while True:
+        members = await read_members(namespace.store, join(namespace.uri.path, folder))
+        addresses = tuple(dict.fromkeys(str(member.frames) for member in members if member.frames is not None))
+        if addresses:
+            return addresses[:MAX_ADDRESSES]
+        if loop.time() >= deadline:
+            raise _no_proxies_error(namespace, folder, len(members), wait_ms)
+        await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def _no_proxies_error(namespace: AsyncNamespace, folder: str, others: int, wait_ms: int) -> NoProxiesError:
+    from dlspark.serving.client.fleet import NoProxiesError
+    from dlspark.serving.process.membership import READ_PROXIES
+
+    kind = "read" if folder == READ_PROXIES else "write"
+    spoken = f" that takes frames ({others:,} are announced that do not)" if others else ""
+    waited = f" (waited {wait_ms / 1000:g} s for one)" if wait_ms else ""
+    return NoProxiesError(
+        f"Option {PROXY}={DISCOVER}: no {kind} proxy{spoken} is announced in {namespace.uri}{waited}",
+        advice=f"Start one (`dlspark proxy {kind}`, or `dlspark sandbox start --proxies 2`), list the addresses of "
+        f"proxies that are not announced, or leave out option {PROXY}",
+    )
+
+
+async def missing_log_error(namespace: AsyncNamespace, missing: Sequence[str]) -> LogNotFoundError:
+    """Return the error for logs that a query names, of which these are missing; its advice is about the first of
+    them, and takes two requests: what is in the folder that the name has, and what lies beside it."""
+    from metadata.distributedlog.log_names import LogNotFoundError
+
+    name = missing[0]
+    what = f"No such log: {', '.join(missing)}; nothing was read"
+    inside = sorted(await namespace.logs_store.list(name))
+    if inside:
+        return LogNotFoundError(
+            f"{what}. {name} is a folder, in which there are logs",
+            advice=f"Name one ({name}/{inside[0]}), or those in the folder by subscribePattern ({name}/.*)",
+            log=name,
+        )
+    near = await near_log(namespace, name)
+    several = "Several logs are named by option subscribe. " if "," in name else ""
+    return LogNotFoundError(
+        what,
+        advice=f"{near}{several}Create it (`dlspark log create {name}`), correct the name, or read by subscribePattern",
+        log=name,
+    )
+
+
+async def near_log(namespace: AsyncNamespace, name: str) -> str:
+    """Return how advice begins for a log that is not there: with one of nearly that name in its folder; empty without
+    one."""
+    folder = name.rpartition("/")[0]
+    beside = await namespace.logs_store.list(folder)
+    return did_you_mean(name, [f"{folder}/{one}" if folder else one for one in beside])

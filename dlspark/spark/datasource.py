@@ -25,8 +25,7 @@ from dlspark.spark.metadata_tables.registry import METADATA_OPTION, refuse_strea
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.worker_daemon import take_over
-from dlspark.spark.workers import in_worker, take_far_times, without_traceback
+from dlspark.spark.worker_daemon import in_worker, take_far_times, take_over, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -70,7 +69,9 @@ class DistributedLogDataSource(DataSource):
         from dlspark.spark.catalog.scan import Pushed
 
         down = Pushed.of(words)
-        return batch_reader(options, schema, bounds=down.bounds, take=down.take, seen=down.seen)
+        return batch_reader(
+            options, schema, bounds=down.bounds, take=down.take, seen=down.seen, planned_in=down.planned_in
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""

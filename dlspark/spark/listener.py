@@ -60,7 +60,7 @@ class _Heard:
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:
-        """Return in one line. `running`: a session says so; it cannot be concluded from what was heard."""
+        """Return one line of text. `running`: a session says so; it cannot be concluded from what was heard."""
         if not self.samples:
             return "ended before a batch" if self.ended else "no batch yet"
         known = [lag for lag in self.lags.values() if lag is not None]
@@ -72,12 +72,21 @@ class _Heard:
 
 
 class LagListener(StreamingQueryListener):
-    """Follows every query of a session that reads from a log; others do not matter to it. One listener may be added to
-    several sessions. Its methods may be called from any thread."""
+    """Show how far the streaming queries of a session are behind in their logs: to programs by `lags`, to people by
+    `picture` or as the value of a notebook's cell, to Prometheus by gauges.
+
+    It follows every query of the session that reads from a log. One listener may be added to several sessions. Its
+    methods may be called from any thread.
+
+    Args:
+        statistics: where gauges go; None: prometheus_client's own registry.
+        history: how many batches of a query its picture goes back.
+
+    Raises:
+        CallerError: for a history below 1, or where the gauges' names are taken in the registry.
+    """
 
     def __init__(self, statistics: Statistics | None = None, *, history: int = DEFAULT_HISTORY) -> None:
-        """`statistics` says where gauges go: by default to prometheus_client's own registry. `history`: how many
-        batches of a query are kept. Raises CallerError for a history below 1, or names taken in the registry."""
         if history < 1:
             raise CallerError(f"a history of {history} batches shows nothing", advice="Give 1 or more")
         self._gauges = lags_of(statistics)
@@ -96,9 +105,14 @@ class LagListener(StreamingQueryListener):
             return {heard.name: dict(heard.lags) for heard in self._queries.values() if not heard.ended}
 
     def picture(self, query: str | None = None, by: Measure = "records") -> LagPicture:
-        """Return how far a query (its name or id; by default the one heard of last) was behind over time.
+        """Return how far a query was behind over time.
 
-        Raises CallerError for a query that was not heard of, or another measure.
+        Args:
+            query: its name or id; None: the one heard of last.
+            by: what a lag is counted in: `records`, `bytes` or `ms`.
+
+        Raises:
+            CallerError: for a query that was not heard of, or another measure.
         """
         if by not in _MEASURES:
             raise CallerError(f"there is no lag in {by!r}", advice="Give by='records', by='bytes' or by='ms'")
@@ -119,7 +133,7 @@ class LagListener(StreamingQueryListener):
         return "", None
 
     def _settled(self) -> frozenset[str]:
-        """Return ids of the queries that the session runs, after the news of those that it runs no more has come.
+        """Return the ids of the queries that the session runs, after the news of those that it runs no more has come.
 
         Spark notifies listeners of a query's end some time after `query.stop()` has returned. The session of this
         thread is asked, or the listener's on a client of Spark Connect; without a session it does not wait.
@@ -143,7 +157,7 @@ class LagListener(StreamingQueryListener):
         return running
 
     def _running(self) -> frozenset[str] | None:
-        """Return ids of the queries that the session runs; None where no session can be asked."""
+        """Return the ids of the queries that the session runs; None where no session can be asked."""
         try:
             session = self.spark or SparkSession.getActiveSession()
             return None if session is None else frozenset(str(query.id) for query in session.streams.active)
@@ -166,23 +180,23 @@ class LagListener(StreamingQueryListener):
     # ------------------------------------------------------------------ for Spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Note that nothing is known before the first batch."""
+        """Do nothing: of a query nothing is known before its first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Take up the lags that a batch's progress reports."""
         self._safely(lambda: self._progress(event.progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Note that a query that idles is alive, and its lags stay as they were."""
+        """Keep the lags of a query that idles: it is alive, and they are what they were."""
         self._safely(lambda: self._alive(str(event.id)))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that a query that has ended has no lag any more."""
+        """Mark a query as ended: it has no lag any more."""
         self._safely(lambda: self._terminated(str(event.id)))
 
     def _safely(self, action: Callable[[], None]) -> None:
-        """Note that a listener may not fail: Spark would print a trace for each batch, and some of its buses drop
-        listeners."""
+        """Do what an event asks for, and only log what it raises: Spark would print a trace for each batch, and some of
+        its buses drop a listener that fails."""
         try:
             action()
         except Exception as error:
@@ -206,7 +220,7 @@ class LagListener(StreamingQueryListener):
         self._show(query_id, heard)
 
     def _alive(self, query_id: str) -> None:
-        """Note that a query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
+        """Show a query that idles as it was: it found nothing new, so only the gauge's time moves."""
         with self._lock:
             heard = self._queries.get(query_id)
         if heard is not None:

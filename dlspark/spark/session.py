@@ -82,8 +82,11 @@ def builder(
 ) -> SparkSession.Builder:
     """Return a builder of sessions that read and write logs; to be gone on with, `.master("local[2]").getOrCreate()`.
 
-    `uri` names the namespace; without it the conf `spark.distributedlog.uri` or the variable `DLSPARK_URI` does.
-    `existing` is a builder whose settings are taken over. `catalog` is the name of the SQL catalog; None: no catalog.
+    Args:
+        uri: names the namespace; None: the conf `spark.distributedlog.uri` or the variable `DLSPARK_URI` does, or the
+            sandbox that runs on this machine.
+        existing: a builder whose settings are taken over.
+        catalog: the name of the SQL catalog; None: no catalog.
 
     It sets the Python of the workers (the one that runs this), unix sockets for them and a daemon that ends them
     quietly, the catalog, and the jar, by which all threads find the format and each query of a frame is planned anew;
@@ -92,8 +95,9 @@ def builder(
     on; what belongs to the start of a session is as it was. After `spark.stop()` it makes another session, with this
     URI and these confs.
 
-    Raises OptionError for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
-    `catalog=None` it is left out).
+    Raises:
+        OptionError: for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
+            `catalog=None` it is left out).
     """
     if catalog is not None:
         check_version(pyspark.__version__)
@@ -207,11 +211,17 @@ def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQuery:
-    """`writer.start()`, again for `timeout_s` where Spark gave up on a Python process that was slow to start, or where
-    all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
+    """Start a query, again and again for `timeout_s` where Spark gave up on a Python process that was slow to start, or
+    where all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
 
-    Returns when the query has begun, or has ended for another reason, which `exception()` gives. Raises what
-    `writer.start()` raises, and the last slow start itself once the time is over.
+    Args:
+        writer: the query as it is written, `frame.writeStream` with all that is set.
+        timeout_s: for how many seconds it is started again.
+
+    Returns:
+        The query once it has begun, or has ended for another reason, which `exception()` gives.
+
+    Raises what `writer.start()` raises, and the last slow start itself once the time is over.
     """
     deadline = time.monotonic() + timeout_s
     error: Exception | None

@@ -1,1 +1,1 @@
-"""What tests of programs that use dlspark can run: a cluster in the process, and the real Java software."""
+"""Helpers for tests of programs that use dlspark: a cluster in the process, and the real Java software."""

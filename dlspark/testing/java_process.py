@@ -48,7 +48,7 @@ class OutOfReachError(Exception):
 
 
 class JavaError(Exception):
-    """What the Java side threw: its class name, its library's code (or None), its message."""
+    """An exception of the Java side: its class name, its library's code (or None), its message."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(

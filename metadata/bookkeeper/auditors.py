@@ -29,7 +29,7 @@ _READONLY: Final = "readonly"
 
 
 class PeriodicCheck(Enum):
-    """Checks that remember when they last ran, by their znode."""
+    """When did a check last run? These remember it, by their znode."""
 
     ALL_LEDGERS = "checkallledgersctime"
     PLACEMENT_POLICY = "placementpolicycheckctime"
@@ -38,7 +38,7 @@ class PeriodicCheck(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBookies:
-    """The bookies that are registered, by id."""
+    """Which bookies are registered? By id."""
 
     writable: frozenset[str]
     readonly: frozenset[str]
@@ -50,7 +50,12 @@ class RegisteredBookies:
 
 
 class AuditorStore:
-    """Votes, times of checks and names of bookies of one cluster, below `root`."""
+    """Which node audits the cluster, when did each check last run, which bookies were there? The znodes of that.
+
+    Args:
+        store: the session in which a vote is cast, and with which it ends.
+        root: the znode of the cluster's ledgers.
+    """
 
     def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT) -> None:
         check_path(root)
@@ -68,7 +73,7 @@ class AuditorStore:
     # ---- votes ------------------------------------------------------------------------------------------------------
 
     async def vote(self, bookie_id: str) -> str:
-        """Stand for election in this session; the name of the vote. Voting twice gives the first one again.
+        """Stand for election in this session, and return the name of the vote. Voting twice gives the first one again.
 
         A vote whose answer was lost would be a candidate that no process acts for: so our own are looked for first.
         """

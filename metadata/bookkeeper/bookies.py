@@ -57,7 +57,7 @@ class UnknownBookieError(NotAppliedError):
 
 @dataclass(frozen=True, slots=True)
 class BookieAddress:
-    """A storage node's id and where it listens."""
+    """Where does a storage node listen? Its id, host and port."""
 
     bookie_id: str
     host: str
@@ -102,7 +102,7 @@ class BookieAddress:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie that says that it runs. `address` is None where the registration holds none; `error` says why."""
+    """Does a bookie say that it runs, and where? No `address`: the registration holds none; `error` says why."""
 
     bookie_id: str
     readonly: bool
@@ -121,7 +121,7 @@ def _version_in(data: bytes, path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Who a bookie is: it refuses to start where znode and directories disagree on this."""
+    """Is a bookie the one that it says it is? Where znode and directories disagree it does not start (I11)."""
 
     bookie_id: str
     journal_dirs: tuple[str, ...]
@@ -204,9 +204,12 @@ def check_bookie_id(bookie_id: str) -> None:
 
 
 class BookieRegistry:
-    """Registrations and cookies of one cluster. What `register` and `watch` set up ends with the store's session.
+    """Which storage nodes does the cluster have, and where do they listen? Their registrations and cookies.
 
-    `version` is the node's software version, for its registrations.
+    Args:
+        store: the session, with which `register` and `watch` end.
+        predecessor_timeout_ms: how long `register` waits for the registration of a predecessor to go.
+        version: the node's software version, for its registrations.
     """
 
     def __init__(
@@ -254,10 +257,7 @@ class BookieRegistry:
             raise
 
     async def unregister(self, bookie_id: str) -> None:
-        """Delete this session's registrations of the bookie, and do not register it again.
-
-        Where it raises, what is left ends with the session.
-        """
+        """Delete this session's registrations of the bookie. Where it raises, the rest ends with the session."""
         await self.let_go(bookie_id)  # first: a renewal under way would register it again
         for folder in (self._available, self._readonly):
             await repeat(self._store, partial(self._withdraw, join(folder, bookie_id)))
@@ -356,17 +356,16 @@ class BookieRegistry:
     # ---- discovery --------------------------------------------------------------------------------------------------
 
     async def writable(self) -> list[BookieAddress]:
-        """Writable bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
+        """Return the writable bookies by id. One that cannot be resolved is left out, with a warning in the log."""
         return await self._addresses(self._available)
 
     async def readonly(self) -> list[BookieAddress]:
-        """Read-only bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
+        """Return the read-only bookies by id. One that cannot be resolved is left out, with a warning in the log."""
         return await self._addresses(self._readonly)
 
     def keep_lists(self) -> None:
-        """From here on read a list again only after its watch fired: for callers that ask which bookies there are in
-        short intervals. A bookie that moves without its registration going away keeps its old address there;
-        `resolve` always asks."""
+        """Read a list again only after its watch fired: for callers that ask often. A bookie that moves without its
+        registration going away keeps its old address there; `resolve` always asks."""
         self._keeping = True
 
     async def _addresses(self, folder: str) -> list[BookieAddress]:
@@ -389,7 +388,7 @@ class BookieRegistry:
         return list(found)
 
     async def _ids(self, folder: str, watch: Watcher | None) -> tuple[list[str], int]:
-        """Bookie ids in `folder` and the list's version; a missing folder is made, so that it can be watched."""
+        """Return the bookie ids in `folder`, which is made where missing so that it can be watched, and its version."""
         try:
             names, stat = await self._store.children(folder, watch)
         except NoNodeError:
@@ -461,8 +460,7 @@ class BookieRegistry:
         return self._watch.add(listener)
 
     async def health_check_disabled(self) -> bool:
-        """Return whether the operators have switched quarantine off for all clients of the cluster
-        (`disableHealthCheck`)."""
+        """Return whether the operators have switched quarantine off for all clients (`disableHealthCheck`)."""
         return await repeat(self._store, lambda: self._store.exists(self._no_health_check)) is not None
 
     # ---- identity ---------------------------------------------------------------------------------------------------

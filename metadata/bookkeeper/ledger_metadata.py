@@ -32,7 +32,7 @@ _MAX_VARINT: Final = 10
 
 
 class LedgerState(IntEnum):
-    """OPEN -> IN_RECOVERY -> CLOSED, or OPEN -> CLOSED; CLOSED is final."""
+    """May a ledger still be written? OPEN -> IN_RECOVERY -> CLOSED, or OPEN -> CLOSED; CLOSED is final (I2)."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -40,7 +40,9 @@ class LedgerState(IntEnum):
 
 
 class DigestType(IntEnum):
-    """Numbers of the metadata's enum (not those of the Java client API)."""
+    """How are a ledger's entries protected? The numbers are those of the metadata's enum, not of the Java
+    client API.
+    """
 
     CRC32 = 1
     HMAC = 2
@@ -50,7 +52,7 @@ class DigestType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """A fragment's bookies: they hold entries from `first_entry` to the next fragment's first entry minus one."""
+    """Which bookies hold a fragment: the entries from `first_entry` to the next fragment's first entry minus one?"""
 
     first_entry: int
     bookies: tuple[str, ...]
@@ -58,7 +60,9 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """A ledger's metadata. `last_entry` and `length` (payload bytes) mean something only when CLOSED."""
+    """Where do a ledger's entries lie, how many copies has each, where does it end? `last_entry` and `length` (payload
+    bytes) mean something only when CLOSED.
+    """
 
     ensemble_size: int
     write_quorum: int
@@ -81,7 +85,7 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its end is decided, for ever."""
+        """True once its end is decided, for ever (I2)."""
         return self.state is LedgerState.CLOSED
 
     def ensemble_for(self, entry: int) -> Ensemble:
@@ -232,6 +236,7 @@ def _from_message(message: Any, version: int, path: str) -> LedgerMetadata:
         ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
         ensembles=tuple(Ensemble(part.firstEntryId, tuple(part.ensembleMember)) for part in message.segment),
         state=state,
+        # Other writers may leave one there while the ledger is open: before the close no end counts (I2).
         last_entry=message.lastEntryId if closed else -1,
         length=message.length if closed else 0,
         digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,

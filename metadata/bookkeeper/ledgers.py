@@ -61,14 +61,14 @@ _LONG_TOP: Final = re.compile(r"\d{3}")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A value and the data version of the znode that it was read from or written to."""
+    """Has a value changed since it was read? It, and its znode's data version when it was read or written."""
 
     value: T
     version: int
 
 
 class LedgerLayout(Enum):
-    """The cluster's layout, by the simple name of the Java factory class in LAYOUT."""
+    """Where below the root do the znodes of ledgers lie? By the simple name of the Java factory class in LAYOUT."""
 
     HIERARCHICAL = "HierarchicalLedgerManagerFactory"
     LONG_HIERARCHICAL = "LongHierarchicalLedgerManagerFactory"
@@ -114,7 +114,7 @@ LAYOUT_NAMES: Final = {
     "legacyhierarchical": LedgerLayout.LEGACY_HIERARCHICAL,
     "flat": LedgerLayout.FLAT,
 }
-"""What people call them: the names in BookKeeper's metadata URIs (zk+hierarchical://)."""
+"""The names of layouts in BookKeeper's metadata URIs (zk+hierarchical://), by which people call them."""
 
 _SHORT_ONLY: Final = (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL)
 _LAYOUTS: Final[dict[str, dict[str, LedgerLayout]]] = {
@@ -124,7 +124,12 @@ _LAYOUTS: Final[dict[str, dict[str, LedgerLayout]]] = {
 
 
 class LedgerStore:
-    """The ledgers of one cluster, below `root`. `rng` makes creator tokens and the instance id."""
+    """Which ledgers does the cluster have, and what do their metadata say? Every change is conditional (I2).
+
+    Args:
+        root: the znode of the cluster's ledgers.
+        rng: makes creator tokens and the instance id.
+    """
 
     def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT, *, rng: random.Random | None = None) -> None:
         check_path(root)
@@ -270,10 +275,8 @@ class LedgerStore:
         return await self._draw_id() if reserved is None else reserved
 
     async def skip_ids(self, count: int) -> None:
-        """Pass over the next `count` ids, in one transaction: they are never given out. A reserved id is dropped, too.
-
-        Nothing is passed over in a sequence from which no id was drawn yet.
-        """
+        """Pass over the next `count` ids, in one transaction, and a reserved one: they are never given out. In a
+        sequence from which no id was drawn yet nothing is passed over."""
         if count < 1:
             return
         async with self._reserving:
@@ -317,7 +320,7 @@ class LedgerStore:
         return join(self._root, "idgen-long")
 
     async def _generate_long_id(self) -> int:
-        """High order bits from the newest HOB znode, the low 31 from the sequence below it."""
+        """Return a new id: high order bits from the newest HOB znode, the low 31 from the sequence below it."""
         for _ in range(MAX_REPEATS):
             hobs = await self._hobs()
             high = hobs[-1] if hobs else 1
@@ -366,10 +369,8 @@ class LedgerStore:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     async def create(self, ledger_id: int, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
-        """Store the metadata of a new ledger; its creator token is drawn here unless given.
-
-        Raises NodeExistsError when the id is taken. A lost answer is resolved by the token.
-        """
+        """Store the metadata of a new ledger. Its creator token, drawn here unless given, resolves a lost answer.
+        Raises NodeExistsError when the id is taken."""
         check(metadata.format_version == 3, "new ledgers are written in format 3: it carries the creator token")
         await self.layout()
         if metadata.creator_token is None:
@@ -403,7 +404,7 @@ class LedgerStore:
         return Versioned(metadata, 0)
 
     async def _create_joined(self, op: Create, joined: Sequence[Op]) -> None:
-        """One multi; missing parents of the ledger's znode are made as `create` would."""
+        """Create the ledger in one multi; missing parents of its znode are made as `create` would."""
 
         async def multi(first: Create) -> str:
             if first is not op:
@@ -486,7 +487,7 @@ class LedgerStore:
         raise lost or MetadataUnavailableError("the session kept being lost", ledger_id=ledger_id, path=path)
 
     async def _reread(self, path: str, lost: OutcomeUnknownError) -> tuple[bytes, int]:
-        """Data and version after a lost answer, as committed now."""
+        """Return data and version after a lost answer, as committed now."""
 
         async def look() -> tuple[bytes, int]:
             await self._store.sync(path)  # the server that answers may lag behind the one that applied the write

@@ -1,5 +1,5 @@
-"""Under-replication: which ledgers lack copies, who is repairing which, and who may not (`ReplicationStore`); and what
-to repair next (`RepairQueue`).
+"""Under-replication: which ledgers lack copies, which worker repairs which, and whether any may (`ReplicationStore`);
+and which to repair next (`RepairQueue`).
 
 What the znodes hold, and the rules of their use: docs/reference/znodes.md#under-replication.
 
@@ -78,7 +78,7 @@ class UnderReplicatedLedger:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> UnderReplicatedLedger:
-        """Raises CorruptDataError."""
+        """Read a mark from its znode's data. Raises CorruptDataError."""
         message: Any = parse_text(UNDERREPLICATED_LEDGER, data, path)
         return cls(tuple(message.replica), message.ctime if message.HasField("ctime") else None)
 
@@ -105,7 +105,12 @@ def mark_name(ledger_id: int) -> str:
 
 
 class ReplicationStore:
-    """The marks, locks and switches of one cluster, below `root`. Needs an initialised cluster."""
+    """Which ledgers lack copies, and which of them does a worker repair? The marks, locks and switches of one cluster.
+
+    Args:
+        store: the session, whose end gives its locks back.
+        root: the znode of the cluster's ledgers; the cluster must be initialised.
+    """
 
     def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT) -> None:
         check_path(root)
@@ -194,8 +199,9 @@ class ReplicationStore:
         return news
 
     async def _create_mark(self, path: str, data: bytes) -> None:
-        """Note that one write instead of three in the usual case, which counts where a lost bookie has very many
-        ledgers: of the folders only the innermost is missing, since hardly any two ledgers share it."""
+        """Create a mark in one write instead of three in the usual case, which counts where a lost bookie has very many
+        ledgers: of the folders only the innermost is missing, since hardly any two ledgers share it.
+        """
         try:
             await self._store.multi([Create(parent_of(path)), Create(path, data)])
         except (NoNodeError, NodeExistsError):
@@ -417,7 +423,7 @@ def _seconds(seconds: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """A marked ledger that is ours to repair: its lock, and the mark as read once the lock was held."""
+    """Which marked ledger is ours to repair? Its lock, and the mark as read once the lock was held."""
 
     lock: LedgerLock
     mark: Versioned[UnderReplicatedLedger]
@@ -429,10 +435,17 @@ class RepairTask:
 
 
 class RepairQueue:
-    """Hands `owner` the marked ledgers that no worker repairs yet, each under its lock. Not for use by several tasks.
+    """Which ledger can be repaired next? Hands out the marked ones that no worker repairs yet, each under its lock; not
+    for several tasks.
 
     A descent through the folders of marks, in random order so that many workers do not meet. What it has listed is used
     up before anything is listed again: with a hundred thousand marks a folder's names are a megabyte.
+
+    Args:
+        marks: the cluster's marks and locks.
+        owner: the name that the locks give.
+        rng: draws the order.
+        watch: hears of marks that come where there were none.
     """
 
     def __init__(self, marks: ReplicationStore, owner: str, rng: random.Random, watch: Watcher | None = None) -> None:
@@ -498,7 +511,7 @@ class RepairQueue:
         return RepairTask(lock, mark)
 
     async def settle(self, task: RepairTask) -> bool:
-        """Return the ledger is whole: remove its mark unless it was set again, then give the lock back.
+        """Remove the mark of a ledger that is whole, unless it was set again; then give the lock back.
 
         False where it was marked again, or the lock's session has ended: then it is not ours to say.
         """

@@ -6,7 +6,7 @@ log_queries, logs       finding, opening, listing logs; creating them, starting 
 log_admin, log_watch    renaming and deleting logs; logs that come and go
 segments                a segment as a value; segment_listing reads them, segment_changes marks and removes
 producer_segments       which segments say what a log knows of its producers, and how often it lost that
-locks, owner_names      the writer's lock; what the name of its owner says of who that is
+locks, owner_names      the writer's lock; the kind of its owner, by the name
 allocators              ledgers that were created ahead
 subscribers             positions and locks of readers
 permissions             what may be done with logs

@@ -38,7 +38,7 @@ Paths: TypeAlias = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What an allocator's znode holds, as last read or written."""
+    """Has an allocator a ledger that belongs to no segment yet? Its znode's content, as last read or written."""
 
     path: str
     data: bytes
@@ -54,7 +54,11 @@ class Allocation:
 
 
 class AllocatorStore:
-    """Allocators in one metadata store. `counters` counts lost answers, by whether the change was applied."""
+    """Which ledgers are allocated ahead, and for what? The allocators in one metadata store.
+
+    Args:
+        counters: counts lost answers, by whether the change was applied.
+    """
 
     def __init__(self, store: MetadataStore, counters: Counter[str] | None = None) -> None:
         self._store = store
@@ -62,6 +66,7 @@ class AllocatorStore:
 
     async def read(self, path: str) -> Allocation:
         """Return the znode as it is now. Raises NoNodeError."""
+        # The server that answers may lag behind the one that applied another process's change.
         await repeat(self._store, lambda: self._store.sync(path))
         return await self._get(path)
 
@@ -75,6 +80,7 @@ class AllocatorStore:
 
     async def claim(self, allocation: Allocation) -> Allocation:
         """Take the named ledger from all processes that may have read its id before. Raises as `record`."""
+        # The same data once more: the version moves, and what others have built on the old one fails (I7).
         return await self._put(allocation, allocation.data)
 
     async def clear(self, allocation: Allocation) -> Allocation:
@@ -82,8 +88,9 @@ class AllocatorStore:
         return await self._put(allocation, b"")
 
     async def _put(self, allocation: Allocation, data: bytes) -> Allocation:
-        """Return a conditional set. A lost answer is settled by looking: exactly one version on, with our data, is
-        ours."""
+        """Set the data conditionally. A lost answer is settled by looking: exactly one version on, with our data, is
+        ours.
+        """
         doubt = False
 
         async def attempt() -> Allocation:

@@ -45,8 +45,9 @@ _SERVER: Final = re.compile(r"\s*(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):\d{1,5}\s*")
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where a namespace's ledgers are, and what it demands of its writers. Servers are "host:port,host:port"; readers
-    use the writers' where they have none of their own."""
+    """Where are a namespace's ledgers, and what does it demand of its writers? Servers are "host:port,host:port";
+    readers use the writers' where they have none of their own.
+    """
 
     bk_servers: str
     ledgers_path: str
@@ -226,7 +227,7 @@ class StructFields:
         return value
 
     def required(self, number: int, name: str) -> str:
-        """Return a string field that must be there and not be empty; `name` is what an error calls it."""
+        """Return a string field, which must be there and not be empty; `name` is what an error calls it."""
         value = self.text(number)
         if not value:
             raise self._corrupt_error(f"{name} is missing")

@@ -45,7 +45,7 @@ class ForgottenExecutionError(CallerError):
 
 
 class ExecutionStore:
-    """The notes of one namespace's executions."""
+    """Which executions of a Spark query are under way? The notes of one namespace's."""
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:
         self._store = store
@@ -116,7 +116,7 @@ class ExecutionStore:
                 try:
                     await self._store.delete(path, stat.version)
                 except (BadVersionError, NoNodeError, NoAuthError):
-                    continue  # in use after all, gone, or of a driver that lets nobody else delete it
+                    continue  # in use after all, gone, or of a driver that lets no other delete it
 
 
 def _encode(notes: Mapping[str, Note], forgotten: int) -> bytes:

@@ -74,7 +74,9 @@ class OwnershipAcquireFailedError(NotAppliedError):
     code: ClassVar[int] = 302
 
     def __init__(self, owner: str, *, path: str, log: str | None = None, kept: str | None = None) -> None:
-        """`kept`: what was not done to the log, of what would have taken it away from its owner."""
+        """Make the error; `kept` names what was not done to the log, of what would have taken it away from its
+        owner.
+        """
         super().__init__(
             f"the lock is held by {owner}" if kept is None else f"the lock is held by {owner}; {kept}",
             path=path,
@@ -85,7 +87,7 @@ class OwnershipAcquireFailedError(NotAppliedError):
 
 
 class LockId(NamedTuple):
-    """Who a member belongs to."""
+    """Which client and session does a member of a lock's queue belong to?"""
 
     client_id: str
     session_id: int
@@ -122,7 +124,9 @@ class _Registry:
 
     @contextmanager
     def entering(self, lock_path: str) -> Iterator[None]:
-        """While a member of this lock is being created: its path is not known yet, so no member may be disowned."""
+        """Keep every member for the length of the block, in which one of this lock is created: its path is not known
+        yet, so no member may be disowned.
+        """
         self._entering[lock_path] += 1
         try:
             yield
@@ -169,7 +173,9 @@ def parse_member(name: str) -> LockId | None:
 
 
 class DistributedLock:
-    """The lock at `path`, which must exist. One object is acquired once; not for use by several tasks at a time."""
+    """Do we own the log, and if not, which client does? The lock at `path`, which must exist. One object is acquired
+    once; not for use by several tasks at a time.
+    """
 
     def __init__(
         self,
@@ -179,7 +185,9 @@ class DistributedLock:
         *,
         on_reacquired: Callable[[float, bool], None] | None = None,
     ) -> None:
-        """`on_reacquired` is called with the seconds that it took to get a lost lock back, and whether that worked."""
+        """Make a lock that is not held yet. `on_reacquired` is called with the seconds that it took to get a lost lock
+        back, and True if that worked.
+        """
         check_path(path)
         self._on_reacquired = on_reacquired
         self._store = store
@@ -197,7 +205,7 @@ class DistributedLock:
 
     @property
     def held(self) -> bool:
-        """Whether we own the lock, by what this session has heard; `confirmed` asks the store."""
+        """True while we own the lock, by what this session has heard; `confirmed` asks the store."""
         return self._state is _State.HELD
 
     @property
@@ -209,15 +217,16 @@ class DistributedLock:
         return self._member.path
 
     def release_op(self) -> Delete:
-        """Gives the lock up within a transaction, which fails unless we own the lock. Raises LockingError.
+        """Give the lock up within a transaction, which fails unless we own the lock. Raises LockingError.
 
         Once the transaction has been applied, call `deleted`, and `release` afterwards as in any other case.
         """
         return Delete(self.member_path)
 
     def deleted(self, op: Op) -> None:
-        """Note that a transaction with this `release_op` was applied: unless we own another member since, none is
-        left."""
+        """Note that a transaction with this `release_op` was applied: unless we own another member since, none
+        is left.
+        """
         if self._member is not None and self._member.path == op.path:
             self._forget()
 
@@ -248,7 +257,7 @@ class DistributedLock:
             raise
 
     async def _acquire(self, timeout_ms: int, asked: Callable[[], None] | None = None) -> bool:
-        """Leaves the state HELD, or raises and leaves no member. Returns what `acquire` does."""
+        """Reach the state HELD, or raise and leave no member. Returns what `acquire` does."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms > 0 else None
         if deadline is None:
             owner = await self._foreign_owner()
@@ -499,7 +508,7 @@ class DistributedLock:
     # ---- losing it --------------------------------------------------------------------------------------------------
 
     async def ensure_held(self) -> None:
-        """A holder's check: returns while the lock is held, or lost and being acquired again.
+        """Return while the lock is held; wait where it was lost and is being acquired again. This is a holder's check.
 
         Raises OwnershipAcquireFailedError once another client has it, and LockingError where it was never acquired,
         was released, or is gone with what it protected.
@@ -536,7 +545,7 @@ class DistributedLock:
             self._close()
 
     def _forget(self) -> None:
-        """Our member went with its session."""
+        """Forget our member, which went with its session."""
         if self._member is not None:
             self._registry.live.discard(self._member.path)
             self._member = None

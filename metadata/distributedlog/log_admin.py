@@ -58,7 +58,7 @@ MAX_LISTINGS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A name directly below another. It may be both a log, and a folder that further logs' names begin with."""
+    """Is a name directly below another a log, a folder that further logs' names begin with, or both?"""
 
     name: str
     is_log: bool
@@ -77,7 +77,7 @@ async def _no_ops() -> list[Op]:
 
 
 class LogAdmin:
-    """Administers the logs of a `LogStore`."""
+    """How are logs listed, renamed, deleted and counted? Administration of the logs of a `LogStore`."""
 
     def __init__(self, logs: LogStore) -> None:
         self._logs = logs
@@ -274,7 +274,7 @@ class LogAdmin:
     # ---- all names --------------------------------------------------------------------------------------------------
 
     async def names(self, prefix: str = "") -> list[str]:
-        """Full names of all logs, nested ones included, or of those below `prefix`, sorted."""
+        """Return the full names of all logs, nested ones included, or of those below `prefix`, sorted."""
         start = validate_folder(prefix)
         if start:
             try:
@@ -349,7 +349,9 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
 
 
 def _vacate(root: _ZnodeRead) -> Op:
-    """Return the old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
+    """Return the operation that removes the old name's own znode, or leaves it for the logs nested below it, without
+    the application's bytes.
+    """
     if root.stat.num_children > 1:
         return SetData(root.path, b"", root.stat.version)
     return Delete(root.path, root.stat.version)

@@ -128,7 +128,7 @@ class _Forget:
 
 
 class FederatedFolders(LogFolders):
-    """The sub-namespaces of the federated namespace at `root`; none gets more than `max_logs`."""
+    """In which sub-namespace of the federated namespace at `root` is a log? None gets more than `max_logs`."""
 
     def __init__(self, store: MetadataStore, root: str, *, max_logs: int, ask_on_miss: bool = True) -> None:
         self._store = store
@@ -221,8 +221,9 @@ class FederatedFolders(LogFolders):
             self._passing.popitem(last=False)
 
     def _forget(self, first: str) -> None:
-        """Note that the log went, or the watch on it: its place is asked for again, and until then the last one
-        known."""
+        """Forget that the log's place is known, because it went, or the watch on it: the place is asked for again, and
+        until then the last one known is passed.
+        """
         self._changes += 1
         self._watched.discard(first)
         folder = self._fresh.pop(first, None)

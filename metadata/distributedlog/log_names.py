@@ -36,7 +36,7 @@ class LogExistsError(NotAppliedError):
 
 @dataclass(frozen=True, slots=True)
 class LogPaths:
-    """The znodes of one log: `root` is L, `partition` is P."""
+    """Where are the znodes of a log? `root` is L, `partition` is P."""
 
     root: str
     partition: str
@@ -105,7 +105,9 @@ class LogPaths:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The two values of a log that its newest segments move, with their versions: only ever set conditionally."""
+    """Where does a log end? The two values that its newest segments move, with their versions: only ever set
+    conditionally.
+    """
 
     max_lssn: Versioned[int]
     max_txid: Versioned[int]
@@ -113,7 +115,9 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class LogState(LogEnd):
-    """All three values of a log that are only set conditionally, with their versions."""
+    """Has a log changed since it was read? All three values that are only set conditionally, with their
+    versions (I7).
+    """
 
     allocation: Versioned[bytes]
 
@@ -152,7 +156,9 @@ def validate_folder(prefix: str) -> str:
 
 
 def validate_new_name(name: str, partition: str) -> str:
-    """`validate_name`, stricter for a log that is to be made: every component must show in listings."""
+    """Validate the name of a log that is to be made, more strictly than `validate_name`: every component must show in
+    listings.
+    """
     plain = validate_name(name)
     for part in plain.split("/"):
         if part.startswith(RESERVED):

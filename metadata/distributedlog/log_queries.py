@@ -59,9 +59,16 @@ class LogSnapshot(NamedTuple):
 
 
 class LogQueries:
-    """The logs of the namespace at `namespace_path`; made as a `LogStore`.
+    """Which logs has the namespace at `namespace_path`, and what do their znodes say? Made as a `LogStore`.
 
-    `log_folders` finds each log; a plain namespace has all of them below its own znode.
+    Args:
+        store: the session.
+        namespace_path: the namespace's znode.
+        partition: the name of the znode below each log that holds its segments.
+        skip_minimum_version: read segments of a version that is too old to be read safely.
+        validate_sequence: refuse lists whose numbers have gaps.
+        cache: segments that were read, for several namespaces together.
+        log_folders: finds each log; a plain namespace has all of them below its own znode.
     """
 
     def __init__(
@@ -189,7 +196,7 @@ class LogQueries:
         return sorted(found)
 
     def logs_among(self, names: Iterable[str]) -> Names:
-        """Return of the children of a znode, those that are logs or lead to some."""
+        """Return those children of a znode that are logs or lead to some."""
         return [name for name in names if not name.startswith(RESERVED) and name != self._partition]
 
     async def _look(self, path: str) -> Stat | None:
@@ -245,7 +252,7 @@ class LogQueries:
         return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
     async def snapshot(self, name: str, *, producers: bool = False) -> LogSnapshot:
-        """State and segments of one moment, for a caller that is going to change them.
+        """Read state and segments of one moment, for a caller that is going to change them.
 
         Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
         that begins or ends a segment sets `ledgers`, and the listing has that znode's version beside the names.

@@ -24,7 +24,7 @@ _PAUSE_S: Final = 1.0  # where the session is up and the server does not answer
 
 @dataclass(frozen=True, slots=True)
 class LogChange:
-    """A log came (`added`) or went. A name with an inner slash shows as its first component below the prefix."""
+    """Which log came (`added`) or went? A name with an inner slash shows as its first component below the prefix."""
 
     name: str
     added: bool
@@ -83,8 +83,9 @@ class _Lists:
                     return frozenset()
 
     def session_changed(self, state: SessionState) -> None:
-        """Note that the session's end: a list that is answered while the session closes leaves no watch that would
-        report it."""
+        """Hear of the session's end: a list that is answered while the session closes leaves no watch that would report
+        it.
+        """
         if state is SessionState.CLOSED:
             self.heard.set()
 

@@ -14,7 +14,7 @@ With `L = NS/<log>` and `P = L/<default>`:
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns
 the next one. BadVersionError from one means that another process owns the log now. An unknown outcome is left to the
-caller, who knows what to look for: their ledger's id among the segments. `create` and `delete_tree` may simply be run
+caller, which knows what to look for: its ledger's id among the segments. `create` and `delete_tree` may simply be run
 again.
 
 What only reads is in `metadata.distributedlog.log_queries`.
@@ -62,7 +62,9 @@ MAX_DELETES: Final = 1_000
 
 
 class LogStore(LogQueries):
-    """The logs of one namespace, which must exist to create logs in it."""
+    """Which logs has a namespace, and which segments has each? Reads (`LogQueries`), and the changes below, all
+    conditional (I7). The namespace must exist to create logs in it.
+    """
 
     # ---- logs -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,9 @@ class LogStore(LogQueries):
         return not any(stats[len(parents) :])
 
     async def ensure(self, name: str, metadata: bytes = b"") -> None:
-        """`create`, where losing the race to a concurrent creator, or one's own lost answer, is a success."""
+        """Create the log unless it exists: losing the race to a concurrent creator, or one's own lost answer, is a
+        success.
+        """
 
         async def create() -> None:
             try:
@@ -168,7 +172,7 @@ class LogStore(LogQueries):
         return True
 
     async def _subtree(self, path: str) -> Names:
-        """`path` and everything below it, children before parents; empty where it does not exist."""
+        """Return `path` and everything below it, children before parents; nothing where it does not exist."""
         try:
             names, _ = await self._store.children(path)
         except NoNodeError:
@@ -282,7 +286,7 @@ class LogStore(LogQueries):
                 raise
 
     async def delete_segment(self, name: str, segment: SegmentMetadata) -> None:
-        """Remove a segment's znode without a check of who owns the log; a missing one is a success. Its ledger must be
+        """Remove a segment's znode without a check that we own the log; a missing one is a success. Its ledger must be
         gone."""
         path = (await self.located(name)).segment(segment)
 
@@ -295,7 +299,8 @@ class LogStore(LogQueries):
         await repeat(self._store, delete)
 
     def publish_ops(self, name: str, state: LogEnd, segments: Sequence[SegmentMetadata]) -> Ops:
-        """Operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one multi.
+        """Return the operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one
+        multi.
 
         They depend on the versions in `state`, so they fail where the log was changed since it was read (I7).
         """

@@ -11,18 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from metadata.distributedlog.bindings import DEFAULT_FIRST_LSSN, SUB_NAMESPACES, Binding
+from metadata.distributedlog.bindings import SUB_NAMESPACES, Binding
 from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, MetadataStore, check_path, join, parent_of
-
-__all__ = [
-    "DEFAULT_FIRST_LSSN",
-    "NamespaceInUseError",
-    "NamespaceStore",
-    "NamespaceUri",
-    "NotBoundError",
-]
 
 DEFAULT_ZOOKEEPER_PORT: Final = 2181
 _SCHEME: Final = "distributedlog"
@@ -44,7 +36,9 @@ class NamespaceInUseError(CallerError):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUri:
-    """`distributedlog://host:port;host:port/path`: ZooKeeper's servers ("host:port,host:port") and the znode path."""
+    """Which namespace, of which ZooKeeper? `distributedlog://host:port;host:port/path`: the servers
+    ("host:port,host:port") and the znode path.
+    """
 
     servers: str
     path: str
@@ -92,7 +86,7 @@ def _bad_uri_error(uri: str, why: str) -> CallerError:
 
 
 class NamespaceStore:
-    """The binding of the namespace at `path`."""
+    """Is there a namespace at `path`, and how is it bound? Its binding: made, read, changed, taken away."""
 
     def __init__(self, store: MetadataStore, path: str) -> None:
         check_path(path)
@@ -154,7 +148,7 @@ class NamespaceStore:
         return True
 
     async def _make_index(self, binding: Binding) -> None:
-        """Note that a federated namespace has the znode of its sub-namespaces from the start."""
+        """Make the znode of the sub-namespaces, which a federated namespace has from the start."""
         if binding.federated:
             try:
                 await self._store.create(join(self._path, SUB_NAMESPACES))
@@ -205,8 +199,8 @@ class NamespaceStore:
             return b""
 
     async def unbind(self, *, force: bool = False) -> None:
-        """Empty the binding. Logs stay, out of reach until the path is bound again: therefore only with `force` where
-        there are any.
+        """Empty the binding. Logs stay, out of reach until the path is bound again: so where there are any, it needs
+        `force`.
 
         Raises NamespaceInUseError, NotBoundError for a missing path.
         """

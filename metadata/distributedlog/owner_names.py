@@ -1,11 +1,11 @@
-"""What the name of a lock's owner says of who that is.
+"""How a lock's owner is recognised by its name: a Spark query, a write proxy, or any other client.
 
     1;<shard>;<host>:<port>              a write proxy
     dlspark-sink/<host>/<pid>            a Spark query that publishes a batch: it gives the lock up in a moment
     dlspark-sink/<host>/<pid>/appends    a query's process, which keeps its logs for the next batch until one waits
     anything else                        a writer of this library or of Java's, which keeps its log until it closes it
 
-A name is a hint for who waits, and never decides who owns a log.
+A name is a hint for a client that waits, and never decides which one owns a log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def process_of(owner: str) -> int | None:
 
 
 def what_to_do(owner: str) -> str:
-    """Advice for who cannot have the lock."""
+    """Return the advice for a caller that cannot have the lock."""
     if gives_way(owner):
         return "A Spark query has it, and gives it up between two batches for who waits in the queue: wait for longer"
     if owner.startswith(_PROXY):
@@ -49,7 +49,7 @@ def what_to_do(owner: str) -> str:
 
 
 def how_to_free(owner: str) -> str:
-    """Advice for who would take the log away from its owner, which nobody gives way to."""
+    """Return the advice for a caller that would take the log away from its owner, which gives way to no other."""
     if gives_way(owner):
         return (
             "A Spark query has it: stop it; its process gives the log up appendIdleRelease (1 minute) after the last "

@@ -35,7 +35,7 @@ class RequestDeniedError(CallerError):
 
 
 class Action(Enum):
-    """What an entry can deny; the value is its field's id."""
+    """Which actions on a log can an entry deny? The value is its field's id."""
 
     WRITE = 1
     TRUNCATE = 2
@@ -46,7 +46,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """One entry. None: not said, which allows."""
+    """Which actions does one entry deny? None: not said, which allows."""
 
     deny_write: bool | None = None
     deny_truncate: bool | None = None
@@ -81,7 +81,7 @@ ALLOW_ALL: Final = Permissions()
 
 
 class PermissionStore:
-    """The entries below `root`, the znode path of a namespace's access control.
+    """May an action be done to a log? The entries below `root`, the znode path of a namespace's access control.
 
     Every method raises InvalidLogNameError for a name that cannot be a log's, and CorruptDataError for data that is not
     an entry.
@@ -170,7 +170,7 @@ class PermissionStore:
                 )
 
     async def move_ops(self, old: str, new: str) -> list[Op]:
-        """Operations that move a log's own entry to its new name, for the transaction that renames it.
+        """Return the operations that move a log's own entry to its new name, for the transaction that renames it.
 
         A renamed log keeps what is denied on it; an entry that waits under the new name gives way. The new name must
         not be nested in the old one.

@@ -27,8 +27,9 @@ LOSSES_VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ProducerSegments:
-    """Numbers (LSSN) of segments: the newest that a writer with producers began, and the one from which on a whole
-    snapshot is found."""
+    """From which segment on must a writer read to know all producers? Numbers (LSSN): the newest that a writer with
+    producers began, and the one from which on a whole snapshot is found.
+    """
 
     newest: int
     whole: int
@@ -54,7 +55,7 @@ class ProducerSegments:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> ProducerSegments:
-        """Raises CorruptDataError for anything but what `encode` makes."""
+        """Read what `encode` makes. Raises CorruptDataError for anything else."""
         try:
             found = json.loads(data)
         except ValueError as error:

@@ -61,7 +61,9 @@ class SegmentsMovedError(NotAppliedError):
 
 
 class SegmentChanges:
-    """Changes of one log's list. A lost answer is raised as the store has it: read the list again, and go on."""
+    """How is a log's list of segments changed, so that a deposed owner changes nothing (I7)? A lost answer is raised as
+    the store has it: read the list again, and go on.
+    """
 
     def __init__(self, logs: LogStore, name: str) -> None:
         self._store = logs.store
@@ -112,7 +114,8 @@ class SegmentChanges:
         await self._remove([self._removal(segment) for segment in segments], guard)
 
     async def clear(self, state: LogState, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
-        """`remove` all segments, and what the log has allocated, with the ground under every deposed writer's feet.
+        """Remove all segments, and what the log has allocated, so that no deposed writer's transaction can be applied
+        any more.
 
         Their transactions depend on the versions in `state`, which move here (I7). Raises as `mark` does.
         """
@@ -140,7 +143,7 @@ class SegmentChanges:
         return Create(f"{notes_path(self._paths)}/{ledger_id}")
 
     async def noted(self) -> list[int]:
-        """Ledgers that no segment has any more and that may still exist, ascending."""
+        """Return the ledgers that no segment has any more and that may still exist, ascending."""
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(notes_path(self._paths)))
         except NoNodeError:
@@ -148,7 +151,7 @@ class SegmentChanges:
         return sorted(int(name) for name in names if name.isdecimal())
 
     async def forget(self, ledger_id: int) -> None:
-        """Note that the ledger is gone: remove its note."""
+        """Remove the note of a ledger that is gone."""
         await self._delete(f"{notes_path(self._paths)}/{ledger_id}")
 
     async def forget_all(self) -> None:
@@ -176,7 +179,7 @@ def check_guard(error: DistributedLogError, log: str) -> None:
 
 
 def notes_path(paths: LogPaths) -> str:
-    """Parent of a log's notes of ledgers that are to be deleted."""
+    """Return the parent of a log's notes of ledgers that are to be deleted."""
     return f"{paths.partition}/{NOTES}"
 
 

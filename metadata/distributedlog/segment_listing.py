@@ -49,7 +49,7 @@ class SegmentVanishedError(NotAppliedError):
 
 
 class ListedSegment(NamedTuple):
-    """What a segment's name says of it."""
+    """Which segment does a znode's name stand for, as far as the name says it?"""
 
     lssn: int
     in_progress: bool
@@ -58,7 +58,7 @@ class ListedSegment(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of one log, as of a version of its parent znode."""
+    """Which segments of one log are known, as of a version of their parent znode?"""
 
     czxid: int
     cversion: int
@@ -68,10 +68,13 @@ class _Kept:
 
 
 class SegmentCache:
-    """Segment metadata that was read, of all logs of a namespace; the logs used longest ago go first.
+    """Which segments need not be read again? Metadata that was read, of all logs of a namespace; the logs used longest
+    ago go first.
 
-    `ttl_ms` bounds how long anything kept is believed, also where nothing seems to have changed. No more logs are known
-    than segments may be kept, for the names alone take memory too.
+    Args:
+        enabled: False keeps nothing.
+        max_segments: segments kept; no more logs are known than that, for the names alone take memory too.
+        ttl_ms: how long anything kept is believed, also where nothing seems to have changed.
     """
 
     def __init__(self, *, enabled: bool = True, max_segments: int = MAX_SEGMENTS, ttl_ms: int = TTL_MS) -> None:
@@ -81,7 +84,7 @@ class SegmentCache:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return segments kept."""
+        """Return how many segments are kept."""
         return self._count
 
     def refresh(self, log: str, names: frozenset[str], stat: Stat) -> dict[str, SegmentMetadata]:
@@ -127,7 +130,7 @@ class SegmentCache:
 
 
 class SegmentListing:
-    """Names in order of LSSN, and the reading of single ones."""
+    """Which segments has a log? Names in order of LSSN, and the reading of single ones."""
 
     def __init__(
         self,
@@ -138,7 +141,9 @@ class SegmentListing:
         *,
         stat: Stat | None = None,
     ) -> None:
-        """`read` reads what is not in `data`; `stat` is that of the segments' parent at the moment of the names."""
+        """Hold what is known already: `read` reads what is not in `data`; `stat` is that of the segments' parent at the
+        moment of the names.
+        """
         self.log = log
         self.version = stat.version if stat is not None else -1
         """Data version of the segments' parent (`LogState.max_lssn`)."""
@@ -203,7 +208,14 @@ class SegmentListing:
 
 
 class SegmentLister:
-    """Lists the segments of a namespace's logs."""
+    """Which segments have a namespace's logs now? Lists them, and reads the ones that are not known yet.
+
+    Args:
+        store: the session.
+        cache: the segments that were read before.
+        skip_minimum_version: read versions that are too old to be read safely.
+        validate_sequence: refuse lists whose numbers have gaps.
+    """
 
     def __init__(
         self,
@@ -303,7 +315,7 @@ class SegmentLister:
     async def _names(
         self, log: str, path: str, watch: Watcher | None
     ) -> tuple[list[str], dict[str, SegmentMetadata], Stat]:
-        """Return names of segments, what is kept of them and right, and their parent's stat."""
+        """Return the names of segments, what is kept of them and right, and their parent's stat."""
         names, stat = await repeat(self._store, lambda: self._store.children(path, watch))
         data = self._cache.refresh(log, frozenset(names), stat)
         segments = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]

@@ -51,7 +51,9 @@ class SegmentListError(CorruptDataError):
 
 
 class TruncationStatus(IntEnum):
-    """What a truncation hid: nothing, the part before the minimum entry and slot, or everything."""
+    """How much of a segment did a truncation hide? Nothing, the part before the minimum entry and slot, or
+    everything.
+    """
 
     ACTIVE = 0
     PARTIALLY_TRUNCATED = 1
@@ -61,7 +63,8 @@ class TruncationStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """One segment of a log. What only a completed one has keeps its default in progress.
+    """Which part of a log is a segment, and in which ledger is it? Fields that only a completed one has keep their
+    defaults in progress.
 
     `name` is the znode's actual name where the value was read from one: old logs have other names. It takes no part in
     comparisons.
@@ -105,7 +108,7 @@ class SegmentMetadata:
 
     @property
     def enveloped(self) -> bool:
-        """Whether entries are wrapped in an envelope."""
+        """True where entries are wrapped in an envelope."""
         return self.version >= 4
 
     @property
@@ -169,6 +172,7 @@ class SegmentMetadata:
         """Read the data of the znode at `path`. Raises CorruptDataError; UnsupportedMetadataVersionError for a version
         above 5, or below 2 unless `skip_minimum_version`."""
         parts = bytes(data).split(b";")
+        # Not left to int(), which also takes blanks, underscores and digits of other scripts.
         if not all(_NUMBER.fullmatch(part) for part in parts):
             raise CorruptDataError(f"not segment metadata: {bytes(data[:80])!r}", path=path)
         numbers = [int(part) for part in parts]
@@ -219,12 +223,15 @@ def _unpack(numbers: list[int], version: int, *, in_progress: bool, name: str) -
 
 
 def _signed(number: int) -> int:
-    """Return as a signed 64-bit number, wrapped around."""
+    """Return the value as a signed 64-bit number, wrapped around."""
+    # Java reads and writes these as a long, whose highest bit is the sign.
     return (number + 2**63) % 2**64 - 2**63
 
 
 def order(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
-    """Return by LSSN; by first transaction id where one of two has none; in progress before completed where equal."""
+    """Return the segments in order of LSSN; of first transaction id where one of two has none; in progress before
+    completed where equal.
+    """
     return sorted(segments, key=cmp_to_key(_compare))
 
 

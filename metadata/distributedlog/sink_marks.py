@@ -1,4 +1,4 @@
-"""What marks say: how far a sink has published, into each log and over all.
+"""Marks: how far a sink has published, into each log and over all.
 
 | where | data |
 |---|---|
@@ -46,7 +46,7 @@ _HISTORY_OF_ALL: Final = 2048
 
 
 def history_kept(logs: int) -> int:
-    """Batches whose rows each mark of a publication over this many logs keeps."""
+    """Return for how many batches each mark of a publication over so many logs keeps the number of rows."""
     return max(MIN_HISTORY, min(MAX_HISTORY, _HISTORY_OF_ALL // max(1, logs)))
 
 
@@ -82,7 +82,7 @@ class SinkMark:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> SinkMark:
-        """Raises CorruptDataError for anything but a mark of this form."""
+        """Read a mark. Raises CorruptDataError for anything but one of this form."""
         return cls._of(_MarkFields.read(data, path, OLD_VERSION))
 
     @classmethod
@@ -91,7 +91,7 @@ class SinkMark:
 
 
 class NamedBatch(NamedTuple):
-    """A batch that was perhaps sent to the log's proxy, as request `number` of the mark's epoch."""
+    """Was a batch perhaps sent to the log's proxy? As request `number` of the mark's epoch."""
 
     number: int
     batch: int
@@ -99,7 +99,7 @@ class NamedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """What a sink has published into one log: its last batch there, by `attempt`, and the rows of the newest ones.
+    """How far has a sink published into one log? Its last batch there, by `attempt`, and the rows of the newest ones.
 
     `rows` has (batch, rows), newest first; below `since` some are missing. Equal by batch and attempt alone.
     """
@@ -167,7 +167,7 @@ class LogMark:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> LogMark:
-        """Raises CorruptDataError for anything but a log's mark of a version known here."""
+        """Read a log's mark. Raises CorruptDataError for anything but one of a version known here."""
         fields = _MarkFields.read(data, path, VERSION, APPENDING_VERSION, SENT_VERSION)
         return cls(
             fields.batch(),
@@ -181,7 +181,7 @@ class LogMark:
 
 
 class Floor(NamedTuple):
-    """What an older dlspark had published when a newer one took the sink over: into which logs it does not say.
+    """How far had an older dlspark published when a newer one took the sink over? Into which logs it does not say.
 
     `zxid` is the transaction that moved `mark` last, and so made the segments of its last batch; 0: not known, because
     the znodes were copied from elsewhere.
@@ -193,7 +193,9 @@ class Floor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """What the sink's own znode says; `old`: it has the old form, which a publication replaces."""
+    """How far has a sink published over all its logs? The content of its own znode; `old`: it has the old form, which a
+    publication replaces.
+    """
 
     batch: int = NO_BATCH
     attempt: str = ""
@@ -218,7 +220,7 @@ class SinkState:
 
     @classmethod
     def decode(cls, data: bytes, stat: Stat, path: str) -> SinkState:
-        """Raises CorruptDataError for anything but a sink of a version known here."""
+        """Read a sink's state. Raises CorruptDataError for anything but one of a version known here."""
         fields = _MarkFields.read(data, path, OLD_VERSION, VERSION)
         if fields.version == OLD_VERSION:
             mark = SinkMark._of(fields)
@@ -285,7 +287,7 @@ class _MarkFields:
         raise _bad_mark_error(self.path, f"sent is {self.found.get('sent')!r}")
 
     def rows(self) -> tuple[tuple[int, int], ...]:
-        """Batches with their numbers of rows."""
+        """Return the batches with their numbers of rows."""
         value = self.found.get("rows", [])
         if not isinstance(value, list):
             raise _bad_mark_error(self.path, f"rows is {value!r}")

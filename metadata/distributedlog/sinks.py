@@ -90,7 +90,7 @@ def log_tag(log: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StagedLedger:
-    """One ledger that one attempt at one batch writes; its name carries everything, so a listing needs no reads.
+    """Which attempt at which batch writes a ledger? Its name carries everything, so a listing needs no reads.
 
     `tag` is its log's (`log_tag`); empty where an older dlspark listed it.
     """
@@ -129,7 +129,7 @@ class SinkPaths:
 
 
 class SinkStore:
-    """The sinks of one namespace.
+    """Which batches has a sink published, and which ledgers has it still to publish? The sinks of one namespace (I9).
 
     Every request here is safe to repeat, and is repeated across lost connections; the publishing multi is not among
     them, its parts are only made here (`publish_ops`).
@@ -194,8 +194,9 @@ class SinkStore:
             pass  # only this task uses the name: an earlier try whose answer was lost
 
     def listing_op(self, sink_id: str, ledger: StagedLedger, log: str) -> Op:
-        """`list_ledger` as part of the transaction that makes the ledger: then neither is ever without the other, and
-        a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`."""
+        """Return `list_ledger` as part of the transaction that makes the ledger: then neither is ever without the
+        other, and a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`.
+        """
         return Create(self.paths(sink_id).staged(ledger), log.encode())
 
     async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:
@@ -298,7 +299,9 @@ class SinkStore:
 
 
 def _state_data(sink_id: str, state: SinkState) -> bytes:
-    """Return a batch write's sink has one publication, and the old form of a mark says all of it."""
+    """Return a sink's state as it is stored: a batch write's sink has one publication, and the old form of a mark says
+    all of it.
+    """
     if sink_id.startswith(JOB_PREFIX):
         rows = () if state.rows is None else ((state.batch, state.rows),)
         return SinkMark(state.batch, state.attempt, rows).encode()

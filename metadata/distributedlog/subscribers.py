@@ -23,7 +23,7 @@ READ_LOCK: Final = "readLock"
 
 
 class SubscriberStore:
-    """The subscribers of the logs of one namespace."""
+    """How far has a subscriber read a log? Positions that are kept by name, of the logs of one namespace."""
 
     def __init__(self, logs: LogStore) -> None:
         self._logs = logs
@@ -79,7 +79,9 @@ class SubscriberStore:
             await self._make(log, znode)
 
     async def read_lock(self, log: str, subscriber: str | None) -> str:
-        """Path of the lock of the log's readers, or of one subscriber's; made on demand. Raises LogNotFoundError."""
+        """Return the path of the lock of the log's readers, or of one subscriber's; made on demand. Raises
+        LogNotFoundError.
+        """
         if subscriber is None:
             path = (await self._logs.located(log)).read_lock
         else:

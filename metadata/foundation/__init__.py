@@ -1,4 +1,4 @@
-"""What every floor shares, below all of them: it imports no other package of the project.
+"""Shared by every floor, below all of them: it imports no other package of the project.
 
 errors         the tree of errors: whether the thing happened
 settings       what a setting is: key, type, bounds, unit; how its value is read, and its page is made

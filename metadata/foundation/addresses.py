@@ -14,12 +14,12 @@ def host_text(host: str) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """`host:port`."""
+    """Return `host:port`."""
     return f"{host_text(host)}:{port}"
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Host, without brackets, and port from 1 to 65535; None for what is no address."""
+    """Return the host, without brackets, and a port from 1 to 65535; None for a text that has another form."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 65536:
         return None

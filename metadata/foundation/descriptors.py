@@ -20,6 +20,6 @@ def raise_limit() -> tuple[int, int]:
 
 
 def current_limit() -> int:
-    """Descriptors that this process may have."""
+    """Return how many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return HIGHEST_LIMIT if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_LIMIT)

@@ -22,6 +22,10 @@ The tree's root lives on the lowest floor because arrows may only point down; `s
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class DistributedLogError(Exception):
     """Base of all errors: `message` says what happened, what did not, and `advice` what to do next.
@@ -93,7 +97,7 @@ class OutcomeUnknownError(DistributedLogError):
 
 
 class InvariantViolation(DistributedLogError):
-    """A rule of dlspark's own does not hold: a bug, please report it."""
+    """Is this a bug? Yes: a rule of dlspark's own does not hold; please report it."""
 
 
 class OpenedElsewhereError(CallerError):
@@ -140,4 +144,22 @@ class SessionExpiredError(OutcomeUnknownError):
 def check(condition: bool, message: str, **place: object) -> None:
     """Raise `InvariantViolation` unless `condition` holds. Unlike `assert` it stays on in production."""
     if not condition:
-        raise InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]
+        raise _violation_error(message, place)
+
+
+def present(value: T | None, message: str, **place: object) -> T:
+    """Return `value`, which is there by now. Raises `InvariantViolation` where it is None."""
+    if value is None:
+        raise _violation_error(message, place)
+    return value
+
+
+def of_class(value: object, kind: type[T], message: str, **place: object) -> T:
+    """Return `value`, which is of this class. Raises `InvariantViolation` where it is not."""
+    if not isinstance(value, kind):
+        raise _violation_error(message, place)
+    return value
+
+
+def _violation_error(message: str, place: dict[str, object]) -> InvariantViolation:
+    return InvariantViolation(message, advice="This is a bug in dlspark; please report it", **place)  # type: ignore[arg-type]

@@ -13,12 +13,14 @@ from metadata.foundation.errors import OpenedElsewhereError
 
 
 class OpenedHere:
-    """Base of what can be neither pickled nor copied, as Spark would do with what a task's function refers to."""
+    """May an object be sent to another process? Not one of these: Spark would pickle or copy what a task's function
+    refers to.
+    """
 
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Called by pickle, cloudpickle and copy. Raises OpenedElsewhereError."""
+        """Refuse to be pickled or copied: pickle, cloudpickle and copy call this. Raises OpenedElsewhereError."""
         raise OpenedElsewhereError(
             f"{_named(self)} is open in this process, and can be neither pickled nor copied",
             advice="Open it where it is used: in a Spark task, open it in the task's function, once for each partition",
@@ -26,7 +28,7 @@ class OpenedHere:
 
 
 class OnOneLoop(OpenedHere):
-    """Base of asynchronous objects: they are served by the event loop on which they were opened."""
+    """Which event loop serves an asynchronous object? The one on which it was opened, and no other."""
 
     __slots__ = ()
 

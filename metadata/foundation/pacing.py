@@ -19,10 +19,15 @@ from metadata.foundation.tasks import end_tasks
 
 
 class TokenBucket:
-    """Holds a second's worth of tokens, at least one, and is full at first.
+    """When may the next request go, with at most `per_second` of them? Holds a second's worth of tokens, at least one,
+    and is full at first.
 
     The first request in line takes its token at once, also one that is not there yet, and waits until it would be. The
-    others wait behind it, so no request overtakes. `now` returns seconds.
+    others wait behind it, so no request overtakes.
+
+    Args:
+        per_second: tokens that come in a second.
+        now: a clock, in seconds.
     """
 
     def __init__(self, per_second: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -38,6 +43,7 @@ class TokenBucket:
         now = self._now()
         self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
+        # Below 0: a token that is still to come is promised to this caller, and its time is the wait.
         self._tokens -= 1
         return max(-self._tokens / self._rate, 0.0)
 
@@ -62,6 +68,7 @@ async def for_each(items: Iterable[T] | AsyncIterable[T], limit: int, action: Ca
 
     async def run() -> None:
         while True:
+            # An async iterator may be asked by one task at a time.
             async with drawing:
                 try:
                     item = await anext(drawn)
@@ -82,7 +89,7 @@ async def _one_by_one(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class ByteRate:
-    """At most a number of bytes a second, evenly; 0 or less: no limit."""
+    """When may the next bytes go? At most `bytes_per_second`, evenly; 0 or less: no limit."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
@@ -104,8 +111,9 @@ WINDOW_S = 10.0
 
 
 class MessageLimit:
-    """Passes `burst` lines in `window_s` seconds to a logger; the others are counted, and the count is logged when the
-    time is over. For one running loop."""
+    """How is a log kept readable while the same thing goes wrong very often? Passes `burst` lines in `window_s` seconds
+    to a logger; the others are counted, and the count is logged when the time is over. For one running loop.
+    """
 
     def __init__(self, logger: logging.Logger, *, burst: int = BURST, window_s: float = WINDOW_S) -> None:
         self._logger = logger
@@ -127,6 +135,7 @@ class MessageLimit:
             self._logger.log(level, message, *args, exc_info=error)
             return
         if not self._left_out:
+            # By a timer: where no further line comes, none would bring the count.
             loop.call_later(self._began + self._window_s - now, self._tell)
         self._left_out += 1
 
@@ -140,7 +149,7 @@ SLICE_S: Final = 0.005
 
 
 class Slices:
-    """Cuts work that is long and never waits, so that others have the event loop's thread between two slices of it.
+    """How does work that is long and never waits leave the event loop's thread to others? It is cut into slices.
 
     Call `pause` wherever the work may be interrupted; it waits where a slice of `slice_s` seconds is over.
     """
@@ -157,5 +166,5 @@ class Slices:
             self.begin()
 
     def begin(self) -> None:
-        """Note that a slice begins now: what was before was a wait."""
+        """Begin a slice now: the time before it was a wait."""
         self._ends_s = self._loop.time() + self._slice_s

@@ -73,7 +73,7 @@ def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) 
 
 
 def lines_of(data: bytes) -> dict[str, int]:
-    """Return the number of the line on which each key is, from 1 on; of what `parse_properties` takes."""
+    """Return the number of the line on which each key is, from 1 on, of a text that `parse_properties` takes."""
     lines, at = {}, 1
     for element in javaproperties.parse(io.BytesIO(data)):
         if isinstance(element, javaproperties.KeyValue):

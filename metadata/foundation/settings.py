@@ -1,4 +1,4 @@
-"""What a setting is, on every floor: key, kind, bounds and unit; how its value is read; the page that lists it.
+"""Settings as every floor has them: key, kind, bounds and unit; how a value is read; the page that lists it.
 
 The settings of a room are the fields of a frozen dataclass. Beside each field stands its `Setting`:
 
@@ -35,7 +35,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError, check
 T = TypeVar("T")
 
 Value: TypeAlias = bool | int | float | str
-"""What a mapping of settings may hold: texts, as files have them, or values of the setting's own type."""
+"""The values that a mapping of settings may hold: texts, as files have them, or values of the setting's own type."""
 
 MAX_INT: Final = 2**31 - 1
 MAX_LONG: Final = 2**63 - 1
@@ -45,22 +45,23 @@ _PAGE_WIDTH: Final = 120
 _TRUE: Final = frozenset(("true", "yes", "on", "1"))
 _FALSE: Final = frozenset(("false", "no", "off", "0"))
 _TAG: Final = re.compile(r"`[^`]*`|<")
-"""What begins a tag, or code, where nothing does."""
+"""A `<`, which begins a tag; or code, in which none begins."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 
 
 class UnreadableValue(ValueError):
-    """A text is not a value of its kind; the message says why, where there is more to say than that."""
+    """Why is a text not a value of its kind? The message says so, where there is more to say than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """A type of values. `read` takes a text and `take` any other value; both raise ValueError for what is not one, and
-    UnreadableValue where they can say why."""
+    """How is a value of one type read? `read` takes a text and `take` any other value; both raise ValueError for a
+    value of another kind, and UnreadableValue where they can say why.
+    """
 
     words: str
-    """What an error asks for: "a whole number"."""
+    """The words in which an error asks for one: "a whole number"."""
     read: Callable[[str], T]
     take: Callable[[object], T]
 
@@ -99,6 +100,7 @@ def _read_real(text: str) -> float:
 
 
 def _take_real(value: object) -> float:
+    # To Python a bool is an int; a setting of true is not one of 1.
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(value)
     return float(value)
@@ -130,7 +132,7 @@ WORDS: Final[Kind[tuple[str, ...]]] = Kind("words separated by commas", _read_wo
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one setting besides its value. Packages that know more of theirs add fields in a subclass."""
+    """Which key, kind, bounds and meaning has a setting? Packages that know more of theirs add fields in a subclass."""
 
     kind: Kind[object]
     key: str
@@ -251,6 +253,7 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
     except ValueError as refused:
         said = f"the value of {key}" if info.secret else f"{key}={shown(value)}"
         why = f"; {refused}" if isinstance(refused, UnreadableValue) else ""
+        # Without the cause, whose message holds the value: it may be a secret.
         raise error(f"{said} is not {info.kind.words}{why}", advice=f"{key}: {info.meaning}") from None
     if isinstance(converted, int) and info.scale != 1:
         converted *= info.scale
@@ -272,7 +275,14 @@ def _check_value(info: Setting, key: str, value: object, error: type[Distributed
 
 
 class Registry:
-    """The settings of some dataclasses, by key. Errors are of the type `error`, which takes a message and `advice`."""
+    """Which setting does a key name, and is its value one? The settings of some dataclasses, by key.
+
+    Args:
+        owners: the dataclasses.
+        error: the type of its errors, which takes a message and `advice`.
+        page: where people find all keys.
+        refused: upstream's keys that would do nothing here, and why.
+    """
 
     def __init__(
         self,
@@ -282,7 +292,9 @@ class Registry:
         page: str,
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        """`page` is where people find all keys. `refused`: upstream's keys that would do nothing here, and why."""
+        """Register these settings. `page` is where people find all keys. `refused`: upstream's keys that would do
+        nothing here, and why.
+        """
         self._error = error
         self._page = page
         self._refused = refused or {}
@@ -357,12 +369,12 @@ def _bound(limit: float, info: Setting) -> str:
 
 
 def nearest(key: str, known: Iterable[str], page: str) -> str:
-    """Advice for a key that is unknown: the one that was meant, perhaps, and where all of them are."""
+    """Return the advice for a key that is unknown: the one that was meant, perhaps, and where all of them are."""
     return f"{did_you_mean(key, known)}{page} lists all settings"
 
 
 def near_word(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of the `known` words that was meant by another one, perhaps; its capitals do not count."""
+    """Return the one of the `known` words that was perhaps meant by another one; its capitals do not count."""
     folded = {one.lower(): one for one in known}
     close = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=0.6)
     return folded[close[0]] if close else None

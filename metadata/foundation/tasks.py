@@ -45,8 +45,9 @@ async def _cancel_until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns or raises. A cancellation of the caller is raised only once `work` has ended by
-    itself."""
+    """Run `work` to its end, and return or raise what it does. A cancellation of the caller is raised only once `work`
+    has ended by itself.
+    """
     return await _ended(asyncio.get_running_loop().create_task(work))
 
 
@@ -63,7 +64,7 @@ async def _ended(task: asyncio.Task[T]) -> T:
 
 
 class Once:
-    """Work that is done once, to its end, though several callers ask for it and may be cancelled: for closing."""
+    """How is something closed once, and to its end, though several callers ask for it and may be cancelled?"""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
@@ -71,7 +72,7 @@ class Once:
 
     @property
     def begun(self) -> bool:
-        """Whether it was asked for at all."""
+        """True once it was asked for at all."""
         return self._task is not None
 
     async def run(self) -> None:

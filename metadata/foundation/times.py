@@ -41,13 +41,13 @@ _TIME: Final = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _LOOSE: Final = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\d{1,2})(\D.*)?)?", re.ASCII | re.IGNORECASE)
-"""What is nearly a time: other separators, numbers of one digit."""
+"""Nearly a time: other separators, numbers of one digit."""
 _NUMBER: Final = re.compile(r"[+-]?\d+[.,]\d*", re.ASCII)
 _MAX_TEXT: Final = 64
 
 
 def read_time(text: str) -> int:
-    """Nanoseconds since 1970 of a time that is written. Raises UnreadableValue, which says why and what is near."""
+    """Return a written time as nanoseconds since 1970. Raises UnreadableValue, which says why and what is near."""
     text = text.strip()
     found = _TIME.fullmatch(text) if len(text) <= _MAX_TEXT else None
     if found is None:
@@ -79,7 +79,7 @@ def _offset_s(found: re.Match[str]) -> int:
 
 
 def _near(text: str) -> str | None:
-    """Return the time that was meant, perhaps, as `read_time` reads it."""
+    """Return the time that was perhaps meant, as `read_time` reads it."""
     found = _LOOSE.fullmatch(text) if len(text) <= _MAX_TEXT else None
     if found is None:
         return None
@@ -96,7 +96,7 @@ def _near(text: str) -> str | None:
 
 
 def read_first_ms(text: str) -> int:
-    """`first_ms` of a time that is written, or a number of milliseconds since 1970. Raises UnreadableValue."""
+    """Return `first_ms` of a time that is written, or a number of milliseconds since 1970. Raises UnreadableValue."""
     word = text.strip()
     try:
         return WHOLE.read(word)

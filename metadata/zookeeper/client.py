@@ -110,7 +110,7 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
 
 
 class ZooKeeperStore(OnOneLoop, MetadataStore):
-    """One ZooKeeper session. Make it with `connect`, on the loop that uses it."""
+    """How do we talk to a ZooKeeper? One session. Make it with `connect`, on the loop that uses it."""
 
     def __init__(
         self,
@@ -191,16 +191,20 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
 
     @property
     def session_id(self) -> int:
+        """The current session's id; it changes after an expiry."""
         return self._hub.session_id
 
     @property
     def state(self) -> SessionState:
+        """The session's state as it was heard last."""
         return self._hub.state
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
+        """Call `listener` at each change of state, on the store's loop; returns a function that unsubscribes it."""
         return self._hub.on_session(listener)
 
     def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        """Call `observer` after each request; returns a function that unsubscribes it."""
         return self._observers.add(observer)
 
     @property
@@ -228,19 +232,21 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat; data that another client stored as null is b''. Raises NoNodeError, and then leaves no
-        watch."""
+        """Return data and stat; data that another client stored as null is b''. Raises NoNodeError, and then leaves no
+        watch.
+        """
         check_path(path)
         data, stat = await self._call("get", path, lambda: self._client.get_async(path, self._watch(path, watch)))
         return data or b"", _stat(stat)  # other clients may store null, which kazoo reads as None
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        """Return the stat, None where there is none. The watch fires once: on creation, change or deletion."""
         check_path(path)
         stat = await self._call("exists", path, lambda: self._client.exists_async(path, self._watch(path, watch)))
         return None if stat is None else _stat(stat)
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted here (ZooKeeper has no order), and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted here (ZooKeeper has no order), and the parent's stat. Raises NoNodeError."""
         check_path(path)
         names, stat = await self._call(
             "children", path, lambda: self._client.get_children_async(path, self._watch(path, watch), include_data=True)
@@ -256,6 +262,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         sequential: bool = False,
         make_parents: bool = False,
     ) -> str:
+        """Create a znode and return its path. Raises NodeExistsError, NoNodeError, or an OutcomeUnknownError."""
         op = Create(path, data, ephemeral, sequential)
         check_request([op])
         return await (create_with_parents(self._create, op) if make_parents else self._create(op))
@@ -269,10 +276,12 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         return str(await self._call("create", op.path, submit))
 
     async def put(self, path: str, data: bytes, version: int) -> Stat:
+        """Set data at `version` (-1: any). Raises BadVersionError, NoNodeError, or an OutcomeUnknownError."""
         check_request([SetData(path, data, version)])
         return _stat(await self._call("put", path, lambda: self._client.set_async(path, bytes(data), version)))
 
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """Delete at `version` (-1: any). Raises BadVersionError, NoNodeError, NotEmptyError or OutcomeUnknownError."""
         check_request([Delete(path, version)])
         await self._call("delete", path, lambda: self._client.delete_async(path, version))
 
@@ -347,7 +356,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
     # ---- session ----------------------------------------------------------------------------------------------------
 
     def _on_kazoo_state(self, state: str) -> None:
-        """kazoo's thread: pass the change on."""
+        """Pass the change on to the loop; called on kazoo's thread."""
         if state == KazooState.CONNECTED:
             session_id, _ = self._client.client_id or (0, b"")
             self._handler.post(self._hear, SessionState.CONNECTED, session_id)
@@ -366,8 +375,7 @@ class ZooKeeperStore(OnOneLoop, MetadataStore):
         self._hub.hear(state, self._hub.session_id if session_id is None else session_id)
 
     def _fail_pending(self, state: SessionState) -> None:
-        """Note that what was handed to kazoo before the loss was heard may have slipped past kazoo's own clean-up:
-        settle it."""
+        """Settle what was handed to kazoo before the loss was heard: it may have slipped past kazoo's own clean-up."""
         for future in self._pending:
             if not future.done():
                 future.set_exception(kz.SessionExpiredError() if state is SessionState.EXPIRED else kz.ConnectionLoss())
@@ -449,7 +457,7 @@ def _op_result(op: Op, result: Any) -> OpResult:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """What kazoo holds as a watch. Equal for the same watcher on the same path, so that kazoo's set keeps one."""
+    """Is a watch there already? Equal for the same watcher on the same path, so that kazoo's set keeps one."""
 
     hub: SessionHub
     path: str

@@ -59,10 +59,10 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self.completion_queue = _LoopQueue(self)
 
     def start(self) -> None:
-        """Nothing to start: there are no worker threads."""
+        """Do nothing: there are no worker threads to start."""
 
     def stop(self) -> None:
-        """Nothing to stop; answers that are still to come go to the loop."""
+        """Do nothing: answers that are still to come go to the loop."""
 
     def post(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run `callback` on the loop; may be called from any thread. On a closed loop nothing waits for it any more."""
@@ -73,13 +73,14 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 raise
 
     def dispatch_callback(self, callback: Any) -> None:
-        """kazoo's way to make a callback, a watch's for one: on the loop, in the order of its calls."""
+        """Make a callback for kazoo, a watch's for one: on the loop, in the order of its calls."""
         self.post(callback.func, *callback.args)
 
     @contextmanager
     def attempt(self, limit_s: float) -> Iterator[None]:
-        """Yield what kazoo's thread does within is one attempt at a connection: TCP's handshake, the session's, the
-        sending of credentials. All of it together ends after `limit_s`."""
+        """Take what kazoo's thread does within the block as one attempt at a connection: TCP's handshake, the
+        session's, the sending of credentials. All of it together ends after `limit_s`.
+        """
         self._deadline = time.monotonic() + limit_s
         try:
             yield
@@ -90,8 +91,9 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: list[Any], writers: list[Any], failing: list[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return kazoo's one way of waiting. Within an attempt nothing is ready any more when its time is up, which
-        kazoo takes as its own timeout; outside of one kazoo's loop hears of a server that has been silent for too long.
+        """Wait as kazoo does, which has this one way. Within an attempt nothing is ready any more when its time is up,
+        which kazoo takes as its own timeout; outside of one kazoo's loop hears of a server that has been silent for too
+        long.
         """
         if self._deadline is not None:
             left = max(0.0, self._deadline - time.monotonic())

@@ -67,12 +67,16 @@ autopurge.purgeInterval=1
 
 
 class EmbeddedZooKeeper:
-    """A ZooKeeper server in `directory`; `port` 0 takes a free one and keeps it over restarts of this object.
-
-    `tick_ms` is ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick. `heap_mb` bounds the
-    server's memory, and with it the number of znodes.
+    """Is there a ZooKeeper to try things with? A server in `directory`, with data that stay there.
 
     Not thread-safe. `start` and `stop` block (for a fraction of a second); run them off the event loop.
+
+    Args:
+        directory: its data and its log.
+        port: 0 takes a free one and keeps it over restarts of this object.
+        host: the address to listen at.
+        tick_ms: ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick.
+        heap_mb: bounds the server's memory, and with it the number of znodes.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class EmbeddedZooKeeper:
 
     @property
     def running(self) -> bool:
-        """Whether the server's process lives."""
+        """True while the server's process lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -253,7 +257,7 @@ class EmbeddedZooKeeper:
         self._process = None
 
     def _take_lock(self) -> None:
-        """One server to a directory: two would destroy each other's data."""
+        """Take the directory for this server alone: two would destroy each other's data."""
         if self._lock is not None:
             return
         lock = (self._directory / "lock").open("ab")

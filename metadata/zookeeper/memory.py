@@ -69,7 +69,7 @@ _TOKEN_BYTES: Final = 8
 
 
 class Fault(Enum):
-    """What goes wrong with one request. The two LOSE faults also break the connection, which comes back at once."""
+    """How does one request go wrong? The two LOSE faults also break the connection, which comes back at once."""
 
     LOSE_REQUEST = "lose_request"
     LOSE_REPLY = "lose_reply"
@@ -121,7 +121,7 @@ _Watches: TypeAlias = dict[str, dict[tuple[int, Watcher], _Session]]
 
 
 class MemoryTree:
-    """The server that several MemoryStores share. Its methods may be called from any thread."""
+    """How is code tested that needs a ZooKeeper? A server for several MemoryStores. Any thread may call its methods."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self.inject: Injector | None = None
@@ -217,7 +217,7 @@ class MemoryTree:
             return True
 
     def _release(self, session: _Session) -> None:
-        """Note that a lost connection ends the wait of its stalled requests; they were not applied."""
+        """End the wait of a lost connection's stalled requests; they were not applied."""
         for owner, wake in self._stalled or []:
             if owner is session:
                 wake()
@@ -231,7 +231,7 @@ class MemoryTree:
         return node
 
     def get(self, session: _Session, path: str, watch: Watcher | None) -> tuple[bytes, Stat]:
-        """Data and stat of a znode, with a watch on either. Raises NoNodeError."""
+        """Return data and stat of a znode, with a watch on either. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._data_watches, path, session, watch)
         return node.data, node.stat()
@@ -251,7 +251,7 @@ class MemoryTree:
     # ---- one transaction --------------------------------------------------------------------------------------------
 
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
-        """Return all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
+        """Apply all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
         self._zxid += 1
         results: list[OpResult] = []
         events: list[WatchEvent] = []
@@ -371,7 +371,7 @@ def _sequence(number: int) -> str:
 
 
 class MemoryStore(MetadataStore):
-    """One session on a MemoryTree. Make it on the loop that uses it."""
+    """How do sessions of one process meet without a server? One, on a MemoryTree. Make it on the loop that uses it."""
 
     retry_policy: RetryPolicy | None = None
 
@@ -388,10 +388,12 @@ class MemoryStore(MetadataStore):
 
     @property
     def session_id(self) -> int:
+        """The current session's id; it changes after an expiry."""
         return self._hub.session_id
 
     @property
     def state(self) -> SessionState:
+        """The session's state as it was heard last."""
         return self._hub.state
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
@@ -399,6 +401,7 @@ class MemoryStore(MetadataStore):
         return self._hub.on_session(listener)
 
     def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        """Call `observer` after each request; returns a function that unsubscribes it."""
         return self._observers.add(observer)
 
     @property
@@ -407,8 +410,7 @@ class MemoryStore(MetadataStore):
         return self.session_id.to_bytes(_TOKEN_BYTES, "big")
 
     async def end_session(self, token: bytes) -> None:
-        """Expire the session with this token at once; one that has ended is fine. Raises CallerError for other
-        bytes."""
+        """Expire the session with this token at once, if it has not ended. Raises CallerError for other bytes."""
         if len(token) != _TOKEN_BYTES:
             raise CallerError("this is not a session's token")
         session_id = int.from_bytes(token, "big")
@@ -422,7 +424,7 @@ class MemoryStore(MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. Raises NoNodeError. A request whose answer a fault withholds leaves no watch."""
+        """Return data and stat. Raises NoNodeError. A request whose answer a fault withholds leaves no watch."""
         check_path(path)
         return await self._observed(
             "get", path, lambda session, answered: self._tree.get(session, path, watch if answered else None)
@@ -436,7 +438,7 @@ class MemoryStore(MetadataStore):
         )
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
-        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
+        """Return the child names, sorted, and the parent's stat. Raises NoNodeError."""
         check_path(path)
         return await self._observed(
             "children", path, lambda session, answered: self._tree.children(session, path, watch if answered else None)
@@ -451,6 +453,7 @@ class MemoryStore(MetadataStore):
         sequential: bool = False,
         make_parents: bool = False,
     ) -> str:
+        """Create a znode and return its path. Raises NodeExistsError, NoNodeError, or an OutcomeUnknownError."""
         op = Create(path, data, ephemeral, sequential)
         check_request([op])
 
@@ -462,8 +465,7 @@ class MemoryStore(MetadataStore):
         return await (create_with_parents(create_one, op) if make_parents else create_one(op))
 
     async def put(self, path: str, data: bytes, version: int) -> Stat:
-        """Set data at `version` (-1: any). Raises BadVersionError and NoNodeError; under faults an
-        OutcomeUnknownError."""
+        """Set data at `version` (-1: any). Raises BadVersionError, NoNodeError; under faults OutcomeUnknownError."""
         op = SetData(path, data, version)
         check_request([op])
         stat = (await self._apply("put", [op]))[0]
@@ -580,11 +582,11 @@ class MemoryStore(MetadataStore):
             self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
 
     def _hear(self, state: SessionState) -> None:
-        """Note that the session's own state changed: the tree calls this, the hub hears it on the loop."""
+        """Pass a change of the session's own state on: the tree calls this, the hub hears it on the loop."""
         self._post(self._hub.hear, state, self._session.id)
 
     def _renew(self) -> None:
-        """Note that the session expired: a new one follows by itself."""
+        """Begin the session that follows an expired one by itself."""
         self._hear(SessionState.EXPIRED)
         self._session = self._tree._begin(self)
         self._hear(SessionState.CONNECTED)

@@ -1,4 +1,4 @@
-"""What both stores share on the client's side.
+"""The client's side of a session, which both stores share.
 
 SessionHub        the session's state, its listeners, and watches that became void
 RequestObservers  callbacks that hear how long requests take
@@ -97,7 +97,7 @@ class RequestObservers:
         return forget
 
     def request(self, operation: str, path: str) -> _Request:
-        """Return a block that is one request."""
+        """Note that the block is one request."""
         return _Request(self, operation, path)
 
     def notify(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
@@ -149,7 +149,7 @@ class SharedWatches:
         self._listeners: dict[str, dict[Watcher, None]] = {}
 
     def __len__(self) -> int:
-        """Listeners that wait for an event."""
+        """Return how many listeners wait for an event."""
         return sum(map(len, self._listeners.values()))
 
     def watch(self, key: str, listener: Watcher) -> Watcher:

@@ -1,1 +1,1 @@
-"""What must hold while a cluster runs, and what is written down of a run."""
+"""Checkers: rules that must hold while a cluster runs, and the notes of a run."""

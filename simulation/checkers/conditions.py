@@ -20,7 +20,7 @@ from simulation.checkers.watched import WatchedWorld
 
 @dataclass(frozen=True, slots=True)
 class AskedCondition:
-    """What one record required; None for nothing."""
+    """Which condition was a record sent with? None for none."""
 
     position: DLSN | int | None
     token: bytes | None

@@ -41,7 +41,7 @@ class _Journal:
 
 @dataclass(slots=True)
 class NodeTruth:
-    """What one node has on its medium for certain, and what it has promised."""
+    """Which bytes does one node have on its medium for certain, and which has it promised?"""
 
     durable: dict[tuple[int, int], int] = field(default_factory=dict)
     """(ledger, entry) -> CRC-32 of the entry in a batch that counts."""
@@ -64,7 +64,7 @@ class Durability:
         """How many nodes have each (ledger, entry)."""
 
     def node_starts(self, host: str) -> None:
-        """Note that a node is about to start: the numbers of a journal's batches go on where replay finds its end."""
+        """Prepare for a node's start: the numbers of a journal's batches go on where replay finds its end."""
         self.nodes[host].journals.clear()
 
     def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
@@ -123,7 +123,7 @@ class Durability:
         found = checkpoints.decode(data)
         if found is None:
             return
-        # What survived in the journal without having been synced is durable by the checkpoint of the next start.
+        # A record that survived in the journal without a sync is durable by the checkpoint of the next start.
         self.nodes[node.name].fenced.update(i for i, ledger in found[1].items() if ledger.fenced)
         if node.damaged:
             return

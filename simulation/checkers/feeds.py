@@ -70,7 +70,7 @@ class SentRequest:
 
     @property
     def outcome(self) -> OperationOutcome:
-        """What is known of it from all attempts in this incarnation."""
+        """How it ended, by all attempts in this incarnation."""
         if self.answered_as is not None:
             return OperationOutcome.OK
         if self.doubtful:
@@ -91,7 +91,7 @@ class FeedCheckers:
         """The log's name for the writer that was the last one to write a request of the epoch."""
 
     def answered(self) -> dict[str, int]:
-        """Return by incarnation, producer and epoch, how many requests were answered so far."""
+        """Return how many requests were answered so far, by incarnation, producer and epoch."""
         return {str(epoch): count for epoch, count in self._answered.items()}
 
     # ------------------------------------------------------------------------------------ requests
@@ -104,8 +104,9 @@ class FeedCheckers:
         sequence: int,
         make_records: Callable[[], list[WrittenRecord]],
     ) -> SentRequest:
-        """Return a request, of a producer's epoch with this number, is given to the session's writer. Its records are
-        made once for each incarnation."""
+        """Note that a request, of a producer's epoch with this number, is given to the session's writer, and return it.
+        Its records are made once for each incarnation.
+        """
         epoch = KnownEpoch(self._names.truth_of(session).name, producer, number)
         sent = self._sent[epoch].get(sequence)
         if sent is None:
@@ -143,7 +144,7 @@ class FeedCheckers:
                 self._names.acknowledged(record, dlsn)
 
     def _note_answered(self, sent: SentRequest, session: WriterSession) -> None:
-        """Any answer says that those before it are in the log, too."""
+        """Note that a request and those before it are in the log: any answer says so."""
         numbers = self._sent[sent.epoch]
         for sequence in range(sent.sequence + 1):
             if sequence not in numbers:
@@ -195,7 +196,7 @@ class FeedCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def check(self, incarnation: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that the log as a whole, as a reader delivered it."""
+        """Check the log as a whole, as a reader delivered it."""
         places = {one.payload: (index, one.dlsn) for index, one in enumerate(seen)}
         before: dict[str, int] = {}
         for epoch in sorted(epoch for epoch in self._sent if epoch.incarnation == incarnation):

@@ -1,5 +1,6 @@
-"""What is written down of a run: `History`, what clients asked for and what came of it (ok, failed, or unknown), and
-`Trace`, everything that happened."""
+"""The notes of a run: `History`, the requests of clients and how each ended (ok, failed, or unknown), and `Trace`,
+everything that happened.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,9 @@ class History:
         self._loop = loop
 
     def begin(self, client: str, kind: str, subject: str) -> RecordedOperation:
-        """Return a request of `client` begins now. It stays open until `end`, so for good where its process is
-        killed."""
+        """Note that a request of `client` begins now. It stays open until `end`, so for good where its process is
+        killed.
+        """
         operation = RecordedOperation(client, kind, subject, self._loop.time())
         self.operations.append(operation)
         return operation

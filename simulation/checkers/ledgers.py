@@ -59,7 +59,7 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """What is known of one ledger from outside."""
+    """Which entries must one ledger have, and where may it end? Known from outside."""
 
     ledger_id: int
     metadata: LedgerMetadata | None = None
@@ -142,6 +142,7 @@ class LedgerCheckers:
 
     def _request_sent(self, link: SimulatedLink, frame: bytes) -> None:
         """Remember fencing reads: they carry a key, and no body."""
+        # By its length first: decoding every frame would take longer than the run.
         if FENCING_READ_BYTES[0] <= len(frame) <= FENCING_READ_BYTES[1] and frame[OPERATION_AT] == Operation.READ:
             request = decode_request(memoryview(frame))
             if isinstance(request, ReadRequest) and request.fence:
@@ -150,7 +151,9 @@ class LedgerCheckers:
                     self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
-        """Reads of ranges speak version 2, on connections of their own; no request fences there."""
+        """Look at answers of version 2, which reads of ranges speak on connections of their own; no request fences
+        there.
+        """
         if isinstance(response, ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
             if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
@@ -194,7 +197,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ nodes
 
     def node_started(self, node: WatchedNode) -> None:
-        """Note that a node serves again: what it promised must be there."""
+        """Check that a node that serves again has what it promised."""
         if node.bookie is None:
             return
         self._world.trace.note(f"serves {node.name}")
@@ -225,8 +228,7 @@ class LedgerCheckers:
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
     def _check_replayed(self, host: str, storage: Storage) -> None:
-        """Note that what is in memory right after the start came from the journal: its bytes are those of a writer
-        (I12)."""
+        """Check that what is in memory right after the start, from the journal, has the bytes of a writer (I12)."""
         for ledger_id, truth in self.ledgers.items():
             ledger = storage.ledgers.get(ledger_id)
             if ledger is not None and not truth.foreign:
@@ -255,8 +257,9 @@ class LedgerCheckers:
         return not truth.deleted and truth.metadata is not None and not truth.metadata.is_closed
 
     def final_state(self) -> None:
-        """Note that every node that serves still has what it acknowledged, after all collecting and compacting (I13,
-        D8)."""
+        """Check that every node that serves still has what it acknowledged, after all collecting and compacting (I13,
+        D8).
+        """
         for node in self._world.nodes:
             if node.serving:
                 self._check_promises(node, "is")
@@ -264,7 +267,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """Note that a transaction was applied: judge each change of a ledger's znode, before any client hears of it."""
+        """Judge each change of a ledger's znode by a transaction that was applied, before any client hears of it."""
         for op in ops:
             ledger_id = ledger_of(op.path)
             if ledger_id is None:
@@ -297,6 +300,7 @@ class LedgerCheckers:
             if before != after:
                 break
             kept += 1
+        # From this entry on other nodes count, and what lies on the old ones alone is lost to readers.
         first = new.ensembles[kept].first_entry if kept < len(new.ensembles) else new.last_ensemble.first_entry
         if _is_re_replication(old, new):
             self._world.reached("metadata.re-replicated")  # an earlier fragment has another node now
@@ -386,6 +390,7 @@ class LedgerCheckers:
         """Note that a writer's add ended with an error: not acknowledged; some errors say that the entry is not in the
         ledger."""
         truth = self.truth(ledger_id)
+        # Only "not applied" is a promise that can be broken; an unknown outcome may be either.
         if truth.deleted or outcome_of(error) is not OperationOutcome.FAILED:
             return
         metadata = truth.metadata
@@ -400,6 +405,7 @@ class LedgerCheckers:
         if truth.deleted or truth.metadata is None or truth.foreign:
             return
         quorum = truth.metadata.ack_quorum
+        # Only upwards: an entry that an ack quorum has had is committed, whatever their disks lose later.
         while self.durability.holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
             truth.committed += 1
         if lac > truth.committed:
@@ -435,8 +441,8 @@ class LedgerCheckers:
 
 
 def _is_re_replication(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Return only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that at any
-    time."""
+    """Return whether only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that
+    at any time."""
     return new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles)
 
 
@@ -461,7 +467,7 @@ def decode_answer(frame: memoryview) -> Response | ResponseV2:
 
 
 def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
-    """(ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
+    """Return (ledger id, entry id) of an EOK to an add in its usual form; None: decode it."""
     at = 2 + frame[1]
     if frame[at : at + 4] != _EOK_TO_ADD or frame[at + 5 : at + 8] != _EOK:
         return None
@@ -470,7 +476,7 @@ def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:
 
 
 def _varint(frame: bytes, at: int) -> tuple[int, int]:
-    """(value, offset behind it)"""
+    """Return (value, offset behind it)."""
     value = shift = 0
     while frame[at] > 127:
         value |= (frame[at] & 127) << shift

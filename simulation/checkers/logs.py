@@ -55,7 +55,7 @@ class WriterSession:
     overtaken: bool = False
     """Another client completed a segment of it while its process was paused."""
     takes_requests: bool = False
-    """Whether its writer takes producers' requests."""
+    """True where its writer takes producers' requests."""
     answered_before: dict[str, int] = field(default_factory=dict)
     """By producer, how many requests had been answered when this writer began to open: it knows of them."""
     requests_under_way: int = 0
@@ -92,19 +92,21 @@ class SeenRecord:
 
 @dataclass(slots=True)
 class ReadSpan:
-    """What one reader delivered, from `start` on; `txid` is what it was asked to start at, if that is how it was."""
+    """Which records did one reader deliver, from `start` on? `txid` is the one that it was asked to start at, if it
+    was.
+    """
 
     name: str
     log: str
     start: DLSN
     txid: int | None = None
     before: ReadSpan | None = None
-    """What the same reader delivered before it was opened again."""
+    """The span of the same reader before it was opened again."""
     read: list[SeenRecord] = field(default_factory=list)
     due: DLSN = field(init=False)
     """The first place that the reader was not given yet."""
     hidden: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
-    """What was below this could be hidden when the first record was delivered."""
+    """Records below this could be hidden when the first record was delivered."""
 
     def __post_init__(self) -> None:
         self.due = self.before.next if self.before is not None else self.start
@@ -117,7 +119,7 @@ class ReadSpan:
 
 @dataclass(slots=True)
 class LogTruth:
-    """What is known of one log."""
+    """Which records and segments must one log have? Known from outside."""
 
     name: str
     segments: dict[str, SegmentMetadata] = field(default_factory=dict)
@@ -176,18 +178,18 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """Return a writer is about to be opened."""
+        """Begin the session of a writer that is about to be opened."""
         if client.process is None:
             raise RuntimeError("the client was not started")
         self._sessions[log] += 1
         return WriterSession(log, client.name, client.process, self._sessions[log])
 
     def ledger_created(self, session: WriterSession, ledger_id: int) -> None:
-        """The session made a ledger: a segment with it is the session's own."""
+        """Note that the session made a ledger: a segment with it is the session's own."""
         self._owners[ledger_id] = session
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
-        """Return a record is given to the session's writer."""
+        """Note a record that is given to the session's writer, and return it."""
         record = WrittenRecord(session, txid, payload, self._tick(), txids={txid})
         self.truth_of(session).records[payload] = record
         session.records.append(record)
@@ -195,13 +197,14 @@ class LogCheckers:
 
     def written_again(self, record: WrittenRecord, session: WriterSession) -> None:
         """Note that a record of a producer's request is given to another session's writer, or again to the same."""
+        # What was called not written holds for the attempts until then: this one may store it.
         if record.outcome is OperationOutcome.FAILED:
             record.outcome = OperationOutcome.OPEN
         self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")
 
     def confirmed(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """Note that a record of a producer's request was written before, at `dlsn`: so its answer says, whoever
-        asked."""
+        """Note that a record of a producer's request was written before, at `dlsn`: so its answer says, to
+        any client that asked."""
         self._place(self.truth_of(record.session), record, dlsn)
         if record.outcome is not OperationOutcome.OK:  # when an earlier attempt failed says nothing of this one
             record.outcome, record.ended = OperationOutcome.OK, self._tick()
@@ -268,7 +271,7 @@ class LogCheckers:
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Return a reader was opened; `before` is what it had delivered until it was closed."""
+        """Begin the span of a reader that was opened; `before` is what it had delivered until it was closed."""
         span = ReadSpan(name, log, start, txid, before)
         self.truth(log).spans.append(span)
         return span
@@ -299,13 +302,13 @@ class LogCheckers:
         span.read.append(seen)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
-        """Readers that are opened now need not deliver what is below."""
+        """Return the position below which readers that are opened now need not deliver anything."""
         return DLSN(0, 0, 0)
 
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: segment lists are looked at once all of it is applied."""
+        """Judge a transaction: segment lists are looked at once all of it is applied."""
         changed: dict[str, LogTruth] = {}
         for op in ops:
             parts = op.path.split("/")
@@ -318,7 +321,7 @@ class LogCheckers:
         self.deliveries.metadata_applied(ops)
 
     def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
-        """Note that every change of a list depends on the version that was read, and on a lock (I7)."""
+        """Check that every change of a list depends on the version that was read, and on a lock (I7)."""
         read = f"{partition}/ledgers"
         if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
             self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
@@ -335,6 +338,7 @@ class LogCheckers:
             truth.segments.pop(name, None)
             if before is not None and not before.in_progress:
                 self._fail(truth.name, f"the completed segment {before.lssn} was removed (I2)")
+            # A completion removes it as well, and puts the completed one in its place.
             elif before is not None and truth.segment(before.lssn) is None:
                 self._removed(truth, before)
         elif isinstance(op, Create | SetData):
@@ -348,7 +352,7 @@ class LogCheckers:
                 self._completed(truth, segment)
 
     def _removed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        """Note that an in-progress segment went without a completed one in its place: it must have been empty."""
+        """Check that an in-progress segment that went without a completed one in its place was empty."""
         self._world.reached("log.empty-segment-removed")
         kept = [dlsn for dlsn in truth.at if dlsn.lssn == segment.lssn]
         if kept:
@@ -364,6 +368,7 @@ class LogCheckers:
             if other.in_progress and other is not segment:
                 self._world.reached("log.rolled")
                 self._tell_rolled(segment)
+                # An owner may roll before its former segment is completed; a new owner completes that first.
                 if self._owners.get(other.ledger_id) is not self._owners.get(segment.ledger_id):
                     self._fail(
                         truth.name,
@@ -397,12 +402,15 @@ class LogCheckers:
             self._world.reached("log.overtaken-while-paused")
 
     def _check_list(self, truth: LogTruth) -> None:
-        """Numbers follow each other, one znode each; at most the last two are in progress."""
+        """Check that numbers follow each other, one znode each, and that at most the last two segments are in progress
+        (I7).
+        """
         segments = truth.ordered()
         numbers = [segment.lssn for segment in segments]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             self._fail(truth.name, f"its segments are {numbers} (I7)")
         in_progress = [segment.in_progress for segment in segments]
+        # Segments end in their order: none is completed while an older one has no end.
         if any(in_progress[:-2]) or in_progress[-2:] == [True, False]:
             self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} says (I7)")
         for segment in segments:
@@ -413,8 +421,7 @@ class LogCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that the whole log, as a reader with all nodes healthy delivered it, after its last writer has
-        closed."""
+        """Check the whole log, as a reader with all nodes healthy delivered it, after its last writer has closed."""
         truth = self.truth(log)
         self._check_list(truth)
         if any(segment.in_progress for segment in truth.segments.values()):
@@ -423,6 +430,7 @@ class LogCheckers:
         there = {one.dlsn: truth.records[one.payload] for one in seen}
         begin = self.begin_of(truth)
         for dlsn, record in truth.at.items():
+            # Acknowledged or read once: then it is there for every later reader, unless it was truncated.
             if dlsn >= begin and there.get(dlsn) is not record:
                 self._fail(log, f"the record at {dlsn} was {record.outcome.value} or read, and is not there (I1, I6)")
         for record in truth.records.values():
@@ -445,7 +453,9 @@ class LogCheckers:
         return 0
 
     def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
-        """Nothing stands before what had been acknowledged when it was written (in an order that time allows)."""
+        """Check that no record stands before one that had been acknowledged when it was written (in an order that time
+        allows).
+        """
         # From the end on: `earliest_end` is when the first of the records behind was acknowledged.
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
@@ -474,9 +484,9 @@ class LogCheckers:
 
     def _check_segment(self, truth: LogTruth, segment: SegmentMetadata, seen: Sequence[SeenRecord]) -> None:
         held = [one for one in seen if one.dlsn.lssn == segment.lssn]
-        said = (segment.record_count, segment.last_txid if held else -1)
-        if said != (len(held), held[-1].txid if held else -1):
-            self._fail(truth.name, f"segment {segment.lssn} says {said} of its count and last id; it has {len(held)}")
+        stated = (segment.record_count, segment.last_txid if held else -1)
+        if stated != (len(held), held[-1].txid if held else -1):
+            self._fail(truth.name, f"segment {segment.lssn} says {stated} of its count and last id; it has {len(held)}")
 
 
 @dataclass(slots=True)
@@ -514,7 +524,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------------ spans
 
     def begins(self, span: ReadSpan, seen: SeenRecord, hidden: DLSN) -> None:
-        """The span's first record; what is below `hidden` need not be given any more."""
+        """Note the span's first record; what is below `hidden` need not be given any more."""
         span.hidden = hidden
         if seen.dlsn < span.due:
             self._fail(span.log, f"{span.name} was given {seen.dlsn} again, due was {span.due} (exactly once)")
@@ -525,7 +535,7 @@ class Deliveries:
                 self._fail(span.log, f"{span.name} went on with {seen} after {last} (exactly once)")
 
     def check_starts(self, truth: LogTruth) -> None:
-        """Nothing was left out before the first record of any span (at the end)."""
+        """Check that nothing was left out before the first record of any span (at the end)."""
         places = sorted(truth.at)
         for span in truth.spans:
             first = span.next if not span.read else span.read[0].dlsn
@@ -563,16 +573,16 @@ class Deliveries:
             self._reached("log.subscriber-taken-over")
         one.spans.append(span)
 
-    def committed(self, span: ReadSpan, subscriber: str, told: DLSN) -> None:
+    def committed(self, span: ReadSpan, subscriber: str, stored: DLSN) -> None:
         """Note that a reader's commit was answered: what is stored is what it was given, or what its successor was."""
         given = span.next
         others = [one.next for one in self.subscriber(span.log, subscriber).spans if one is not span]
-        if told != given and not given < told <= max(others, default=given):
-            self._fail(span.log, f"{span.name} committed {told}, and was given what is below {given} (exactly once)")
+        if stored != given and not given < stored <= max(others, default=given):
+            self._fail(span.log, f"{span.name} committed {stored}, and was given what is below {given} (exactly once)")
         self._reached("log.subscriber-committed")
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: positions are stored by lock holders, and go forwards."""
+        """Judge a transaction: positions are stored by lock holders, and go forwards."""
         for op in ops:
             parts = op.path.split("/")
             if not isinstance(op, Create | SetData) or len(parts) != _DEPTH or parts[4] != SUBSCRIBERS or not op.data:

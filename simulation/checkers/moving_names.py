@@ -96,10 +96,11 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: judge what it does to names, then give the rest, by incarnation, to `LogCheckers`."""
+        """Judge what a transaction does to names, then give the rest, by incarnation, to `LogCheckers`."""
         self._moment += 1
         begun = [name for op in ops if isinstance(op, Create) and (name := _log_of(op.path)) is not None]
         ended = [name for op in ops if isinstance(op, Delete) and (name := _log_of(op.path)) is not None]
+        # As it was before the transaction: a rename has to move all of it, and change none.
         before = {path: data for name in ended for path, data in self._below(name).items()}
         for op in ops:
             if isinstance(op, SetData) or (isinstance(op, Create) and not op.ephemeral):
@@ -160,7 +161,7 @@ class MovingNamesCheckers(LogCheckers):
             self._world.reached("names.renamed-in-progress")
 
     def _cleared(self, ops: Sequence[Op]) -> set[str]:
-        """Znodes of segments that are taken off the list because their log is being deleted."""
+        """Return the znodes of segments that are taken off the list because their log is being deleted."""
         created = {op.path for op in ops if isinstance(op, Create)}
         cleared: set[str] = set()
         for op in ops:
@@ -197,6 +198,7 @@ class MovingNamesCheckers(LogCheckers):
             return
         if home.name in self._called:
             self._fail(truth.name, f"{session.client} started segment {segment.lssn}; its log is {home.name} (I7)")
+        # They were written before it showed which incarnation the session has; now they are this one's.
         truth.records.update(home.records)
         self._homes[session] = truth
 
@@ -207,7 +209,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
-        """Return a writer is about to be opened."""
+        """Begin the session of a writer that is about to be opened."""
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
         self._opened_from[session] = self._moment
@@ -238,8 +240,9 @@ class MovingNamesCheckers(LogCheckers):
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """Return a writer whose log was deleted while it could not hear of that may still hear of what it wrote
-        before."""
+        """Return a segment that the incarnation has or had: a writer whose log was deleted while it could not hear of
+        that may still hear of what it wrote before.
+        """
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers
@@ -247,7 +250,7 @@ class MovingNamesCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Return which incarnation it reads shows with the first record."""
+        """Begin the span of a reader that was opened: its first record shows which incarnation it reads."""
         span = ReadSpan(name, log, start, txid, before)
         self._opened[id(span)] = _Opened(span, log, self._opening.get(name, self._moment), self._moment)
         return span
@@ -271,6 +274,7 @@ class MovingNamesCheckers(LogCheckers):
         if incarnation is None:
             self._fail(name, f"{span.name} read at {seen.dlsn} what was never written to it: {seen.payload[:40]!r}")
             return
+        # A name that moved while the reader was being opened may lead to either log; one that had moved before may not.
         if not any(c.name == name and (c.until is None or c.until > opened.until) for c in self._called[incarnation]):
             self._fail(name, f"{span.name} read {seen.dlsn} of {incarnation}, which was called so no more")
         if all(c.since > opened.since for c in self._called[incarnation] if c.name == name):
@@ -288,8 +292,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that the whole log, as a reader delivered it at the end, compared with the incarnation that has the name
-        then."""
+        """Check the whole log, as a reader delivered it at the end, against the incarnation that has the name then."""
         super().final(self.present[log], seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
@@ -301,7 +304,7 @@ class MovingNamesCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """Note that what of it is still there is a piece of the log; numbers go on but behind a clearing."""
+        """Check that what of a span is still there is a piece of the log; numbers go on but behind a clearing."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]
         for before, after in zip(span.read, span.read[1:], strict=False):

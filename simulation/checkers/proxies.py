@@ -84,7 +84,7 @@ class ClientWrites:
 
     session: WriterSession
     ordered: bool
-    """Whether they are a producer's: in order, each once."""
+    """True where they are a producer's: in order, each once."""
     records: list[WrittenRecord] = field(default_factory=list)
 
 
@@ -152,6 +152,7 @@ class ProxyCheckers:
             open_since = self._open[process, caller, request.stream, request.stamp]
             came = open_since.popleft() if open_since else 0
             if isinstance(answer, Refusal) and answer.reason is Reason.SEQUENCE_GAP and isinstance(answer.actual, int):
+                # A gap is the caller's only where the missing request had not come before this one.
                 missing = replace(request.stamp, sequence=answer.actual)
                 if min(self._open[process, caller, request.stream, missing], default=came) < came:
                     self._ledgers.fail(f"log {request.stream}: {process.name} begins {request.stamp} before {missing}")
@@ -176,6 +177,8 @@ class ProxyCheckers:
             lssn = max(place.lssn, owner.lssn if owner is not None else 0)
             self._owners[log] = _Owner(process, lssn, now)
         elif place.lssn <= owner.lssn:
+            # It heard that the entry is stored while it still owned the log, and only its answer is late: the record is
+            # there.
             if self._heard_s(log, place) < self._succeeded.get((log, process), 0.0):
                 self._world.reached("proxy.stopped-while-answering")
                 return
@@ -192,13 +195,13 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ clients
 
     def sender(self, session: WriterSession, *, ordered: bool) -> ClientWrites:
-        """Return a client begins to write to a log."""
+        """Note that a client begins to write to a log, and return its writes."""
         sender = ClientWrites(session, ordered)
         self._senders.setdefault(session.log, []).append(sender)
         return sender
 
     def sent(self, sender: ClientWrites, payload: bytes) -> WrittenRecord:
-        """Return a record is given to the client."""
+        """Note a record that is given to the client, and return it."""
         record = self._logs.written(sender.session, 0, payload)
         sender.records.append(record)
         self._asked.setdefault(record.session.log, self._world.loop.time())
@@ -235,7 +238,7 @@ class ProxyCheckers:
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """The whole log: what `LogCheckers.final` does not look at."""
+        """Check of the whole log what `LogCheckers.final` does not look at."""
         self._check_numbers(log, seen)
         places = {one.payload: one.dlsn for one in seen}
         for sender in self._senders.get(log, ()):
@@ -247,10 +250,11 @@ class ProxyCheckers:
                 self._ledgers.fail(f"log {log}: the records of {sender.session.client} are not in its order (I4)")
 
     def _check_numbers(self, log: str, seen: Sequence[SeenRecord]) -> None:
-        """Note that records that were sent under one number only show the order of the numbers."""
+        """Check that records that were sent under one number only show the order of the numbers."""
         last: dict[str, ProducerStamp] = {}
         for one in seen:
             stamps = self._stamps.get(one.payload, set())
+            # Under two numbers either may be the one that counts: nothing can be said of the order.
             if len(stamps) != 1:
                 continue
             (stamp,) = stamps

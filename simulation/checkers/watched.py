@@ -1,4 +1,4 @@
-"""What checkers see of a cluster: its time and trace, its nodes with their disks and bookies, its clients.
+"""A cluster as checkers see it: its time and trace, its nodes with their disks and bookies, its clients.
 
 `simulation.cluster` makes the cluster and its checkers, so the checkers name only these protocols of it.
 """

@@ -50,17 +50,17 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ what is asked for
 
     def truncating(self, log: str, dlsn: DLSN) -> DLSN:
-        """Return a client is about to truncate; returns the point below which all is hidden already."""
+        """Note that a client is about to truncate; returns the point below which all is hidden already."""
         self._asked[log] = max(self._asked[log], dlsn)
         return self._points[log]
 
-    def truncated(self, log: str, before: DLSN, told: DLSN) -> None:
-        """Note that a truncation was answered: `told` is the position it returned, `before` what `truncating`
+    def truncated(self, log: str, before: DLSN, returned: DLSN) -> None:
+        """Note that a truncation was answered: `returned` is the position it returned, `before` what `truncating`
         returned."""
         self._world.reached("life.truncated")
-        if not before <= max(told, DLSN.INITIAL) or told > max(self._points[log], DLSN.INITIAL):
+        if not before <= max(returned, DLSN.INITIAL) or returned > max(self._points[log], DLSN.INITIAL):
             self._fail(
-                log, f"a truncation returned {told}; the log began at {before} and begins at {self._points[log]}"
+                log, f"a truncation returned {returned}; the log began at {before} and begins at {self._points[log]}"
             )
 
     def purging(self, log: str, txid: int) -> None:
@@ -74,7 +74,7 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
-        """A transaction: judge what it hides and takes off a list, and give the rest to `LogCheckers`."""
+        """Judge what a transaction hides and takes off a list, and give the rest to `LogCheckers`."""
         marked = _pairs(ops)
         rest: list[Op] = []
         changed: dict[str, LogTruth] = {}
@@ -117,7 +117,9 @@ class WholeLifeCheckers(LogCheckers):
         return after
 
     def _left(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        """Note that a segment was taken off the list, and its ledger noted."""
+        """Check that a segment that was taken off the list was to be purged: the oldest one, and not the newest
+        completed.
+        """
         self._gone[truth.name, segment.lssn] = segment
         if truth.name in self._deleting:
             self._world.reached("life.cleared")
@@ -140,6 +142,7 @@ class WholeLifeCheckers(LogCheckers):
         segments = truth.ordered()
         hidden = [segment.truncation == TruncationStatus.TRUNCATED for segment in segments]
         partly = [segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED for segment in segments]
+        # Hidden segments first, then at most one that is hidden in part, then whole ones.
         if hidden != sorted(hidden, reverse=True) or any(partly[sum(hidden) + 1 :]):
             self._fail(truth.name, f"what is hidden is not the head of the list: {segments} (I8)")
         if not segments and truth.name not in self._deleting:
@@ -156,7 +159,9 @@ class WholeLifeCheckers(LogCheckers):
                     self._fail(truth.name, f"segment {segment.lssn} is listed, and its ledger was deleted (I7)")
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """Return a deposed writer that was paused may hear late of what its successor kept, and has purged by now."""
+        """Return a segment that the log has or had: a deposed writer that was paused may hear late of what its
+        successor kept, and has purged by now.
+        """
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers
@@ -164,7 +169,7 @@ class WholeLifeCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
-        """Return a reader was opened; the truncation point of that moment is its floor (I8)."""
+        """Begin the span of a reader that was opened; the truncation point of that moment is its floor (I8)."""
         span = super().span(name, log, start, txid=txid, before=before)
         self._floors[id(span)] = self._points.get(log, DLSN(0, 0, 0))
         return span
@@ -202,7 +207,7 @@ class WholeLifeCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """Note that no number is missing between two records; what is still there is the same for all readers."""
+        """Check that no number is missing between two records; what is still there is the same for all readers."""
         present = {one.dlsn: one for one in seen}
         for index, one in enumerate(span.read):
             if index and one.sequence_id != span.read[index - 1].sequence_id + 1:
@@ -211,7 +216,7 @@ class WholeLifeCheckers(LogCheckers):
                 self._fail(span.log, f"{span.name} read {one}, there is {present[one.dlsn]} (I3)")
 
     def all_deleted(self, log: str) -> None:
-        """Note that the log was deleted: nothing of it is left."""
+        """Check that nothing is left of a log that was deleted."""
         truth = self.truth(log)
         left = [one for one in sorted(self.ever_listed[log]) if not self._ledgers.truth(one).deleted]
         if truth.segments or left:
@@ -227,7 +232,7 @@ def _log_of(path: str) -> str | None:
 
 
 def _pairs(ops: Sequence[Op]) -> set[str]:
-    """Znodes that are deleted and made again in one transaction."""
+    """Return the znodes that are deleted and made again in one transaction."""
     return {op.path for op in ops if isinstance(op, Delete)} & _created(ops)
 
 

@@ -1,1 +1,1 @@
-"""What the real code runs on: event loop, network, disk and metadata store, all on virtual time."""
+"""The ground on which the real code runs: event loop, network, disk and metadata store, all on virtual time."""

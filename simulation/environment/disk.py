@@ -60,7 +60,7 @@ class Inode:
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What goes wrong with calls from now on; `eio_...` are probabilities for each call."""
+    """How do calls go wrong from now on? `eio_...` are probabilities for each call."""
 
     eio_read: float = 0.0
     eio_write: float = 0.0
@@ -81,10 +81,12 @@ class SimulatedFile(DiskFile):
 
     @property
     def path(self) -> str:
+        """The path that it was opened under."""
         return self._path
 
     @property
     def direct(self) -> bool:
+        """True where writes must be whole blocks."""
         return self._direct
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -102,13 +104,15 @@ class SimulatedFile(DiskFile):
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
         """Return the bytes, or None by chance: callers must manage with both."""
+        # Whether bytes are in the page cache is the kernel's affair; and with read faults the other way has to meet
+        # them.
         if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
             return None
         data = self.inode.data[offset : offset + length]
         return data if len(data) == length else None
 
     def size(self) -> int:
-        """Return bytes of the file as its process sees it, synced or not."""
+        """Return how many bytes the file has as its process sees it, synced or not."""
         return len(self.inode.data)
 
     def truncate(self, size: int) -> None:
@@ -144,13 +148,13 @@ class _Directory:
         self.changes.append(changes)
 
     def settle(self, count: int) -> None:
-        """Note that the first `count` changes are durable."""
+        """Make the first `count` changes durable."""
         for changes in self.changes[:count]:
             _set_names(self.durable, changes)
         del self.changes[:count]
 
     def lose_some(self, rng: Random, *, in_order: bool) -> None:
-        """Note that nothing but what is durable is left, and some of the other changes."""
+        """Keep what is durable and some of the other changes; lose the rest."""
         if in_order:
             self.settle(rng.randint(0, len(self.changes)))
         else:
@@ -200,7 +204,7 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ primitive operations
 
     def step(self) -> None:
-        """One primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
+        """Do one primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
         if self._budget is not None:
             if self._budget == 0:
                 raise PowerCut
@@ -219,6 +223,7 @@ class SimulatedDisk:
         self.step()
         inode = file.inode
         self.may_fail("eio_write", file.path)
+        # Bytes within the file have their blocks already: a full disk takes those (what journals prepare is for this).
         if self.faults.full and offset + len(data) > len(inode.data):
             self.reached("disk.full")
             raise OSError(errno.ENOSPC, "simulated", file.path)
@@ -244,13 +249,14 @@ class SimulatedDisk:
             self.synced(file.path, written)
 
     def _keep_some(self, inode: Inode) -> list[tuple[int, bytes]]:
-        """Return each unsynced write reaches the medium whole, in part, or not at all; those that are there whole."""
+        """Put each unsynced write on the medium whole, in part, or not at all; return those that are there whole."""
         written, inode.pending = inode.pending, []
         for offset, data in written:
             fate = TORN if self.tears else self.rng.random()
             if offset < 0 or fate < WHOLE:
                 _apply(inode.durable, offset, data)
             elif fate <= TORN and len(data) > TEAR_BYTES[0]:
+                # In any order: a disk writes the sectors of one request as it likes.
                 block = TEAR_BYTES[0] if self.tears else self.rng.choice(TEAR_BYTES)
                 for at in range(0, len(data), block):
                     if self.rng.random() < 0.5:
@@ -290,7 +296,7 @@ class SimulatedDisk:
         return directory, name
 
     def close_to_others(self, path: str) -> None:
-        """Note that the simulated host has no other users: nothing to do."""
+        """Do nothing: the simulated host has no other users."""
 
     def make_directory(self, path: str) -> None:
         """Create it and its parents, durable at once."""
@@ -358,7 +364,7 @@ class SimulatedDisk:
         directory.settle(len(directory.changes))
 
     def lock(self, path: str) -> SimulatedFile:
-        """Raises BlockingIOError while a living process holds the lock: the lock of a dead one is free."""
+        """Take the lock, which a dead process does not hold. Raises BlockingIOError while a living one does."""
         holder = self._locks.get(path)
         if holder is not None and holder.holder is not None and not holder.holder.dead:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
@@ -367,7 +373,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """(1, capacity, free bytes); none are free while the fault `full` is on."""
+        """Return (1, capacity, free bytes); none are free while the fault `full` is on."""
         used = sum(len(inode.data) for d in self._directories.values() for inode in d.names.values())
         return 1, self.capacity, 0 if self.faults.full else max(self.capacity - used, 0)
 
@@ -386,7 +392,7 @@ class SimulatedDisk:
         return entry.future
 
     def close(self) -> None:
-        """Nothing to do: calls under way end by themselves."""
+        """Do nothing: calls under way end by themselves."""
 
     def _start_calls(self, pool: str) -> None:
         active, queued, kind = self._active[pool], self._queued[pool], pool.partition("-")[0]
@@ -414,11 +420,11 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ crashes and damage
 
     def cut(self, *, power: bool) -> None:
-        """Note that the host's process was killed: calls under way stop somewhere. With `power` the page cache is gone
-        too."""
+        """Stop calls under way somewhere: the host's process was killed. With `power` the page cache is gone too."""
         for active in self._active.values():
             for call in active:
                 call.ended = True
+                # The kernel finishes the call that it is in, or not: so many operations of it still happen.
                 self._budget = 1 if self.tears else self.rng.choice(STEPS_LEFT)
                 try:
                     call.work()
@@ -450,7 +456,7 @@ class SimulatedDisk:
         self._locks.clear()
 
     def files(self, suffix: str, folder: str = "") -> list[str]:
-        """Paths of files whose name ends so, below directories whose path contains `folder`."""
+        """Return the paths of files whose name ends so, below directories whose path contains `folder`."""
         return [
             f"{path}/{name}"
             for path, directory in sorted(self._directories.items())
@@ -460,13 +466,14 @@ class SimulatedDisk:
         ]
 
     def lose(self, path: str) -> None:
-        """Note that a file is gone from the medium."""
+        """Remove a file from the medium."""
         directory, name = self._at(path)
+        # From both: a lost file is gone for the running process, and stays gone after a crash.
         directory.names.pop(name, None)
         directory.durable.pop(name, None)
 
     def flip(self, path: str) -> bool:
-        """Return one synced bit of a file is another one now; False where nothing is synced."""
+        """Flip one synced bit of a file; False where nothing is synced."""
         directory, name = self._at(path)
         inode = directory.names[name]
         size = min(len(inode.durable), len(inode.data))

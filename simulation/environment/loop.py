@@ -97,13 +97,14 @@ class _ScheduledCall(asyncio.TimerHandle):
         return f"_ScheduledCall({self._callback!r})"
 
     def cancel(self) -> None:
-        """Never run it. It leaves the heap when its time comes."""
+        """Drop the call. It leaves the heap when its time comes."""
         self._cancelled = True
+        # Dropped at once: it may hold a whole process that is dead, and the heap keeps the call until its time.
         self._callback, self._args = _nothing, ()
 
 
 def _nothing() -> None:
-    """Note that what a cancelled call does."""
+    """Do what a cancelled call does: nothing."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -124,7 +125,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.graveyard: list[object] = []
         self.processes: list[Process] = []
         self.unhandled: list[str] = []
-        """What would have gone to the loop's exception handler."""
+        """Errors that would have gone to the loop's exception handler."""
         self.outside = Process("", "world")
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # 3.10 has fewer options
         self.set_exception_handler(self._note_unhandled)
@@ -138,24 +139,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return process
 
     def start(self, process: Process, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
-        """Return a task in a process, from outside of it."""
+        """Start a task in a process, from outside of it."""
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
-        """Nothing of this process runs any more."""
+        """End a process: nothing of it runs any more."""
+        # Its calls are kept, not dropped: freeing them closes coroutines, whose clauses would run code of the dead.
         process.dead = process.halted = True
         self.graveyard.extend(process.held)
         process.held.clear()
 
     def pause(self, process: Process) -> None:
-        """SIGSTOP: callbacks of this process are kept until `resume`."""
+        """Keep callbacks of this process until `resume`, as SIGSTOP does."""
         process.paused = process.halted = True
 
     def resume(self, process: Process) -> None:
-        """SIGCONT: what was kept runs first, in its order. A dead process stays dead."""
+        """Run what was kept first, in its order, as SIGCONT does. A dead process stays dead."""
         process.paused = False
         process.halted = process.dead
         if not process.dead:
+            # Before what is ready: these callbacks were due while it was stopped, and a kernel would run them first.
             self._ready.extendleft(reversed(process.held))
             process.held.clear()
 
@@ -163,6 +166,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, None, T], **options: object
     ) -> asyncio.Task[T]:
         task = asyncio.Task(work, loop=loop, **options)  # type: ignore[arg-type]
+        # A task that nothing refers to is collected at a moment that is not the seed's.
         (PROCESS.get() or self.outside).keep(task)
         return task
 
@@ -170,18 +174,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self._finished:
             return  # what dead processes leave behind is taken apart
         self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")
+        # An error that reached no caller is a bug of the code under test: the run ends where it shows.
         self.stop()
 
     # ------------------------------------------------------------------------------------ turns
 
     def time(self) -> float:
-        """Virtual seconds since the loop began."""
+        """Return virtual seconds since the loop began."""
         return self._now
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Return the simulation has one thread."""
+        """Run the callback as `call_soon` does: the simulation has one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_soon(
@@ -210,11 +215,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return call
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Raises SimulationStuckError: a simulation has no threads."""
+        """Refuse: a simulation has no threads. Raises SimulationStuckError."""
         raise SimulationStuckError("there are no threads in a simulation")
 
     def _run_once(self) -> None:
-        """One turn: what is ready now, in order; with nothing ready, on to the next timer."""
+        """Run one turn: what is ready now, in order; with nothing ready, go on to the next timer."""
         ready = self._ready
         if not ready:
             self._jump()
@@ -269,6 +274,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _shuffle(self) -> None:
         """Draw which process goes first; the order within each stays."""
+        # Between processes no order is promised; within one, asyncio promises that of the calls.
         groups: dict[Process | None, list[_ScheduledCall]] = {}
         for call in self._ready:
             groups.setdefault(call._context.get(PROCESS), []).append(call)
@@ -282,7 +288,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ the end
 
     def leftovers(self) -> list[str]:
-        """Tasks of living processes that have not ended (I16)."""
+        """Return the tasks of living processes that have not ended (I16)."""
         return [repr(task) for p in self.processes if not p.dead for task in p.tasks if not task.done()]
 
     def finish(self) -> None:
@@ -313,7 +319,9 @@ def _close(task: asyncio.Task[object]) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """While the remains of dead processes are taken apart: warnings and errors of their clauses mean nothing then."""
+    """Drop warnings and errors while the remains of dead processes are taken apart: those of their clauses mean nothing
+    then.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():

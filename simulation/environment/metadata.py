@@ -78,7 +78,7 @@ class MetadataService:
         self._waiting: list[Callable[[], None]] = []
 
     def delay(self, host: str) -> float:
-        """Return seconds that a message between the host and the server takes, drawn anew each time."""
+        """Return the seconds that a message between the host and the server takes, drawn anew each time."""
         return self.rng.uniform(0.2, 1.8) * self.latency_s * self.slow.get(host, 1.0)
 
     def draw(self, store: SimulatedStore, name: str, path: str) -> Fault | None:
@@ -90,6 +90,7 @@ class MetadataService:
             self._doubts[store, path] = None
             if self.rng.random() < FAR_SHARE:
                 self.far(store.process.host)
+            # Both look alike to the client, and only one of them was applied: it has to look.
             return self.rng.choice((Fault.LOSE_REQUEST, Fault.LOSE_REQUEST, Fault.LOSE_REPLY))
         if not (self.lose or self.lose_reply or self.refuse):
             return None
@@ -111,7 +112,7 @@ class MetadataService:
             self.doubted(path)
 
     def arrive(self, serve: Callable[[], None]) -> None:
-        """Note that a request has reached the server."""
+        """Take a request that has reached the server."""
         if self.stalled:
             self.reached("metadata.stall")
             self._waiting.append(serve)
@@ -133,8 +134,7 @@ class MetadataService:
             self.loop.call_later(seconds, self._reconnect, store, store.session, context=_SERVER)
 
     def _reconnect(self, store: SimulatedStore, session: Session) -> None:
-        """Note that the store hears of its session again, or that it has ended, as soon as its host reaches the
-        server."""
+        """Let the store hear of its session again, or that it has ended, as soon as its host reaches the server."""
         if not store.live or store.session is not session:
             return
         if store.process.host in self.unreachable:
@@ -154,21 +154,22 @@ class MetadataService:
         if store.process.host not in self.unreachable:
             self.tree.expire(session.id)
             return
+        # The server ends the session; a client that cannot reach it hears of that only when it comes back.
         self.tree.disconnect(session.id)
         self.tree._end(session)
         self._reconnect(store, session)
 
     def far(self, host: str) -> None:
-        """Note that what the host sends takes long for a while: others act before it is heard of again."""
+        """Let what the host sends take long for a while: others act before it is heard of again."""
         self.slow[host] = self.rng.uniform(*DISTANCE_S) / self.latency_s
         self.loop.call_later(FAR_FOR_S, self.slow.pop, host, None, context=_SERVER)
 
     def lost(self, store: SimulatedStore) -> None:
-        """Note that the server hears nothing of a session any more: it ends after the timeout, unless its process comes
-        back."""
+        """Hear nothing of a session any more: it ends after the timeout, unless its process comes back."""
         self.loop.call_later(self.session_timeout_s, self._timed_out, store, store.session, context=_SERVER)
 
     def _timed_out(self, store: SimulatedStore, session: Session) -> None:
+        # A process that came back in time has sent heartbeats: its session lives.
         away = store.process.halted or store.process.host in self.unreachable
         if not away or not session.alive or store.session is not session:
             return
@@ -180,7 +181,7 @@ class MetadataService:
             self._expire(store, session)
 
     def cut_off(self, host: str) -> None:
-        """Note that a host cannot reach the store any more: connections break, sessions time out."""
+        """Cut a host off from the store: connections break, sessions time out."""
         self.unreachable.add(host)
         for store in [store for store in self.stores if store.process.host == host]:
             if store.live and store.session.connected:
@@ -188,7 +189,7 @@ class MetadataService:
             self.lost(store)
 
     def join(self, host: str) -> None:
-        """Note that the host can reach the store again; its sessions hear of it at their next try."""
+        """Let the host reach the store again; its sessions hear of it at their next try."""
         self.unreachable.discard(host)
 
 
@@ -211,7 +212,7 @@ class SimulatedStore(MemoryStore):
 
     @property
     def live(self) -> bool:
-        """Whether the process lives and has not closed the session."""
+        """True while the process lives and has not closed the session."""
         return not self.process.dead and self.state is not SessionState.CLOSED
 
     async def close(self) -> None:
@@ -266,8 +267,7 @@ class SimulatedStore(MemoryStore):
         self._post(self._answer, reply, outcome)
 
     def _break(self) -> None:
-        """Note that the connection goes together with what was on it, and comes back soon, unless the session goes,
-        too."""
+        """Break the connection together with what was on it; it comes back soon, unless the session goes, too."""
         session, service = self._session, self._service
         if session.alive and session.connected:
             if service.expiring and service.rng.random() < service.expiring:
@@ -293,17 +293,18 @@ class SimulatedStore(MemoryStore):
             self._post(self._lose_under_way, state)
 
     def _lose_under_way(self, state: SessionState) -> None:
-        """Note that the connection is gone: what was sent has no answer any more."""
+        """Give up what was sent: the connection is gone, and no answer comes any more."""
         waiting, self._under_way = self._under_way, {}
         kind = SessionExpiredError if state is SessionState.EXPIRED else ConnectionLossError
         for name, refuse in waiting.values():
             refuse(kind(f"the connection was lost during {name}"))
 
     def _post(self, callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """In order, later, and never to the dead (from the server to the process)."""
+        """Deliver in order, later, and never to the dead (from the server to the process)."""
         service = self._service
         if self.process.dead:
             return
+        # Not before what the server sent earlier: a session's answers and watches come in order.
         when = self._in_at = max(service.loop.time() + service.delay(self.process.host), self._in_at + TICK_S)
         service.loop.call_at(when, partial(callback, *args, **kwargs), context=self.process.context)
 

@@ -25,7 +25,7 @@ from storage_node.errors import BookieUnreachableError, ConnectionClosedError, P
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
 
 SOCKET_BYTES = 256 * 1024
-"""What the kernels' buffers take of one direction before `queued_bytes` grows."""
+"""Bytes that the kernels' buffers take of one direction before `queued_bytes` grows."""
 LOW_WATER_BYTES = 64 * 1024
 RETRANSMIT_S = 0.5
 GIVE_UP_S = 8.0
@@ -61,10 +61,11 @@ class SimulatedLink(Link):
         self._reading_paused = False
         self._inbox: deque[bytes] = deque()
         self._drainers: list[asyncio.Future[None]] = []
-        self._told = False
+        self._reported_closed = False
 
     @property
     def peer(self) -> str:
+        """The address of the other end."""
         return self._peer
 
     @property
@@ -124,7 +125,7 @@ class SimulatedLink(Link):
     # ------------------------------------------------------------------------------------ what the fabric does
 
     def arrive(self, data: bytes) -> None:
-        """Note that bytes for this end, in its process."""
+        """Take bytes for this end, in its process."""
         if self.closed:
             return
         if self._reading_paused or self._inbox:
@@ -166,7 +167,7 @@ class SimulatedLink(Link):
                     self._fabric.loop.call_soon(_resolve, waiter, context=self.process.context)
 
     def shut(self, error: Exception | None) -> None:
-        """Note that this end is over; its handler hears of it, in its process."""
+        """End this end; its handler hears of it, in its process."""
         if self.closed:
             return
         self.closed = True
@@ -177,11 +178,11 @@ class SimulatedLink(Link):
         for waiter in self._drainers:
             if not waiter.done():
                 waiter.set_exception(ConnectionClosedError("the connection was closed", node=self._peer))
-        self._fabric.loop.call_soon(self._tell, error, context=self.process.context)
+        self._fabric.loop.call_soon(self._report_closed, error, context=self.process.context)
 
-    def _tell(self, error: Exception | None) -> None:
-        if self.handler is not None and not self._told:
-            self._told = True
+    def _report_closed(self, error: Exception | None) -> None:
+        if self.handler is not None and not self._reported_closed:
+            self._reported_closed = True
             self.handler.link_closed(error)
 
 
@@ -199,6 +200,7 @@ class SimulatedListener(Listener):
 
     @property
     def port(self) -> int:
+        """The port that is listened on."""
         return self._port
 
     async def close(self) -> None:
@@ -258,6 +260,7 @@ class Fabric:
     def _carry(self, link: SimulatedLink, data: bytes) -> None:
         """Let bytes arrive later, in order; hold them where the way is blocked."""
         source, target = link.process.host, link.other.process.host
+        # Behind what is held already, even where the way is open again: a connection delivers in order.
         if link.held or (source, target) in self.blocked:
             link.held.append(data)
             return
@@ -269,14 +272,16 @@ class Fabric:
 
     def _arrive(self, link: SimulatedLink, data: bytes) -> None:
         """Take bytes, in the receiving process."""
+        # The way was blocked while this was under way: TCP sends it again later, so it is late and not lost.
         if (link.process.host, link.other.process.host) in self.blocked or link.held:
             link.held.append(data)
         else:
             link.other.arrive(data)
 
     def _arrive_at_dead(self, link: SimulatedLink, since: float) -> None:
-        """Note that the process at the other end is dead: its host's kernel resets the connection, once the host is
-        up."""
+        """Have the kernel of the other end's host reset the connection, once the host is up: the process there
+        is dead.
+        """
         if link.closed:
             return
         source, target = link.process.host, link.other.process.host
@@ -294,17 +299,19 @@ class Fabric:
             self.loop.call_later(RETRANSMIT_S, self._arrive_at_dead, link, since, context=_NO_PROCESS)
 
     def end(self, link: SimulatedLink, *, orderly: bool) -> None:
-        """Note that an end is closing: the other one hears of it behind what was sent, or at once and instead of it."""
+        """Close an end: the other one hears of it behind what was sent, or at once and instead of it."""
         other = link.other
         if other.closed:
             return
         source, target = link.process.host, other.process.host
         if link.held or (source, target) in self.blocked:
+            # The end cannot be heard of: the other side sees silence, until its kernel gives up.
             self.loop.call_later(GIVE_UP_S, other.shut, TimeoutError("the peer is silent"), context=_NO_PROCESS)
             return
         if orderly:
             when = max(self.loop.time() + self._delay(source, target), link.last_arrival + TICK_S)
         else:
+            # A reset overtakes what is under way: the kernel throws that away.
             when = self.loop.time() + self._delay(source, target)
         error = None if orderly else ConnectionResetError("reset by the peer")
         self.loop.call_at(when, other.shut, error, context=_NO_PROCESS)
@@ -318,19 +325,21 @@ class Fabric:
             await asyncio.sleep(RETRANSMIT_S / 5)
         await asyncio.sleep(self._delay(host, process.host))
         listener = self.listeners.get((host, port))
+        # After the waits: the process may have died while the handshake was on its way.
         if listener is None or listener.process.dead:
             raise ConnectionRefusedError(f"{host}:{port} refuses connections")
         near = SimulatedLink(self, process, f"{host}:{port}", client=True)
         far = SimulatedLink(self, listener.process, process.host, client=False)
         near.other, far.other = far, near
         near.handler = handler
+        # Nothing of this connection may arrive before it is there.
         near.last_arrival = far.last_arrival = self.loop.time()
         self.links[near] = self.links[far] = None
         self.loop.call_soon(listener.take, far, context=listener.process.context)
         return near
 
     def _open(self, one: str, other: str) -> bool:
-        """Return both directions pass, and the other host has power."""
+        """Return whether both directions pass, and the other host has power."""
         return (one, other) not in self.blocked and (other, one) not in self.blocked and other not in self.silent
 
     def listen(self, process: Process, port: int, accept: Callable[[Link], FrameHandler]) -> SimulatedListener:
@@ -357,7 +366,7 @@ class Fabric:
                     self._carry(link, data)
 
     def heal(self) -> None:
-        """Note that every host reaches every other one, at full speed."""
+        """Let every host reach every other one, at full speed."""
         self.slow.clear()
         for source, target in sorted(self.blocked):
             self.unblock(source, target)
@@ -375,13 +384,16 @@ class Fabric:
                 self.loop.call_later(delay, end.shut, error, context=_NO_PROCESS)
 
     def forget(self, process: Process, *, power: bool) -> None:
-        """Note that a process was killed: its host's kernel ends its connections, unless the host lost its power."""
+        """End the connections of a process that was killed, as its host's kernel does, unless the host lost its
+        power.
+        """
         for link in [link for link in self.links if link.process is process]:
             self.links.pop(link)
             link.closed = True
             self.loop.graveyard.append(link)
             if not power:
                 self.end(link, orderly=self.rng.random() < 0.5)
+            # Without power no kernel says goodbye: the peer's connection is half open until it sends something.
             elif not link.other.closed:
                 self.reached("net.half-open")
                 if link.other.in_flight or link.other.held:

@@ -1,1 +1,1 @@
-"""What goes wrong: `Nemesis`, which breaks things, and the coverage points that a suite of runs must have reached."""
+"""Faults: `Nemesis`, which breaks things, and the coverage points that a suite of runs must have reached."""

@@ -53,15 +53,16 @@ class Nemesis:
         self.rng = rng
         self.kinds = self._draw_kinds(may_damage)
         self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
+        # Damage is for one node of a run: nothing is promised beyond the loss of A - 1 (I1).
         self._victim = rng.choice(world.nodes)
         self._remote: set[str] = set()
         self._leaving: NodeMachine | None = None
-        """Whose answers come late."""
+        """The node that answers late."""
         world.ledger_checkers.on_replaced = self._replaced
         self._stopped = False
 
     def contest(self) -> None:
-        """Only what makes messages late or lost: several clients of one ledger meet most often so."""
+        """Keep to faults that make messages late or lost: several clients of one ledger meet most often so."""
         self.kinds = [
             self.one_way,
             self.partition,
@@ -77,12 +78,12 @@ class Nemesis:
         self._keep_distances()
 
     def replace_nodes(self) -> None:
-        """Note that nothing but nodes that are replaced and answer late."""
+        """Keep to nodes that are replaced and answer late."""
         self.kinds = [self.late_answers]
         self.mean_pause_s = 0.06
 
     def disturb_owners(self) -> None:
-        """For programs that hold something which others then take from them: in addition to what was drawn."""
+        """Add faults to those that were drawn, for programs that hold something which others then take from them."""
         self.kinds += 2 * [self.pause_client]
         self.kinds += self.rng.sample([self.kill_rolling, self.cut_off_nodes, self.doubt_changes], 2)
 
@@ -117,6 +118,7 @@ class Nemesis:
         ]
         if may_damage:
             every += [self.flip_bits, self.lose_file, self.wipe_disk, self.bad_memory]
+        # A few kinds a run: of all of them none would meet the same one twice, which is where mistakes are.
         kinds = self.rng.sample(every, self.rng.randint(3, 9))
         if self.rng.random() < OFTEN_SHARE:
             kinds = [*kinds[:3], *2 * [self.power_off_at_moment]]
@@ -150,6 +152,7 @@ class Nemesis:
     def _later(self, low_s: float, high_s: float, action: Callable[..., None], *args: object) -> None:
         """Undo something after a drawn time."""
         world = self.world
+        # In no process's context: a fault must end although what it hit has died.
         world.loop.call_later(self.rng.uniform(low_s, high_s), action, *args, context=world.context)
 
     def _node(self) -> NodeMachine:
@@ -163,7 +166,7 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ network
 
     def partition(self) -> None:
-        """Note that a node and another host cannot reach each other, for up to 2 s."""
+        """Cut a node off from another host, and that from the node, for up to 2 s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(one, other)
@@ -171,15 +174,14 @@ class Nemesis:
             self.world.reached("net.partition")
 
     def one_way(self) -> None:
-        """Note that what a node sends to another host, or what it should receive from it, is held back for up to 2
-        s."""
+        """Hold back what a node sends to another host, or what it should receive from it, for up to 2 s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(*((one, other) if self.rng.random() < 0.5 else (other, one)))
             self.world.reached("net.one-way-partition")
 
     def isolate(self) -> None:
-        """Note that a host reaches no other host, for up to 2 s each; the metadata store it reaches."""
+        """Cut a host off from all others, for up to 2 s each; the metadata store it reaches."""
         name = self._machine().name
         for other in (*self.world.nodes, *self.world.clients.values()):
             if other.name != name:
@@ -192,7 +194,7 @@ class Nemesis:
         self._later(0.05, 2.0, self.world.fabric.unblock, source, target)
 
     def break_links(self) -> None:
-        """Note that one to three connections break, with any prefix of what is under way delivered."""
+        """Break one to three connections, with any prefix of what is under way delivered."""
         links = [link for link in self.world.fabric.links if link.client]
         for link in self.rng.sample(links, min(len(links), self.rng.randint(1, 3))):
             self.world.reached("net.broken-link")
@@ -201,7 +203,7 @@ class Nemesis:
             self.world.fabric.break_link(link)
 
     def disturb_recoveries(self) -> None:
-        """For a while some connections break just when a recovery begins, and other nodes answer it late.
+        """Break some connections, for a while, just when a recovery begins, and have other nodes answer it late.
 
         So it goes on with a node that was never fenced, and hears what that one lacks before it hears what others have.
         """
@@ -220,11 +222,11 @@ class Nemesis:
                 self._later(0.05, 0.3, self._hurry, node.name, recoverer)
 
     def _distance(self) -> float:
-        """So many times slower as to take DISTANCE_S."""
+        """Return how many times slower a way must be to take DISTANCE_S."""
         return self.rng.uniform(*DISTANCE_S) / self.world.fabric.latency_s
 
     def _keep_distances(self) -> None:
-        """Note that one node or two are remote: what some of the clients send there comes late."""
+        """Put one node or two far away: what some of the clients send there comes late."""
         names = [node.name for node in self.world.nodes]
         self._remote = set(self.rng.sample(names, self.rng.choice((1, 2))))
         for client in self.world.clients:
@@ -236,7 +238,7 @@ class Nemesis:
         self.world.ledger_checkers.on_first_fence = lambda link: None
 
     def slow_link(self) -> None:
-        """Messages between a node and another host take 5 to 400 times as long for a while."""
+        """Let messages between a node and another host take 5 to 400 times as long for a while."""
         one, other = self._machine().name, self._node().name
         factor = self.rng.choice((5.0, 50.0, 400.0))
         self.world.fabric.slow[(one, other)] = self.world.fabric.slow[(other, one)] = factor
@@ -248,8 +250,7 @@ class Nemesis:
         self.world.fabric.slow.pop((other, one), None)
 
     def late_answers(self) -> None:
-        """Note that a node takes no more entries, and is slow to answer for those that it took: by then it has been
-        replaced.
+        """Let a node take no more entries, and be slow to answer for those that it took: by then it has been replaced.
 
         What its replacement has to say is held back for longer, so that entries must go on waiting for that.
         """
@@ -276,7 +277,7 @@ class Nemesis:
         self._mend_disk(node)
 
     def bad_memory(self) -> None:
-        """Note that one node's entries are damaged on their way out, for a while: digests are made against that."""
+        """Damage one node's entries on their way out, for a while: digests are made against that."""
         fabric = self.world.fabric
         fabric.corrupt = self._corrupt
         fabric.corrupting.add(self._victim.name)
@@ -299,15 +300,15 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ processes
 
     def kill_node(self) -> None:
-        """SIGKILL a node; it starts again within a second."""
+        """Kill a node; it starts again within a second."""
         self._end(self._node(), power=False)
 
     def power_off(self) -> None:
-        """Note that a node's host loses its power, and with it what was not synced; it starts again within a second."""
+        """Take the power from a node's host, and with it what was not synced; it starts again within a second."""
         self._end(self._node(), power=True)
 
     def power_off_at_moment(self) -> None:
-        """Note that the power goes while the disk is at work on something, or right after a file was removed."""
+        """Take the power away while the disk is at work on something, or right after a file was removed."""
         node, moment = self._node(), self.rng.choice(MOMENTS)
         node.disk.at_moment(moment, lambda: self._later(0.0, CUT_WITHIN_S, self._cut_at, node, moment))
 
@@ -345,6 +346,7 @@ class Nemesis:
         process = machine.process
         if machine.running and process is not None:
             power = self.rng.random() < 0.5
+            # By the number of callbacks, not by time: so each await point is as likely, however short.
             process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._spring(machine, power))
 
     def _spring(self, machine: Machine, power: bool) -> None:
@@ -357,18 +359,19 @@ class Nemesis:
             machine.kill()
 
     def kill_client(self) -> None:
-        """SIGKILL a client; its workload starts it again."""
+        """Kill a client; its workload starts it again."""
         machine = self.rng.choice(list(self.world.clients.values()))
         if machine.running:
             self.world.reached("process.kill-client")
             machine.kill()
 
     def kill_rolling(self) -> None:
-        """Only by `disturb_owners`: the next writer that rolls is killed with two segments in progress."""
+        """Kill the next writer that rolls, with two segments in progress. Only `disturb_owners` uses it."""
         self.world.log_checkers.on_rolled = self._kill_rolling
 
     def _kill_rolling(self, name: str) -> None:
         self.world.log_checkers.on_rolled = lambda client: None
+        # At a drawn moment from here on: before the new segment is heard of, or before the old one has its end.
         self._later(0.0, 4 * self.world.service.latency_s, self._kill_client, self.world.clients[name])
 
     def _kill_client(self, client: Machine) -> None:
@@ -377,7 +380,7 @@ class Nemesis:
             client.kill()
 
     def pause(self) -> None:
-        """SIGSTOP a process for 1 ms to 7 s: longer than some sessions live."""
+        """Stop a process for 1 ms to 7 s: longer than some sessions live."""
         self._pause(self._machine())
 
     def pause_at_step(self) -> None:
@@ -387,7 +390,7 @@ class Nemesis:
             machine.process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._pause(machine))
 
     def pause_client(self) -> None:
-        """Only by `disturb_owners`."""
+        """Stop a client for a while. Only `disturb_owners` uses it."""
         running = [client for client in self.world.clients.values() if client.running]
         if running:
             self._pause(self.rng.choice(running))
@@ -402,21 +405,22 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ disks
 
     def slow_disk(self) -> None:
-        """Note that a node's disk takes 10 to 600 times as long for a while."""
+        """Let a node's disk take 10 to 600 times as long for a while."""
         node = self._node()
         node.disk.faults.slow = self.rng.choice((10.0, 100.0, 600.0))
         self.world.reached("disk.slow")
         self._later(0.1, 1.5, self._mend_disk, node)
 
     def full_disk(self) -> None:
-        """Note that a node's disk takes no more bytes for a while."""
+        """Let a node's disk take no more bytes for a while."""
         node = self._node()
         node.disk.faults.full = True
         self._later(0.2, 2.0, self._mend_disk, node)
 
     def failing_disk(self) -> None:
-        """Writes or syncs of a node fail, some or all of them, for a while. The node may stop by that: it is started
-        again."""
+        """Let writes or syncs of a node fail, some or all of them, for a while. The node may stop by that: it is
+        started again.
+        """
         node = self._node()
         share = self.rng.choice((0.01, 0.1, 1.0))
         setattr(node.disk.faults, self.rng.choice(("eio_write", "eio_sync")), share)
@@ -424,7 +428,7 @@ class Nemesis:
         self._later(1.0, 1.5, self._start, node)
 
     def unreadable_disk(self) -> None:
-        """Note that some reads of a node's disk fail for a while."""
+        """Let some reads of a node's disk fail for a while."""
         node = self._node()
         node.disk.faults.eio_read = self.rng.choice((0.05, 0.5))
         self._later(0.1, 1.5, self._mend_disk, node)
@@ -436,7 +440,7 @@ class Nemesis:
         faults.eio_read = faults.eio_write = faults.eio_sync = 0.0
 
     def flip_bits(self) -> None:
-        """In entry logs, sidecars and checkpoints of the one node that may be damaged."""
+        """Flip bits in entry logs, sidecars and checkpoints of the one node that may be damaged."""
         disk = self._victim.disk
         files = [*disk.files(".log", "/ledgers"), *disk.files(".idx"), *disk.files("/checkpoint")]
         for path in self.rng.sample(files, min(len(files), self.rng.randint(1, 3))):
@@ -445,7 +449,7 @@ class Nemesis:
                 self.world.reached("disk.bit-flip")
 
     def lose_file(self) -> None:
-        """Note that an entry log or sidecar of the one node that may be damaged is gone, perhaps with a power cut."""
+        """Lose an entry log or sidecar of the one node that may be damaged, perhaps with a power cut."""
         disk = self._victim.disk
         files = [*disk.files(".log", "/ledgers"), *disk.files(".idx")]
         if files:
@@ -456,7 +460,7 @@ class Nemesis:
                 self._end(self._victim, power=True)
 
     def wipe_disk(self) -> None:
-        """Note that the node comes back under its old name with an empty disk."""
+        """Bring the node back under its old name with an empty disk."""
         if self._victim.runs > 0 and self.rng.random() < 0.4:
             self._victim.damaged = True
             self._victim.kill(power=True)
@@ -467,14 +471,13 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ metadata and clocks
 
     def flaky_metadata(self) -> None:
-        """Note that some requests to the metadata store, of any host, are lost or refused, or lose their answers, for a
-        while."""
+        """Lose or refuse some requests to the metadata store, of any host, or lose their answers, for a while."""
         service = self.world.service
         service.lose, service.lose_reply, service.refuse = (self.rng.choice((0.0, 0.03, 0.2)) for _ in range(3))
         self._later(0.2, 2.0, self._steady_metadata)
 
     def doubt_changes(self) -> None:
-        """Changes of clients get lost, or their answers, and with some of them the session: others go on meanwhile."""
+        """Lose changes of clients, or their answers, and with some of them the session: others go on meanwhile."""
         service = self.world.service
         service.doubtful = self.world.clients.__contains__
         service.lose_changes = self.rng.choice((0.1, 0.3))
@@ -492,25 +495,24 @@ class Nemesis:
         return self.rng.choice(owners) if owners else None
 
     def disconnect_session(self) -> None:
-        """Note that a process's connection to the metadata store breaks, for up to a second; its session may live
-        on."""
+        """Break a process's connection to the metadata store, for up to a second; its session may live on."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.disconnect(owner.store, self.rng.uniform(0.01, 1.0))
 
     def expire_session(self) -> None:
-        """Note that a process's metadata session ends at once: its ephemerals go before it hears of it."""
+        """End a process's metadata session at once: its ephemerals go before it hears of it."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.expire(owner.store)
 
     def stall_metadata(self) -> None:
-        """Note that the metadata store serves no request for up to 2 s."""
+        """Let the metadata store serve no request for up to 2 s."""
         self.world.service.stalled = True
         self._later(0.1, 2.0, self.world.service.resume)
 
     def slow_metadata(self) -> None:
-        """Note that one host hears everything late, changes too: others act upon them long before it."""
+        """Let one host hear everything late, changes too: others act upon them long before it."""
         name = self._machine().name
         self.world.service.slow[name] = self.rng.choice((20.0, 100.0))
         self.world.reached("metadata.slow")
@@ -520,7 +522,7 @@ class Nemesis:
         self.world.service.slow.pop(name, None)
 
     def cut_off_metadata(self) -> None:
-        """Note that a host cannot reach the metadata store, for up to 6 s: its sessions may end."""
+        """Cut a host off from the metadata store, for up to 6 s: its sessions may end."""
         owner = self._store_owner()
         if owner is not None:
             self.world.reached("metadata.unreachable")
@@ -528,7 +530,7 @@ class Nemesis:
             self._later(0.3, 6.0, self.world.service.join, owner.name)
 
     def cut_off_nodes(self) -> None:
-        """So many nodes cannot reach the store that none is left to replace another: they go on serving."""
+        """Cut so many nodes off from the store that none is left to replace another: they go on serving."""
         count = self.rng.randint(2, len(self.world.nodes)) if len(self.world.nodes) > 2 else 1
         for node in self.rng.sample(self.world.nodes, count):
             self.world.service.cut_off(node.name)
@@ -538,7 +540,7 @@ class Nemesis:
         self.world.reached("metadata.nodes-unreachable")
 
     def jump_clock(self) -> None:
-        """Note that a host's wall clock jumps, by up to an hour back or a day ahead, and stays so."""
+        """Let a host's wall clock jump, by up to an hour back or a day ahead, and stay so."""
         machine = self._machine()
         machine.clock.offset_ms += self.rng.choice(JUMPS_MS)
         self.world.reached("clock.jump")

@@ -89,7 +89,7 @@ class TierNemesis(Nemesis):
         return self.rng.choice(self._tier.proxies)
 
     def doubt_changes(self) -> None:
-        """Changes of proxies get lost, or their answers."""
+        """Lose changes of proxies, or their answers."""
         super().doubt_changes()
         names = {machine.name for machine in self._tier.proxies}
         self.world.service.doubtful = names.__contains__
@@ -107,7 +107,7 @@ class TierNemesis(Nemesis):
                 machine.process.trap = None
 
     def _owner(self) -> ProxyMachine:
-        """Return one that has acknowledged something, where there is any."""
+        """Return a proxy that has acknowledged something, where there is any."""
         processes = self._tier.checkers.owners()
         owners = [machine for machine in self._tier.proxies if machine.serving and machine.process in processes]
         return self.rng.choice(owners or self._tier.proxies)
@@ -115,7 +115,7 @@ class TierNemesis(Nemesis):
     # ------------------------------------------------------------------------------------ proxies
 
     async def fail_over(self, pause_s: tuple[float, float], rounds: int) -> None:
-        """Note that one fault of a proxy after the other, each given the time to be got over."""
+        """Disturb a proxy by one fault after the other, each given the time to be got over."""
         timeout_s = self.world.service.session_timeout_s
         for _ in range(rounds):
             await asyncio.sleep(self.rng.uniform(*pause_s))
@@ -126,6 +126,7 @@ class TierNemesis(Nemesis):
             self.world.trace.note(f"failover {kind.__name__} {machine.name}")
             if machine.process is not None:
                 machine.process.at_step(self.rng.randint(1, MAX_STEP), partial(kind, machine))
+            # Longer than a session's timeout: by then another proxy has to serve, and how long that took is measured.
             await asyncio.sleep(3 * timeout_s)
 
     def _note(self, kind: str, machine: Machine) -> None:
@@ -160,18 +161,18 @@ class TierNemesis(Nemesis):
             act()
 
     def crash(self) -> None:
-        """SIGKILL; its supervisor starts it again."""
+        """Kill a proxy; its supervisor starts it again."""
         machine = self._proxy()
         self._now_or_later(machine, lambda: self._crash_now(machine))
 
     def freeze(self) -> None:
-        """SIGSTOP, and SIGCONT later: what it was about to do, it does then."""
+        """Stop a proxy and continue it later: what it was about to do, it does then."""
         machine = self._proxy()
         seconds = self.rng.choice(STOPS) * self.world.service.session_timeout_s
         self._now_or_later(machine, lambda: self._stop(machine, seconds))
 
     def expire(self) -> None:
-        """Note that the session ends, and the proxy is late or stands still just then."""
+        """End a proxy's session, with the proxy late or standing still just then."""
         machine = self._proxy()
         if not machine.running or machine.store is None:
             return
@@ -185,7 +186,7 @@ class TierNemesis(Nemesis):
             self._now_or_later(machine, lambda: self._stop(machine, seconds))
 
     def cut_off(self) -> None:
-        """Note that the proxy reaches clients and storage nodes, and the metadata store no more."""
+        """Cut the proxy off from the metadata store; clients and storage nodes it still reaches."""
         machine = self._proxy()
         self.world.reached("proxy.cut-off")
         self.world.service.cut_off(machine.name)
@@ -198,7 +199,7 @@ class TierNemesis(Nemesis):
         return self.rng.choice([one.name for one in others if one is not machine])
 
     def split(self) -> None:
-        """Between a proxy and another host nothing passes, in one direction or both."""
+        """Let nothing pass between a proxy and another host, in one direction or both."""
         machine = self._proxy()
         one, other = machine.name, self._peer(machine)
         both = self.rng.random() < 0.6
@@ -209,7 +210,7 @@ class TierNemesis(Nemesis):
             self._block(other, one)
 
     def slow_path(self) -> None:
-        """Between a proxy and another host everything takes long."""
+        """Let everything between a proxy and another host take long."""
         machine = self._proxy()
         one, other = machine.name, self._peer(machine)
         factor = self.rng.choice((10.0, 100.0))
@@ -220,7 +221,7 @@ class TierNemesis(Nemesis):
     # ------------------------------------------------------------------------------------ others
 
     def lose_node(self) -> None:
-        """Note that one storage node at a time is gone, stopped or slow."""
+        """Lose one storage node at a time: it is gone, stopped or slow."""
         if self._node_away is not None:
             return
         node = self._node_away = self._node()
@@ -242,7 +243,7 @@ class TierNemesis(Nemesis):
             node.start()
 
     def disturb_client(self) -> None:
-        """Note that a client is killed, or stopped for a while."""
+        """Kill a client, or stop it for a while."""
         machine = self.rng.choice([one for name, one in self.world.clients.items() if name[-1].isdigit()])
         if machine.running and self.rng.random() < 0.5:
             self.world.reached("client.killed-here")
@@ -253,8 +254,7 @@ class TierNemesis(Nemesis):
             self._later(0.05, 2.0, machine.resume)
 
     def replace_client(self) -> None:
-        """Note that a client stands still, is taken for dead and started again; then its first process goes on for a
-        while."""
+        """Stop a client, which is taken for dead and started again; then its first process goes on for a while."""
         machine = self.rng.choice([one for name, one in self.world.clients.items() if name.startswith("c")])
         store = machine.store
         process = machine.disown()
@@ -272,7 +272,7 @@ class TierNemesis(Nemesis):
             self.world.loop.resume(process)
 
     def _end_replaced(self) -> None:
-        """Note that the oldest of those that were taken for dead dies."""
+        """End the oldest of those that were taken for dead."""
         if self._disowned:
             process, store = self._disowned.pop(0)
             self.world.loop.kill(process)
@@ -280,15 +280,14 @@ class TierNemesis(Nemesis):
             self.world.service.lost(store)
 
     def limit(self) -> None:
-        """Note that a proxy takes few requests a second, for a while."""
+        """Let a proxy take few requests a second, for a while."""
         machine = self._proxy()
         machine.limit(self.rng.choice((3, 15)))
         self.world.reached("proxy.limited")
         self._later(0.2, 1.5, machine.limit, 0)
 
     def disturb_reading(self) -> None:
-        """Note that a read proxy is killed, stopped, cut off from another host or the store, or leaves; or a reader is
-        killed."""
+        """Kill or stop a read proxy, cut it off from another host or the store, or have it leave; or kill a reader."""
         if self._reading is None:
             return
         machine = self.rng.choice(self._reading.proxies)

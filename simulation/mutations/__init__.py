@@ -15,7 +15,7 @@ from simulation.mutations.mutation import Mutation
 from simulation.runs.fleets import run_fleet
 from simulation.runs.seeds import RunReport, run_seed
 
-__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
+__all__ = ["FLEET_MUTATIONS", "MUTATIONS", "NAME_MUTATIONS", "applied", "run_mutated", "seeds_needed"]
 
 MUTATIONS: dict[str, Mutation] = {
     **ledgers.WRITER,
@@ -34,9 +34,9 @@ MUTATIONS: dict[str, Mutation] = {
 }
 """By name, in the order of docs/simulation.md."""
 FLEET_MUTATIONS = tuple(proxies.FLEETS)
-"""Those that only runs of proxies and thin clients can notice."""
+"""The mutations that only runs of proxies and thin clients can notice."""
 NAME_MUTATIONS = tuple(logs.NAMES)
-"""Those that only runs with logs whose names move can notice."""
+"""The mutations that only runs with logs whose names move can notice."""
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from simulation.mutations.mutation import Method, Mutation, edited
 
 def _leave_segments_in_progress(_recover: Method) -> Method:
     async def mutated(*arguments: object) -> None:
-        """Note that what the last owner left stays as it is."""
+        """Leave what the last owner left as it is."""
 
     return mutated
 
@@ -69,8 +69,8 @@ def _commit_what_is_read_ahead(commit: Method) -> Method:
     async def mutated(self: AsyncLockedReader, dlsn: DLSN | None = None) -> DLSN:
         self._records.keep(lambda _: True)
         ahead = self._records.made[-1].dlsn.next if self._records else None
-        told: DLSN = await commit(self, dlsn or ahead)
-        return told if ahead is None else self.position
+        stored: DLSN = await commit(self, dlsn or ahead)
+        return stored if ahead is None else self.position
 
     return mutated
 
@@ -123,7 +123,7 @@ def _delete_the_ledgers_first(purge: Method) -> Method:
 
 def _take_for_new(_check: Method) -> Method:
     def mutated(self: Producers, request: object) -> None:
-        """Whoever is not known has never written."""
+        """Take every producer that is not known for one that has never written."""
 
     return mutated
 
@@ -133,7 +133,7 @@ def _remember_by_name(learn: Method) -> Method:
 
     @wraps(learn)
     async def mutated(self: WriteIssuer, highest: int) -> None:
-        """Note that a process remembers what it knows of a log's producers by the log's name."""
+        """Remember what a process knows of a log's producers by the log's name."""
         await learn(self, highest)
         producers = self.request_log().producers
         of_store = known.setdefault(self._services.store, {})
@@ -198,7 +198,7 @@ PRODUCERS = {
         "a new owner takes in the requests behind the snapshot (I19)",
         SegmentEnd,
         "read",
-        edited(("said.following[::-1]", "[]")),
+        edited(("taken.following[::-1]", "[]")),
     ),
     "copies-wait": Mutation(
         "a copy of a request that is under way waits for its outcome (I3)",

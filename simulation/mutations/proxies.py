@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
-from dlspark.core.writing.append_requests import RequestLog
+from dlspark.core.writing.conditional_appends import RequestLog
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import Following, SegmentEnd
 from dlspark.serving.client import requests
 from dlspark.serving.client.producers import ProducerSession, _Pending
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
 from dlspark.serving.read_proxy.ring import EntryRing
-from dlspark.serving.write_proxy.streams.requests import TakenRequest
+from dlspark.serving.write_proxy.streams.execution import TakenRequest
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from simulation.mutations.mutation import Method, Mutation, edited
 

@@ -51,7 +51,7 @@ ON_THE_WAY_SHARE = 0.25
 
 @dataclass(slots=True)
 class Failover:
-    """What one round came to. Times are virtual."""
+    """How did one round end? Times are virtual."""
 
     seed: int
     session_timeout_s: float = 0.0
@@ -94,7 +94,7 @@ class FailoverWorkload(LogWorkload):
         self._first_sessions: list[WriterSession] = []
         self._tick_of_second = 0
         self._answers: list[tuple[Sequence[WrittenRecord], Answer]] = []
-        self._told: set[int] = set()
+        self._known_outcomes: set[int] = set()
         """Records, by identity, whose outcome the first writer had reported when it was stopped."""
         self._second_acknowledged = asyncio.Event()
         self._second_left = asyncio.Event()
@@ -113,7 +113,7 @@ class FailoverWorkload(LogWorkload):
         super()._follow_batch(records, batch)
 
     async def play(self) -> None:
-        """Note that the round, to the moment in which both have written and left."""
+        """Play the round, to the moment in which both have written and left."""
         log = self.logs[0]
         first, second = self.world.add_client("first"), self.world.add_client("second")
         first.start()
@@ -132,7 +132,7 @@ class FailoverWorkload(LogWorkload):
 
     def _stop(self, first: ClientMachine, stopped: asyncio.Event) -> None:
         self._stopped_at = self.world.loop.time()
-        self._told = {id(record) for records, future in self._answers if future.done() for record in records}
+        self._known_outcomes = {id(record) for records, future in self._answers if future.done() for record in records}
         self.outcome.acknowledged_before = sum(self._acknowledged(one) for one in self._first_sessions)
         first.pause()
         stopped.set()
@@ -142,7 +142,7 @@ class FailoverWorkload(LogWorkload):
         return sum(record.outcome is OperationOutcome.OK for record in session.records)
 
     async def _time_to_go_on(self) -> None:
-        """After the session's end: on the second writer's way, or once it has an acknowledgement."""
+        """Wait until after the session's end: until the second writer is on its way, or has an acknowledgement."""
         ends = self._stopped_at + self.world.service.session_timeout_s
         if self._rng.random() < ON_THE_WAY_SHARE:
             await asyncio.sleep(ends - self.world.loop.time() + self._rng.uniform(0, 0.05))
@@ -229,7 +229,7 @@ class FailoverWorkload(LogWorkload):
                     continue
                 if record.outcome is not OperationOutcome.OK:
                     self.outcome.refused_after += 1
-                elif id(record) not in self._told:
+                elif id(record) not in self._known_outcomes:
                     self.world.ledger_checkers.fail(
                         f"{record.dlsn} was acknowledged after the second writer's first acknowledgement (I5)"
                     )
@@ -278,7 +278,7 @@ def run_failovers(seeds: Iterable[int]) -> list[Failover]:
 
 
 def table(rounds: Sequence[Failover]) -> str:
-    """Time to take over compared with the session's timeout, one line for each timeout.
+    """Return the time to take over compared with the session's timeout, one line for each timeout.
 
     Only of rounds in which the first writer had written when it was stopped: else it may not have had the lock. Then in
     which rounds the second one began its recovery again.

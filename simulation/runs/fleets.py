@@ -57,7 +57,7 @@ ASKED_WITHIN_S = 0.3
 
 @dataclass(slots=True)
 class FleetReport(RunReport):
-    """What one run came to. Times are virtual seconds."""
+    """How did one run end? Times are virtual seconds."""
 
     kind: str = ""
     moves_s: list[float] = field(default_factory=list)
@@ -138,7 +138,7 @@ async def _scenario(world: World, report: FleetReport) -> None:
 
 
 async def _plan(operator: Operator, workload: ProxyWorkload) -> None:
-    """What operators do, one thing after the other."""
+    """Do what operators do, one thing after the other."""
     rng = workload.world.rng("planned")
     plans = (operator.move, operator.move, operator.move, operator.restart, operator.balance, operator.drain)
     await operator.begin()
@@ -148,7 +148,7 @@ async def _plan(operator: Operator, workload: ProxyWorkload) -> None:
 
 
 async def _trouble(operator: Operator, workload: ProxyWorkload, nemesis: TierNemesis) -> None:
-    """Faults, with operators at work in half of the runs."""
+    """Make trouble: faults, with operators at work in half of the runs."""
     world = workload.world
     rng = world.rng("trouble")
     moves: list[asyncio.Task[None]] = []
@@ -239,7 +239,7 @@ def fleet_command(seed: int) -> str:
 
 
 def print_fleets(reports: Sequence[FleetReport], *, began: float) -> RunsSummary:
-    """Counts, times, and the points that were reached; returns what they come to."""
+    """Print counts, times, and the points that were reached; return the summary of all runs."""
     summary = RunsSummary()
     for report in reports:
         summary.add(report)
@@ -255,7 +255,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def fleet_table(reports: Iterable[FleetReport]) -> str:
-    """Times of moves, failovers and of being served again, as percentiles."""
+    """Return the times of moves, failovers and of being served again, as percentiles."""
     measured: dict[str, list[float]] = {}
     for report in reports:
         measured.setdefault("planned change of owner", []).extend(report.moves_s)

@@ -49,7 +49,7 @@ COLLECT_EVERY = 25
 
 @dataclass(slots=True)
 class RunReport:
-    """What one run came to."""
+    """How did one run end?"""
 
     seed: int
     trace_sum: int = 0
@@ -64,8 +64,9 @@ class RunReport:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Yield no garbage collection in the middle of a run: its moment is not the seed's. No log lines of expected
-    trouble."""
+    """Keep garbage collection away from the middle of a run, whose moments are not the seed's; and log lines of
+    expected trouble.
+    """
     enabled, disabled_level = gc.isenabled(), logging.root.manager.disable
     gc.disable()
     logging.disable(logging.CRITICAL)
@@ -107,7 +108,9 @@ def trouble(world: World) -> str | None:
 
 
 def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Workload:
-    """Chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or not."""
+    """Draw a workload: chains of ledgers, or logs, some of them with the whole of their lives or names that move;
+    contested or not.
+    """
     contested = rng.random() < CONTESTED_SHARE
     replacing = not contested and world.rng("replacing").random() < REPLACING_SHARE
     workload: Workload
@@ -182,8 +185,9 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
 
 
 async def _verify(world: World, workload: Workload, rng: Random) -> None:
-    """With everything healthy, but perhaps an ack quorum less one of the nodes: what was written is whole, and writing
-    goes on."""
+    """Verify, with everything healthy but perhaps an ack quorum less one of the nodes, that what was written is whole,
+    and writing goes on.
+    """
     damaged = any(node.damaged or node.refused is not None for node in world.nodes)
     smallest = min(sizes[2] for sizes in workload.sizes)
     spare = len(world.nodes) > max(sizes[0] for sizes in workload.sizes)
@@ -198,7 +202,7 @@ async def _verify(world: World, workload: Workload, rng: Random) -> None:
 
 @dataclass(slots=True)
 class RunsSummary:
-    """What many runs came to."""
+    """How did many runs end?"""
 
     runs: int = 0
     points: Counter[str] = field(default_factory=Counter)
@@ -252,7 +256,7 @@ def _run_and_collect(seed: int, *, logs: bool, names: bool) -> RunReport:
 
 
 def collect_at_times() -> None:
-    """To be called after each run: what runs left behind goes after every `COLLECT_EVERY` of them."""
+    """Collect what runs left behind, after every `COLLECT_EVERY` of them; to be called after each run."""
     if next(_RUNS) % COLLECT_EVERY == 0:
         with unheard():
             gc.collect()
@@ -298,7 +302,7 @@ def print_progress(summary: RunsSummary) -> None:
 
 
 def print_summary(summary: RunsSummary, *, began: float, verbose: bool) -> None:
-    """Counts, times and the points that were reached."""
+    """Print counts, times and the points that were reached."""
     wall_s = time.monotonic() - began
     print(
         f"{summary.runs} runs, {len(summary.failures)} failed; {summary.virtual_s / 3600:.1f} hours of virtual time, "

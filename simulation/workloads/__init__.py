@@ -1,1 +1,1 @@
-"""What clients do in a run, each kind with what must hold at its end."""
+"""Programs of clients in a run, each kind with what must hold at its end."""

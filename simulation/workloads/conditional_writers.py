@@ -1,8 +1,8 @@
 """Clients that write to one log on conditions, and contend for it: by its fencing token and by its last position.
 
 Each takes the log over by a token of its own, in the place of the one that it last heard of, and then writes records
-that require this token and a position: the DLSN of the log's last record, or the sequence id that comes next. What it
-is told of a refusal (`ConditionError.actual`) is what it goes on with; now and then the other one takes over.
+that require this token and a position: the DLSN of the log's last record, or the sequence id that comes next. It goes
+on with what a refusal says (`ConditionError.actual`); now and then the other one takes over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACE_S = 0.1
 
 @dataclass(slots=True)
 class KnownLog:
-    """What one contender has heard of the log."""
+    """How far is the log, by what one contender has heard?"""
 
     token: bytes = b""
     own: bytes | None = None
@@ -93,19 +93,19 @@ class ConditionalWriters:
         self._workload.conditions.append_sent(payload, position, known.own)
         operation = self._world.history.begin(sender.session.client, "conditional-write", LOG)
         try:
-            place = await thin.append(LOG, [payload], expected_position=position, fencing_token=known.own)
+            dlsn = await thin.append(LOG, [payload], expected_position=position, fencing_token=known.own)
         except DistributedLogError as error:
             self._world.history.end(operation, error)
             checkers.refused(record, error)
             self._heard(known, error)
         else:
             self._world.history.end(operation)
-            checkers.acknowledged(record, place)
+            checkers.acknowledged(record, dlsn)
             known.token = known.own or b""
             if isinstance(position, int):
                 known.position = position + 1
-            elif place != DLSN.INVALID:
-                known.position = place
+            elif dlsn != DLSN.INVALID:
+                known.position = dlsn
 
     def _heard(self, known: KnownLog, error: DistributedLogError) -> None:
         """Go on with what a refusal says of the log."""

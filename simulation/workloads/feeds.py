@@ -66,7 +66,7 @@ class FedEpoch:
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """What sends requests to a name."""
+    """Which requests does a name get? The program that sends them."""
 
     name: str
     log: str
@@ -96,7 +96,7 @@ class Feeds:
     """All feeds of a run."""
 
     def __init__(self, world: World, names: MovingNamesCheckers, logs: Sequence[str], rng: Random) -> None:
-        """One or two for each of the `logs`."""
+        """Draw one feed or two for each of the `logs`."""
         self.world = world
         self.names = names
         self.checkers = FeedCheckers(world, world.ledger_checkers, names)
@@ -111,14 +111,14 @@ class Feeds:
         return [feed for feed in self._feeds if feed.log == log]
 
     def renamed(self, old: str, new: str) -> None:
-        """Note that a client has renamed a log, and tells the feeds that follow it."""
+        """Let the feeds that follow a log know that a client has renamed it."""
         for feed in self.of(old):
             if feed.follows:
                 self.world.reached("names.feed-followed")
                 feed.log = new
 
     def answered(self) -> dict[str, int]:
-        """Return by epoch, how many of its requests were answered so far: by any log, and by each log."""
+        """Return how many requests of each epoch were answered so far, by any log, and by each log."""
         return {str(epoch): epoch.answered for feed in self._feeds for epoch in feed.epochs} | self.checkers.answered()
 
 
@@ -130,7 +130,7 @@ class NamedFeeds:
         self._log = log
 
     def answered(self) -> dict[str, int]:
-        """Return as `Feeds.answered`."""
+        """Return the same as `Feeds.answered`."""
         return self._feeds.answered()
 
     def sender(
@@ -140,7 +140,7 @@ class NamedFeeds:
         return FeedSender(self._feeds, writer, session, record) if self._feeds.names.is_known(session) else None
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """Note that the whole log that has the name now."""
+        """Check the whole log that has the name now."""
         self._feeds.checkers.check(self._feeds.names.present[self._log], seen)
 
 

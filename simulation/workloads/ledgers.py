@@ -130,7 +130,7 @@ class LedgerWorkload(Workload):
         return (40, 80) if self.replacing else (1, 8 if self.contested else 50)
 
     async def _push(self, writer: LedgerWriter, client: ClientMachine, rng: Random) -> None:
-        """Small bursts, one after the other, so that adds are under way most of the time."""
+        """Write small bursts, one after the other, so that adds are under way most of the time."""
         pace = rng.choice((0.002, 0.01, 0.03)) if not self.replacing else 0.02
         futures = []
         for _ in range(rng.randint(*self._bursts)):
@@ -150,6 +150,7 @@ class LedgerWorkload(Workload):
         size = LARGE_PAYLOAD if rng.random() < 0.005 else rng.choice(PAYLOADS)
         payload = b"%d:%d:" % (ledger_id, entry_id) + rng.randbytes(size)
         operation = self.world.history.begin(client.name, "add", f"{ledger_id}/{entry_id}")
+        # Before the add: checkers judge its frames by this.
         self.world.ledger_checkers.pushed(ledger_id, entry_id, payload)
         future = writer.add(payload)
         future.add_done_callback(partial(self._added, ledger_id, entry_id, operation))
@@ -277,7 +278,7 @@ class LedgerWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Note that every ledger that was not deleted can be recovered and read whole, and a new one written."""
+        """Verify that every ledger that was not deleted can be recovered and read whole, and a new one written."""
         for chain in self.chains:
             for ledger_id in chain.ledgers:
                 if not self.world.ledger_checkers.truth(ledger_id).deleted:

@@ -78,7 +78,7 @@ class SimulatedLog:
 
     @property
     def timed(self) -> bool:
-        """Whether its segments roll by time."""
+        """True where its segments roll by time."""
         return self.settings.rolling_minutes > 0
 
 
@@ -122,7 +122,7 @@ class LogWorkload(Workload):
     take_share = 0.8
     """Writers of such a log that take producers' requests."""
     produced_whole = True
-    """Whether all of these are there at the end."""
+    """True where all of these are there at the end."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
@@ -276,7 +276,7 @@ class LogWorkload(Workload):
             )
 
     async def _push(self, rng: Random, writer: AsyncLogWriter, session: WriterSession) -> None:
-        """Small bursts of records, one after the other, and an end of one kind or another."""
+        """Write small bursts of records, one after the other, and an end of one kind or another."""
         pace = rng.choice((0.005, 0.02, 0.06))
         sender = self._sender(writer, session, rng)
         for _ in range(rng.randint(1, self.most_bursts)):
@@ -434,7 +434,7 @@ class LogWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Note that a new writer writes to each log, and a new reader reads all of it (`LogCheckers.final`)."""
+        """Verify that a new writer writes to each log, and a new reader reads all of it (`LogCheckers.final`)."""
         for log in self.logs:
             written: list[DLSN] = []
             await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))
@@ -490,7 +490,7 @@ class LogWorkload(Workload):
 
 
 def with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
-    """Returns it with snapshots of producers more or less often."""
+    """Return the log with snapshots of producers more or less often."""
     return SimulatedLog(log.name, replace(log.settings, producer_snapshot_entries=rng.choice((3, 10, 1_000))))
 
 
@@ -501,7 +501,7 @@ def _without_lock(log: SimulatedLog) -> SimulatedLog:
 def _watched(
     create: Callable[P, Coroutine[object, None, LedgerWriter]], created: Callable[[LedgerWriter], None]
 ) -> Callable[P, Coroutine[object, None, LedgerWriter]]:
-    """`create`, with `created` called with each ledger's writer."""
+    """Return `create`, with `created` called with each ledger's writer."""
 
     async def watched(*arguments: P.args, **options: P.kwargs) -> LedgerWriter:
         writer = await create(*arguments, **options)
@@ -596,5 +596,5 @@ class SubscribedReaders:
         for _ in range(rng.randint(1, 6)):
             await self._workload.tail(reader, span, rng, len(span.read) + rng.choice((1, 5, 30)))
             if span.read and rng.random() < 0.7:
-                told = await reader.commit_position()
-                self._workload.world.log_checkers.deliveries.committed(span, subscriber, told)
+                stored = await reader.commit_position()
+                self._workload.world.log_checkers.deliveries.committed(span, subscriber, stored)

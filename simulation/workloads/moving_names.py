@@ -58,7 +58,7 @@ class MovingNamesWorkload(LogWorkload):
         world.log_checkers = self.names
         self._feeds = Feeds(world, self.names, (), draw)  # none
         self._deleters: dict[str, ClientMachine] = {}
-        """By the log's name, who began to delete it last."""
+        """The client that began to delete the log last, by its name."""
         self._deposed: list[str] = []
         """Names of logs whose writers are deposed, in runs with feeds."""
         feeding = world.rng("feeds")
@@ -198,8 +198,9 @@ class MovingNamesWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Besides, each log is renamed and read, one made anew under its old name, the renamed one deleted and made
-        anew."""
+        """Verify the logs; besides, each log is renamed and read, one made anew under its old name, the renamed one
+        deleted and made anew.
+        """
         await super().verify(client)
         for log in self.logs:
             renamed = SimulatedLog(_last_name(log), log.settings)
@@ -239,5 +240,5 @@ def _last_name(log: SimulatedLog) -> str:
 
 
 def _untimed(log: SimulatedLog) -> SimulatedLog:
-    """Without the minutes that rolling by time takes: the end has many writers."""
+    """Return the log without rolling by time, which takes minutes: the end has many writers."""
     return replace(log, settings=replace(log.settings, rolling_minutes=0))

@@ -82,11 +82,11 @@ class Operator:
             await self._tier.all_serve()
 
     async def balance(self) -> None:
-        """Even out the cluster, as `dlspark proxy balance` does."""
+        """Balance the cluster, as `dlspark proxy balance` does."""
         await self._machine.spawn(self._balance())
 
     async def drain(self) -> None:
-        """Note that empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
+        """Empty one proxy, as `dlspark proxy drain` does, then have it take logs again."""
         await self._machine.spawn(self._drain())
 
     # ------------------------------------------------------------------------------------ in the operator's process
@@ -105,7 +105,7 @@ class Operator:
             return
         after = await self._settled(_all_of(before))
         most = max(map(len, after.values()))
-        # A log that nobody had may have come to any of them meanwhile.
+        # A log that no proxy had may have come to any of them meanwhile.
         if _all_of(after) == _all_of(before) and most > max(ceil(len(_all_of(after)) / len(after)), 1):
             self._world.ledger_checkers.fail(f"the cluster was balanced, and a proxy has {most} logs: {after}")
 
@@ -131,7 +131,7 @@ class Operator:
             result = await run_balance(self._peers, balance)
             self._world.reached("proxy.drained")
             left = (await self._look()).get(member.location)
-            # A log that nobody had is perhaps just being opened.
+            # A log that no proxy had is perhaps just being opened.
             all_owned = sum(map(len, before.values())) == len(self._workload.logs)
             if self._as_planned(result) and all_owned and left:
                 self._world.ledger_checkers.fail(f"{member.location} was emptied, and has {sorted(left)}")

@@ -47,7 +47,7 @@ class RequestSource(Protocol):
     """The producers of a log."""
 
     def answered(self) -> dict[str, int]:
-        """Return by what the checks of an answer go, how many requests were answered so far."""
+        """Return how many requests were answered so far, by the groups that the checks of an answer go by."""
         ...
 
     def sender(
@@ -58,7 +58,9 @@ class RequestSource(Protocol):
         ...
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """The requests in the log: all that it has, or, where it is not read as a `whole`, those that are left."""
+        """Check the requests in the log: all that it has, or, where it is not read as a `whole`, those that are
+        left.
+        """
         ...
 
 
@@ -72,7 +74,7 @@ class ProducedEpoch:
     """Requests from the first on that were answered."""
 
     def note_answered(self, request: ProducedRequest) -> None:
-        """Any answer says that those before it are in the log, too."""
+        """Note that a request and those before it are in the log: any answer says so."""
         for one in self.requests[: request.sequence + 1]:
             one.answered = True
         self.answered = max(self.answered, request.sequence + 1)
@@ -93,7 +95,7 @@ class ProducedRequest:
 
     @property
     def outcome(self) -> OperationOutcome:
-        """What is known of it from all attempts."""
+        """How it ended, by all attempts."""
         if self.answered:
             return OperationOutcome.OK
         if self.doubtful:
@@ -128,7 +130,7 @@ class ProducedLog:
         self.producers = [SimulatedProducer(f"{log}-p{index}") for index in range(rng.choice((1, 2)))]
 
     def answered(self) -> dict[str, int]:
-        """Return by producer and epoch, how many of its requests were answered so far."""
+        """Return how many requests were answered so far, by producer and epoch."""
         return {
             f"{producer.name}/{epoch.number}": epoch.answered
             for producer in self.producers
@@ -142,8 +144,9 @@ class ProducedLog:
         return RequestSender(self._world, self.producers, writer, session, record)
 
     def check(self, seen: Sequence[SeenRecord], *, whole: bool = True) -> None:
-        """The log: each producer's requests are whole, in order, none left out but at the end of an epoch. Where it is
-        not read as a `whole`, the first ones are missing, and the log may begin within one."""
+        """Check that each producer's requests in the log are whole, in order, none left out but at the end of an epoch.
+        Where it is not read as a `whole`, the first ones are missing, and the log may begin within one.
+        """
         places = {one.payload: (index, one.dlsn) for index, one in enumerate(seen)}
         for producer in self.producers:
             before = -1
@@ -277,7 +280,7 @@ class RequestSender:
     def _refused(self, producer: SimulatedProducer, request: ProducedRequest, error: BaseException) -> None:
         known = self._session.answered_before.get(f"{producer.name}/{request.epoch.number}", 0)
         if isinstance(error, SequenceGapError) and error.expected < known:  # a deposed one may not know of later ones
-            self._fail(f"{producer.name} was told to go on at {error.expected}, answered were {known} (I19)")
+            self._fail(f"{producer.name} was to go on at {error.expected}, answered were {known} (I19)")
         self._next[request.epoch] = request.epoch.answered  # it and those behind it come again
         if isinstance(error, ProducerForgottenError) and error.epoch is not None:
             producer.forgotten(request, error.epoch)

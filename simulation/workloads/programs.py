@@ -1,4 +1,4 @@
-"""What all workloads share: programs on clients of their own that are killed, paused and started again.
+"""Shared by all workloads: programs on clients of their own that are killed, paused and started again.
 
 A program meets errors of the product and tries again; a broken invariant ends the run. `over` asks all programs to end,
 and `finished` waits until they have. A `Deposer` takes the session, and with it the lock, from a log's owner in the
@@ -60,7 +60,9 @@ class Workload:
         raise NotImplementedError
 
     async def verify(self, client: ClientMachine) -> None:
-        """What was written is there, and writing goes on (in `client`'s process, with everything healthy)."""
+        """Verify that what was written is there, and writing goes on (in `client`'s process, with everything
+        healthy).
+        """
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------ programs
@@ -75,6 +77,7 @@ class Workload:
         while not self.over:
             ledgers = client.start()
             task = client.spawn(self._guarded(client, program))
+            # Tasks of a killed process never end: its end is waited for beside them.
             await asyncio.wait({task, client.ended}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
@@ -91,7 +94,7 @@ class Workload:
             await client.store.close()
 
     async def _guarded(self, client: ClientMachine, program: Program) -> None:
-        """Note that a program that meets an error of the product tries again; a broken invariant ends the run."""
+        """Run a program, which tries again where it meets an error of the product; a broken invariant ends the run."""
         rng = self.world.rng(f"program/{client.name}/{client.runs}")
         while self.goes_on(client):
             try:
@@ -105,6 +108,7 @@ class Workload:
     def goes_on(self, client: ClientMachine) -> bool:
         """Return whether the process that asks is to begin anything else: it is the client's, and programs are not
         over."""
+        # A process that was taken for dead may still run, beside the one that has the client's name now.
         return not self.over and client.process is PROCESS.get()
 
     async def finished(self, limit_s: float) -> None:
@@ -116,7 +120,7 @@ class Workload:
             program.result()
 
     async def patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Progress must follow: repeat for HEALTHY_S at most."""
+        """Repeat for HEALTHY_S at most: progress must follow."""
         world = self.world
         deadline = world.loop.time() + HEALTHY_S
         while True:
@@ -126,6 +130,7 @@ class Workload:
             except InvariantViolation as error:
                 world.ledger_checkers.fail(f"{what}: {error!r}")
             except DistributedLogError as error:
+                # Until then errors are in order: sessions still expire, nodes are still starting.
                 if world.loop.time() > deadline:
                     world.ledger_checkers.fail(f"no progress: {what} fails {HEALTHY_S} s after healing: {error!r}")
             await asyncio.sleep(0.3)
@@ -176,7 +181,7 @@ class Deposer:
             client.process.at_step(rng.randint(1, WITHIN_STEPS), trap)
 
     def _depose(self, client: ClientMachine, rng: Random) -> None:
-        """Note that its session ends, with nothing wrong otherwise; from then on it is late."""
+        """End its session, with nothing wrong otherwise; from then on it is late."""
         world = self._workload.world
         service = world.service
         if client.store is None or self._workload.over:

@@ -44,7 +44,7 @@ class ProxiedReader:
     poll_ms: int
     position: ProxyStart = "earliest"
     span: ReadSpan | None = None
-    """What its last opened reader has delivered."""
+    """The records that its last opened reader has delivered."""
 
 
 class ProxyReaders(Workload):
@@ -60,7 +60,7 @@ class ProxyReaders(Workload):
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
-        """Those of what is read."""
+        """The quorums of the logs that are read."""
         return self._writing.sizes
 
     async def prepare(self) -> None:
@@ -125,8 +125,9 @@ class ProxyReaders(Workload):
         return span.next > max(self.world.log_checkers.truth(span.log).at, default=DLSN.NON_INCLUSIVE_LOWER_BOUND)
 
     async def to_the_end(self) -> None:
-        """Note that all logs are written, and their writers closed: every reader gets to its log's end, and ends
-        there."""
+        """Wait until every reader gets to its log's end, and ends there: all logs are written, and their writers
+        closed.
+        """
         self._ending = True
         await self.finished(HEALTHY_S)
         self.over = True

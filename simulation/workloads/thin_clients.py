@@ -60,17 +60,17 @@ class ClientHabits:
     values: Values
     idempotent: bool
     named: bool
-    """Whether the producers have the client's name, which its next process takes up."""
+    """True where the producers have the client's name, which its next process takes up."""
     announced: bool
-    """Whether it looks the proxies up in the metadata store."""
+    """True where it looks the proxies up in the metadata store."""
     stays: bool
-    """Whether it is open as long as its process lives."""
+    """True where it is open as long as its process lives."""
     pace_s: float
 
 
 def draw_habits(rng: Random, logs: list[str], kind: str) -> ClientHabits:
-    """Return how a client writes. In a calm run it is patient: an outcome that it does not wait for is no error of
-    anyone. In one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
+    """Return how a client writes. In a calm run it is patient: an outcome that it did not wait for would not be an
+    error. In one of failovers it soon asks another proxy, so that there is a successor before a stopped one wakes."""
     idempotent = rng.random() < 0.7
     values: dict[str, str | int | bool] = {
         "requestTimeoutMs": rng.choice(REQUEST_TIMEOUTS_MS[kind]),
@@ -122,7 +122,9 @@ class ProxyWorkload(Workload):
     """Logs, their proxies and their clients."""
 
     def __init__(self, world: World, rng: Random, kind: str, *, read: bool) -> None:
-        """`read`: whether readers follow the logs; else few writers spend an entry on telling them what is stored."""
+        """Set the workload up; with `read` readers follow the logs; else few writers spend an entry on telling them
+        what is stored.
+        """
         super().__init__(world)
         self.kind = kind
         self.session_timeout_s = rng.choice((1, 1, 2))
@@ -216,12 +218,12 @@ class ProxyWorkload(Workload):
                 )
 
     def sender(self, client: ClientMachine, log: str, *, ordered: bool) -> ClientWrites:
-        """Return what the process that runs on this machine now begins to write to a log."""
+        """Begin what the process that runs on this machine now writes to a log."""
         session = self.world.log_checkers.session(log, client)
         return self.tier.checkers.sender(session, ordered=ordered)
 
     def payload(self, sender: ClientWrites, rng: Random) -> bytes:
-        """Return another one than that of all other records."""
+        """Return a payload that no other record has."""
         session = sender.session
         name = b"%s:%d:%s:%d:" % (
             session.log.encode(),
@@ -252,7 +254,7 @@ class ProxyWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def served_again(self, since_s: float) -> None:
-        """Note that every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
+        """Check that every log takes writes again, within the session's timeout and `SERVED_BOUND_S` of `since_s`."""
         client = self.world.add_client("prober")
         client.start()
         thin = await client.spawn(open_thin_client(self.tier, client, {"requestTimeoutMs": 60_000}))
@@ -272,7 +274,7 @@ class ProxyWorkload(Workload):
         self.served_s.append(self.world.loop.time() - since_s)
 
     async def verify(self, client: ClientMachine) -> None:
-        """Note that all proxies have ended in order: every log is read to its end, and holds what it must.
+        """Verify, after all proxies have ended in order, that every log can be read to its end, and holds what it must.
 
         A proxy that had lost a log's lock to another one aborted its writer, and left its segment in progress; where no
         client asked for the log since then, it has no next owner. Here it gets one.
@@ -284,7 +286,7 @@ class ProxyWorkload(Workload):
             await self.patiently(f"reading {log}", partial(self._read_whole, log, client))
 
     async def _recover(self, log: str, client: ClientMachine) -> None:
-        """Own the log for a moment: who does so completes what is in progress."""
+        """Own the log for a moment, which completes what is in progress."""
         namespace = await self._open_namespace(log, client)
         try:
             await (await (await namespace.open_log(log)).open_writer(client.name)).close()

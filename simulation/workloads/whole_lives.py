@@ -109,8 +109,8 @@ class WholeLifeWorkload(LogWorkload):
         """Truncate, and check the answer against the segment list."""
         before = self.life_checkers.truncating(log, dlsn)
         with self.world.history.operation("keeper", "truncate", log):
-            told = await truncate(dlsn)
-        self.life_checkers.truncated(log, before, told)
+            returned = await truncate(dlsn)
+        self.life_checkers.truncated(log, before, returned)
 
     async def _purge(self, log: AsyncLog, name: str, rng: Random) -> None:
         known = [record.txid for record in self.life_checkers.truth(log.name).at.values()]
@@ -145,7 +145,7 @@ class WholeLifeWorkload(LogWorkload):
         written.append(record.txid)
 
     async def _look(self, log: AsyncLog, name: str, rng: Random) -> None:
-        """For people; it fails where a log does not make sense."""
+        """Look at the log as people do; it fails where the log does not make sense."""
         str(await log.status())
 
     def _somewhere(self, log: str, rng: Random) -> DLSN:
@@ -160,7 +160,9 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ reading
 
     async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
-        """Where a truncation has passed the reader, check that this is so, and raise its AlreadyTruncatedError."""
+        """Read the tail. Where a truncation has passed the reader, check that this is so, and raise its
+        AlreadyTruncatedError.
+        """
         try:
             await super().tail(reader, span, rng, count)
         except AlreadyTruncatedError:
@@ -170,7 +172,9 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """Besides, some logs are sealed and read to their end; all are deleted, with a first try that is cut off."""
+        """Verify the logs; besides, some are sealed and read to their end; all are deleted, with a first try that is
+        cut off.
+        """
         await super().verify(client)
         rng = self.world.rng("life/end")
         for log in self.logs:
@@ -190,7 +194,7 @@ class WholeLifeWorkload(LogWorkload):
             await self.close_namespace(namespace)
 
     async def _read_sealed(self, log: SimulatedLog, client: ClientMachine) -> None:
-        """Readers come to the end of the stream, and a write behind it is refused."""
+        """Read a sealed log: readers come to the end of the stream, and a write behind it is refused."""
         namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
@@ -216,7 +220,7 @@ class WholeLifeWorkload(LogWorkload):
         self.world.ledger_checkers.fail(f"{span.log} is sealed, and its reader does not come to the end")
 
     async def _delete(self, log: SimulatedLog, client: ClientMachine, rng: Random) -> None:
-        """Note that by a client that is killed on the way, unless it is quick; then by this one."""
+        """Delete the log by a client that is killed on the way, unless it is quick; then by this one."""
         self.life_checkers.deleting(log.name)
         first = self.world.add_client(f"deleter-{log.name}")
         first.start()

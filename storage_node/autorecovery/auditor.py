@@ -51,7 +51,7 @@ RETRY_S: Final = 1.0
 
 @dataclass(slots=True)
 class AuditReport:
-    """What one pass found."""
+    """Which bookies and ledgers did one pass find lost?"""
 
     ledgers: int = 0
     marked: int = 0
@@ -63,7 +63,18 @@ class AuditReport:
 
 
 class Auditor:
-    """One term as the cluster's auditor. `registry` reports changes of the lists of bookies."""
+    """Which ledgers lack copies? One term as the cluster's auditor, which finds and marks them.
+
+    Args:
+        marks: the cluster's marks, for workers.
+        auditors: remembers when a check last ran.
+        ledgers: all ledgers.
+        registry: reports changes of the lists of bookies.
+        checker: finds fragments that lack copies.
+        settings: intervals and bounds.
+        clock: the time of day, for the checks' znodes.
+        judge_placement: says how well an ensemble keeps to the racks.
+    """
 
     def __init__(
         self,
@@ -90,7 +101,7 @@ class Auditor:
         self._lists_changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self.placement: PlacementReport | None = None
-        """What the last placement check found."""
+        """The result of the last placement check."""
 
     async def run(self) -> None:
         """Audit when there is reason to. Until it is cancelled; raises only what no later attempt could repair."""
@@ -160,6 +171,7 @@ class Auditor:
 
     def _act_on(self, need: AuditNeed) -> None:
         if need is AuditNeed.WAIT:
+            # Counted from the first loss: lists that keep changing must not put the audit off for ever.
             if self._timer is None:
                 logger.info("%s is lost; an audit follows in %d s", ", ".join(self._losses.lost), self._delay_s)
                 self._start_timer()
@@ -181,7 +193,7 @@ class Auditor:
             self._timer = None
 
     async def _follow_delay(self) -> None:
-        """Setting the delay to 0, or to what it was, is an operator's "audit now"."""
+        """Audit at once where an operator sets the delay to 0, or again to what it was."""
         while True:
             changed = asyncio.Event()
 
@@ -313,7 +325,7 @@ class Auditor:
 
 
 class AuditNeed(Enum):
-    """What to do about the bookies that are lost at present."""
+    """Which bookies are lost at present, and is it time to mark their ledgers?"""
 
     NOTHING = "nothing"
     """No bookie is lost: an audit that was to come is not needed."""
@@ -334,7 +346,7 @@ class LossTracker:
         self.lost: set[str] = set()
 
     def saw(self, available: Collection[str], delay_s: int) -> AuditNeed:
-        """Return the lists changed: these bookies are registered now."""
+        """Note that the lists changed: these bookies are registered now. Returns what is to be done."""
         self.lost.difference_update(available)
         self._known.update(available)
         fresh = self._known.difference(available)
@@ -361,10 +373,10 @@ Judge: TypeAlias = Callable[[Sequence[str], int], Awaitable[Adherence]]
 
 @dataclass(slots=True)
 class PlacementReport:
-    """What one pass found: numbers of ledgers."""
+    """How many ledgers did one pass judge, and find in too few racks?"""
 
     closed: int = 0
-    """Those that were judged."""
+    """Ledgers that were judged."""
     not_adhering: int = 0
     softly_adhering: int = 0
     """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
@@ -381,7 +393,7 @@ class PlacementCheck:
         self.report = PlacementReport()
 
     async def run(self) -> PlacementReport:
-        """Raises the metadata store's errors."""
+        """Judge the ledgers once. Raises the metadata store's errors."""
         await for_each(self._ledgers.ids(), METADATA_READS, self._look)
         return self.report
 

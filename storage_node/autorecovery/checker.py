@@ -68,7 +68,7 @@ class BadFragment:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a check found: the ledger as it was, the registered bookies, and the fragments that lack copies."""
+    """Does a ledger lack copies? The ledger as it was, the registered bookies, and the fragments that do."""
 
     ledger_id: int
     metadata: LedgerMetadata
@@ -83,14 +83,23 @@ class Inspection:
 
     @property
     def waits_for_writer(self) -> bool:
-        """Whether its writer has to act: a fragment that may still change lacks copies, or a bookie that the ledger is
-        written to takes no writes."""
+        """True where its writer has to act: a fragment that may still change lacks copies, or a bookie that the ledger
+        is written to takes no writes.
+        """
         seats = endangered_seats(self.metadata, self.last_add_confirmed)
         return bool(seats - self.registered.writable) or not all(part.fragment.settled for part in self.bad)
 
 
 class LedgerChecker:
-    """Checks ledgers of one cluster. One object bounds the reads of all its checks together."""
+    """Which fragments of a ledger lack copies? One object bounds the reads of all its checks together.
+
+    Args:
+        client: reads copies.
+        ledgers: reads metadata again.
+        auditors: names the bookies that are registered.
+        settings: bounds.
+        rng: draws the entries that stand for a fragment.
+    """
 
     def __init__(
         self,

@@ -34,9 +34,19 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 class AutoRecovery:
-    """Auto-recovery on the cluster at `root`, under the name `bookie_id`. The caller closes `store`, after `stop`.
+    """How does a cluster get lost copies back? Runs a worker, and an auditor where this process is elected.
 
     `failed` is set where it had to give up because of a bug; `failure` then says why.
+
+    Args:
+        settings: intervals, bounds, its ledger client.
+        store: its metadata session; the caller closes it, after `stop`.
+        root: the znode of the cluster's ledgers.
+        bookie_id: the name under which it votes and locks.
+        network, clock, rng: the edges; the real ones if left out.
+
+    Raises:
+        CallerError: the name cannot be a bookie's.
     """
 
     def __init__(
@@ -120,7 +130,7 @@ class AuditorElection:
         self._audit = audit
         self._vote: str | None = None
         self.elected = False
-        """Whether this process audits at present."""
+        """True while this process audits."""
 
     async def run(self) -> None:
         """Vote, wait, audit, and again after each end of the session. Until it is cancelled or the store closed."""
@@ -142,7 +152,7 @@ class AuditorElection:
             await self._auditors.withdraw(vote)
 
     async def _term(self) -> None:
-        """Note that one vote, from casting it to its end."""
+        """Live through one vote, from casting it to its end."""
         vote = self._vote = await self._auditors.vote(self._bookie_id)
         if not await self._wait_for_turn(vote):
             return

@@ -1,4 +1,4 @@
-"""What auto-recovery does at present, by its znodes: for operators. It needs no running daemon, and changes none."""
+"""The state of auto-recovery, by its znodes: for operators. It needs no running daemon, and changes none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class OpenLock:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStatus:
-    """`marked` and `locked` count all; the lists end where the limit was.
+    """Which ledgers lack copies now, and are they repaired? `marked` and `locked` count all; the lists end where the
+    limit was.
 
     `lost_bookie_recovery_delay_s` is None until an auditor or an operator has set it.
     """

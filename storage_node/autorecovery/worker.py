@@ -99,6 +99,8 @@ class ReplicationWorker:
             await asyncio.wait({working, self._broken}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks([working, *self._deferred])
+            # Whatever ended the work: a lock that is kept lets no other worker repair its ledger until our session
+            # ends.
             await undisturbed(self._give_all_back())
         for ended in (working, self._broken):
             if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
@@ -124,6 +126,7 @@ class ReplicationWorker:
     async def _next(self) -> RepairTask:
         """Return a ledger to repair; waits for one, and while auto-recovery is switched off."""
         while True:
+            # Before the look: a mark that comes during it sets this again, and is not missed.
             self._news.clear()
             task = await self._queue.next()
             if task is not None:
@@ -254,6 +257,8 @@ class ReplicationWorker:
         self._failures[task.ledger_id] = failures + 1
         if len(self._failures) > MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
+        # A first failure is often over soon; a ledger that keeps failing rests for the whole period, under our lock, so
+        # that no other worker tries in vain meanwhile.
         pause_ms = self._settings.failed_ledger_lock_period_ms / 2 ** (_STEPS - min(failures, _STEPS))
 
         async def later() -> None:
@@ -262,7 +267,7 @@ class ReplicationWorker:
         return later
 
     async def _give_all_back(self) -> None:
-        """Note that what is still locked, within a bounded time: the rest goes with the session."""
+        """Give back what is still locked, within a bounded time: the rest goes with the session."""
         tasks, self._held = list(self._held.values()), {}
 
         async def give_back() -> None:
@@ -276,7 +281,7 @@ class ReplicationWorker:
 
 
 async def _at_once() -> None:
-    """No pause: the lock is given back as soon as that can be done."""
+    """Return without a pause: the lock is given back as soon as that can be done."""
 
 
 # ------------------------------------------------------------------------------------ copies

@@ -137,7 +137,7 @@ async def _live(
 async def _recovering(
     settings: BookieSettings, recovery: AutoRecoverySettings | None, network: Network | None, bookie_id: str
 ) -> AsyncIterator[None]:
-    """Auto-recovery for the length of a block, in a metadata session of its own; nothing without its settings.
+    """Run auto-recovery for the length of a block, in a metadata session of its own; do nothing without its settings.
 
     The node serves whether or not it could start: that is what the node is for.
     """

@@ -65,7 +65,7 @@ class Sweeper:
 
 
 class Surroundings(Protocol):
-    """What a channel needs of the pool that it belongs to."""
+    """Which services does a channel need of the pool that it belongs to?"""
 
     resolve: Resolver
     settings: ClientSettings
@@ -126,7 +126,7 @@ class Channel:
         link.send(*backlog)
 
     def _opened(self) -> None:
-        """There is a link again."""
+        """Note that there is a link again."""
 
     async def _connect(self) -> Link:
         around = self._around
@@ -153,7 +153,7 @@ class Channel:
         """Note that all frames of one read of the socket were delivered."""
 
     def link_closed(self, error: Exception | None) -> None:
-        """Note that all requests under way end as unknown."""
+        """End all requests under way as unknown: the link is closed."""
         if self._link is None:
             self._lost_early = True
             return
@@ -171,7 +171,7 @@ class Channel:
         self._end_all(error)
 
     def _end_all(self, error: DistributedLogError) -> None:
-        """Note that every request under way ends with this error."""
+        """End every request under way with this error."""
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -43,10 +43,20 @@ MAX_ID_ATTEMPTS = 20
 
 
 class LedgerClient:
-    """One client, on the event loop on which it is first used; it shares one connection per bookie among all ledgers.
+    """How does a program write and read ledgers? It uses one client, on the event loop on which that is first used; it
+    shares one connection per bookie among all ledgers.
 
     Closing the client abandons its writers (a recovery will close their ledgers) and ends its readers; the metadata
     store it was given stays open.
+
+    Args:
+        ledgers, bookies: the cluster's metadata.
+        settings: timeouts and bounds.
+        network, rng: the edges; the real ones if left out.
+        placement: picks bookies; by the settings if left out.
+        racks: finds where a bookie stands; by the settings if left out.
+        ensemble_change_disabled: asked whenever a bookie has failed an add: while it says so, writers keep their
+            ensembles and send the bookie again what it failed.
     """
 
     def __init__(
@@ -61,8 +71,7 @@ class LedgerClient:
         racks: RackResolver | None = None,
         ensemble_change_disabled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ensemble_change_disabled` is asked whenever a bookie has failed an add: while it says so, writers keep
-        their ensembles and send the bookie again what it failed."""
+        """Make a client that is not open yet."""
         self._ledgers = ledgers
         self._bookies = bookies
         self._settings = settings or ClientSettings()
@@ -227,7 +236,7 @@ class LedgerClient:
         return LedgerLocation(ledger_id, metadata, addresses)
 
     def copies(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerCopies:
-        """Single copies of a ledger's entries, for auto-recovery."""
+        """Return access to single copies of a ledger's entries, for auto-recovery."""
         return LedgerCopies(self._use(), ledger_id, metadata)
 
     async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:

@@ -107,7 +107,7 @@ class Connection(Channel):
             self._send_later((frame,))
 
     def forget(self, txn_id: int) -> None:
-        """Note that the answer is not wanted any more: if it comes it is dropped."""
+        """Drop the answer if it still comes: it is not wanted any more."""
         self._requests.pop(txn_id, None)
 
     # ------------------------------------------------------------------------------------ FrameHandler
@@ -133,7 +133,7 @@ class Connection(Channel):
         request[2](response)
 
     def _other_add_answer(self, response: Response) -> None:
-        """Note that an error, an EOK in another field order, or an answer whose time was over."""
+        """Handle an error, an EOK in another field order, or an answer whose time was over."""
         add = self._take_add(response)
         if add is None:
             return
@@ -167,7 +167,7 @@ class Connection(Channel):
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
-        """Note that the EOKs of one read are passed on together."""
+        """Pass the EOKs of one read on together."""
         self._heard = self._pool.loop.time()
         if self._acknowledged:
             self._pass_on()
@@ -252,7 +252,7 @@ class ConnectionPool:
         self._txn_ids = itertools.count(1)
 
     def next_txn_id(self) -> int:
-        """Unique for this client; the copies of one entry to several bookies may share it."""
+        """Return a number that is unique for this client; the copies of one entry to several bookies may share it."""
         return next(self._txn_ids)
 
     @property
@@ -326,11 +326,11 @@ class BatchConnection(Channel):
             self._send_later((frame,))
 
     def forget(self, request_id: int) -> None:
-        """Note that the answer is not wanted any more: if it comes it is dropped."""
+        """Drop the answer if it still comes: it is not wanted any more."""
         self._requests.pop(request_id, None)
 
     def frame_received(self, frame: memoryview) -> None:
-        """One response; only batches are asked for here."""
+        """Take one response; only batches are asked for here."""
         response = v2.decode_response(frame)
         if not isinstance(response, BatchReadResponse):
             raise ProtocolError(f"an answer to {response.operation.name} where batches were asked for")
@@ -425,7 +425,7 @@ async def ask_bookies(
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Bytes of a bookie's ledger disks together; None for what it does not report."""
+    """How much room has a bookie? Bytes of its ledger disks together; None for what it does not report."""
 
     total: int | None
     free: int | None

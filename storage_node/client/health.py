@@ -62,7 +62,7 @@ FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 
 class Timer(Protocol):
     def time(self) -> float:
-        """Return seconds, monotonic: the running loop's."""
+        """Return the running loop's time: seconds, monotonic."""
         ...
 
 
@@ -129,7 +129,7 @@ class BookieHealth:
         return pace is not None and pace.heard > when
 
     def registered(self, writable: Iterable[str], read_only: Iterable[str], known: Iterable[str]) -> None:
-        """Note that the cluster's lists, as they are now, for the bookies that are `known`."""
+        """Take the cluster's lists over, as they are now, for the bookies that are `known`."""
         now = self._loop.time()
         writable, read_only = set(writable), set(read_only)
         self._read_only = dict.fromkeys(read_only - writable, now)
@@ -155,7 +155,9 @@ class BookieHealth:
         return when is not None and self._loop.time() - when < window_ms / 1000
 
     def reading_order(self, indices: Sequence[int], bookies: Sequence[str]) -> Sequence[int]:
-        """`indices` of `bookies` in write-set order, but those behind that lag, only read, were slow, or failed."""
+        """Return `indices` of `bookies` in write-set order, but those behind that lag, only read, were slow, or
+        failed.
+        """
         if not (self._failed or self._slow or self._lagging or self._read_only or self._absent):
             return indices
         return sorted(indices, key=lambda index: self.rank(bookies[index]))  # stable: order is kept within a rank
@@ -188,7 +190,7 @@ class BookieHealth:
             del self._paces[bookie]
 
     def _since(self, table: dict[str, float], bookie: str, now: float, memory_s: float) -> float:
-        """0 where nothing is remembered; otherwise greater, the more recent it is."""
+        """Return 0 where nothing is remembered; otherwise a number that is greater, the more recent it is."""
         when = table.get(bookie)
         if when is None:
             return 0.0
@@ -227,7 +229,7 @@ def is_outage(error: DistributedLogError) -> bool:
 
 
 class Outage:
-    """An outage as one operation meets it, from its first failure to its next success (`over`)."""
+    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?"""
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
@@ -257,14 +259,14 @@ class Outage:
         self._pause_s = FIRST_PAUSE_S
 
     def lasted(self, error: DistributedLogError) -> DistributedLogError:
-        """`error`; its message now also says how long this has waited, if it has waited in vain."""
+        """Return `error`; its message now also says how long this has waited, if it has waited in vain."""
         if self._limit_s and self._spent:
             error.message = f"{error.message} (waited {self._limit_s:g} s for what is away to come back)"
         return error
 
 
 class Members:
-    """The nodes of a cluster, of which an operation needs `needed`."""
+    """Are enough nodes of a cluster there? An operation needs `needed`."""
 
     def __init__(self, bookies: BookieRegistry, needed: int) -> None:
         self._bookies = bookies

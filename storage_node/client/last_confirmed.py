@@ -43,7 +43,7 @@ class LacQuestion:
         digest: EntryDigest,
         known: int | None = None,
     ) -> None:
-        """With `known` any LAC above it is enough; else the answers have to cover every write set."""
+        """Ask for the LAC. With `known` any LAC above it is enough; else the answers have to cover every write set."""
         self.done: asyncio.Future[None] = pool.loop.create_future()
         self.quorum = LacRead(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.attempt = LacTry(metadata.ensemble_size, -1 if known is None else known)
@@ -277,7 +277,7 @@ class ExplicitLac:
         self._stopped = False
 
     def moved(self) -> None:
-        """Note that the LAC has moved: write it after the interval, unless an add carries it before."""
+        """Write the LAC, which has moved, after the interval, unless an add carries it before."""
         if self._interval_s > 0 and self._timer is None and not self._stopped:
             self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 

@@ -24,7 +24,9 @@ from storage_node.protocol.writing_model import PickReplacements, Seat
 
 
 class LedgerCopies:
-    """Copies of one ledger's entries. Made by `LedgerClient.copies`; `metadata` gives its digest and password."""
+    """Has one bookie its copy of an entry? Reads and writes single copies. Made by `LedgerClient.copies`; `metadata`
+    gives digest and password.
+    """
 
     def __init__(self, context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> None:
         self.ledger_id = ledger_id
@@ -74,6 +76,7 @@ class LedgerCopies:
         header = self._digest.package(self.ledger_id, entry.entry_id, last_add_confirmed, entry.length, entry.payload)
         size = len(header) + len(entry.payload)
         txn_id = self._pool.next_txn_id()
+        # As a recovery's add: a bookie of a fenced ledger refuses any other.
         head, tail = encode_add_request(txn_id, self.ledger_id, entry.entry_id, self._key, size, recovery=True)
         answer = encode_add_response(txn_id, Status.EOK, self.ledger_id, entry.entry_id)[LENGTH_BYTES:]
         frame = (head, header, entry.payload, tail)
@@ -92,6 +95,7 @@ class LedgerCopies:
             bookies=ensemble,
             indices=tuple(sorted(indices)),
             excluded=frozenset(ensemble).union(but),
+            # A bookie that failed a moment ago is better than none: the ledger lacks a copy now.
             last_resort=True,
             write_quorum=self._write_quorum,
         )
@@ -115,6 +119,7 @@ class _Copies:
 
     def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
         self._context.pool.health.failed(seat.bookie)
+        # Copies that others store do no harm: as long as the metadata do not name them they count for nothing (I1).
         if not self.stored.done():
             self.stored.set_exception(error)
 

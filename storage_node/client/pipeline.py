@@ -78,7 +78,7 @@ FRAME_OVERHEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What the parts of one client share."""
+    """Which parts do the writers and readers of one client share?"""
 
     settings: ClientSettings
     pool: ConnectionPool
@@ -155,7 +155,9 @@ class MetadataUpdates:
         self._failed = failed
 
     async def write(self, effect: WriteMetadata) -> None:
-        """The conditional write; exactly one of `written`, `doubtful` and `failed` follows, and nothing is raised."""
+        """Write the metadata conditionally; exactly one of `written`, `doubtful` and `failed` follows, and nothing is
+        raised.
+        """
         try:
             result = await self._ledgers.write(self._ledger_id, effect.metadata, effect.version)
         except (BadVersionError, OutcomeUnknownError):
@@ -297,7 +299,7 @@ class AddPipeline:
         return route
 
     def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
-        """Note that a bookie's EOKs, as many as came together (hot: two of three such calls have no effect)."""
+        """Handle a bookie's EOKs, as many as came together (hot: two of three such calls have no effect)."""
         try:
             effects = self.machine.added(seat, *entry_ids)
             if effects:
@@ -306,7 +308,7 @@ class AddPipeline:
             self._broken(error)
 
     def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
-        """A bookie's error, or none in time."""
+        """Handle a bookie's error, or that it gave no answer in time."""
         if not isinstance(error, (LedgerFencedError, UnauthorizedAccessError)):
             self._pool.health.failed(seat.bookie)
             # A recovery changes its ensemble in memory only, and ends: it does not wait for a bookie to come back.
@@ -325,7 +327,7 @@ class AddPipeline:
             self._broken(error)
 
     def _broken(self, error: InvariantViolation) -> None:
-        """Note that a broken invariant ends this writer with an error, and no other one."""
+        """End this writer, and no other one, with a broken invariant's error."""
         self._run(self.machine.abort(error))
 
     def _run(self, effects: Effects) -> None:
@@ -381,7 +383,7 @@ class AddPipeline:
         self._acknowledged(effect.last)
 
     def _end_entries(self, error: DistributedLogError) -> None:
-        """Note that nothing pending will be acknowledged."""
+        """Fail every pending add: none will be acknowledged."""
         entries, self._entries = self._entries, {}
         self.outstanding_bytes = 0
         for entry_id in sorted(entries) if self.machine.advanced else entries:
@@ -454,11 +456,11 @@ class AddPipeline:
         return False
 
     async def _force(self, effect: ForceSync) -> None:
-        """Only a writer of a ledger with deferred syncs is asked to."""
+        """Refuse: only a writer of a ledger with deferred syncs is asked to."""
         raise InvariantViolation(f"asked to force entry {effect.entry_id}", ledger_id=self.ledger_id)
 
     async def _replace(self, effect: ReplaceLedger) -> None:
-        """Only a writer that `replace_with` was called on is asked to."""
+        """Refuse: only a writer that `replace_with` was called on is asked to."""
         raise InvariantViolation("asked for another ledger", ledger_id=self.ledger_id) from effect.error
 
     async def stop(self) -> None:

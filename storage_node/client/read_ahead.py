@@ -106,7 +106,7 @@ class ReadAhead:
                 return await self.again(piece.entry_id, piece.known, failure)
             except DistributedLogError as error:
                 failure = error
-            # What was asked for behind it has failed likewise by now, and is asked for again in its turn.
+            # Entries behind it were asked for as well; they have failed by now, and are asked for again in their turn.
             if not is_outage(failure) or not await outage.wait(failure):
                 raise outage.lasted(failure)
             piece.known = self.metadata()

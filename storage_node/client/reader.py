@@ -43,7 +43,9 @@ UNCONFIRMED_MS = 1_000
 
 
 class LedgerReader:
-    """Made by `LedgerClient.open`. All calls come from the event loop's thread."""
+    """Which entries does a ledger have, and how far are they committed? Made by `LedgerClient.open`. All calls come
+    from the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -141,8 +143,9 @@ class LedgerReader:
         return [entry async for entry in run.entries(first, last)]
 
     async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
-        """Return no replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not fired
-        yet."""
+        """Read the entry by newer metadata. No replica that was `known` had it: perhaps it lies elsewhere by now, and
+        the watch has not fired yet.
+        """
         try:
             self._take(await self._context.ledgers.read(self.ledger_id))
         except DistributedLogError as second:
@@ -243,14 +246,15 @@ class LedgerReader:
         return error
 
     def _raise_lac(self, last_add_confirmed: int) -> None:
-        """Note that the LAC never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
+        """Raise the LAC: it never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
         if not self.closed and last_add_confirmed > self._last_add_confirmed:
             self._last_add_confirmed = last_add_confirmed
 
     # ------------------------------------------------------------------------------------ the tail
 
     async def poll(self, next_entry: int, timeout_ms: int) -> Entry | None:
-        """Entry `next_entry` as soon as it is committed; None after `timeout_ms`, or once the ledger ended before it.
+        """Return entry `next_entry` as soon as it is committed; None after `timeout_ms`, or once the ledger ended
+        before it.
 
         Raises what kept all bookies from answering for the whole time, or the end of the ledger's existence.
         """
@@ -290,7 +294,7 @@ class LedgerReader:
                 pause_s = min(pause_s * 2, RETRY_S)
 
     def _within(self, entry_id: int) -> bool:
-        """Return not behind the end that the ledger may have got meanwhile (I17)."""
+        """Return whether an entry is not behind the end that the ledger may have got meanwhile (I17)."""
         return not self.closed or entry_id <= self._last_add_confirmed
 
     async def _pause(self, seconds: float) -> None:
@@ -341,7 +345,7 @@ class LedgerReader:
             self._wake()
 
     def _lose(self, error: DistributedLogError) -> None:
-        """Note that the ledger, or the way to follow it, is gone: every later call raises this."""
+        """Give the ledger up, or the way to follow it: every later call raises this."""
         self._gone = error
         self._wake()
 
@@ -369,7 +373,7 @@ class LedgerReader:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLocation:
-    """All that is needed to read a ledger without metadata store: it travels to Spark's executors by pickle.
+    """Can a ledger be read without a metadata store? With this, which travels to Spark's executors by pickle.
 
     `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable.
     """
@@ -380,14 +384,17 @@ class LedgerLocation:
 
     @property
     def complete(self) -> bool:
-        """Whether every bookie of the ledger has an address."""
+        """True where every bookie of the ledger has an address."""
         return all(bookie in self.addresses for ensemble in self.metadata.ensembles for bookie in ensemble.bookies)
 
 
 class ReplicaReader:
-    """Reads entries of any ledgers at given locations. It outlives restarts of their bookies.
+    """How does a Spark task read entries, knowing only where they are? One event loop; it outlives restarts of the
+    bookies; `close` ends every connection.
 
-    One event loop; `close` ends every connection.
+    Args:
+        settings: timeouts and bounds.
+        network: the edge; the real one if left out.
     """
 
     def __init__(self, *, settings: ClientSettings | None = None, network: Network | None = None) -> None:
@@ -410,7 +417,7 @@ class ReplicaReader:
         window_bytes: int = WINDOW_BYTES,
         window_entries: int = WINDOW_ENTRIES,
     ) -> AsyncIterator[Entry]:
-        """Verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
+        """Yield verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
 
         Raises CallerError for a range beyond a closed ledger's end; else what kept all replicas from answering.
         """

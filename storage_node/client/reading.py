@@ -161,7 +161,7 @@ class EntryFetcher:
         return error
 
     def _settled(self, fetch: _Fetch, _future: asyncio.Future[Entry]) -> None:
-        """Done, failed or cancelled: the other replicas' answers are not needed any more."""
+        """End a fetch that is done, failed or cancelled: the other replicas' answers are not needed any more."""
         self._open.pop(fetch, None)
         for bookie, txn_id in fetch.asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
@@ -258,7 +258,7 @@ class EntryFetcher:
         return future
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
-        """Return the entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
+        """Return the entries at an answer's beginning that were asked for: nothing behind `last`, nothing unverified.
 
         Bookies do not cut a batch there: docs/reference/wire.md#reading-in-batches.
         """

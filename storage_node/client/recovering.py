@@ -58,7 +58,7 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
         outcome = await _Round(context, ledger_id, current, await _spread(context, ledger_id, current.value)).run()
         if isinstance(outcome, Recovered):
             return outcome.metadata
-        # What the former bookies answered proves nothing about those that have replaced them.
+        # The answers of the former bookies prove nothing about those that have replaced them.
         current = Versioned(outcome.metadata, outcome.version)
     raise LedgerRecoveryError(
         f"the ledger's ensembles changed under recovery {MAX_ROUNDS} times in a row; it was not closed",
@@ -185,7 +185,7 @@ class _Round:
     # ------------------------------------------------------------------------------------ fencing reads
 
     def _read(self, bookie: str, entry_id: int, answer: Callable[[Answer], None]) -> None:
-        """A read that fences first, at high priority (D1)."""
+        """Send a read that fences first, at high priority (D1)."""
         txn_id = self._pool.next_txn_id()
         frame = encode_read_request(
             txn_id, self._ledger_id, entry_id, master_key=self._key, fence=True, priority=RECOVERY_PRIORITY

@@ -31,7 +31,7 @@ MAX_SKIPPED_IDS: Final = 1024
 
 
 class LedgerWriter(AddPipeline):
-    """Made by `LedgerClient.create`. All calls come from the event loop's thread.
+    """How are entries added to a ledger? Made by `LedgerClient.create`. All calls come from the event loop's thread.
 
     Once a write has failed for good, every pending add, and every later one, fails with the same error.
     """
@@ -52,8 +52,8 @@ class LedgerWriter(AddPipeline):
         self._make_another: Callable[[], Awaitable[LedgerWriter]] | None = None
 
     def replace_with(self, make_another: Callable[[], Awaitable[LedgerWriter]]) -> None:
-        """Where another client wrote under this ledger's id before its writer did, go on in the ledger that
-        `make_another` returns.
+        """Go on in the ledger that `make_another` returns, where another client wrote under this ledger's id before its
+        writer did.
 
         It is called while nothing is acknowledged, and the ledger is closed, empty, for ever. It must put the new
         ledger in the place of this one wherever this one is referred to. After that `ledger_id` is the new one's, and
@@ -115,7 +115,7 @@ class LedgerWriter(AddPipeline):
 
     @property
     def error(self) -> DistributedLogError | None:
-        """What made this writer fail, if it did."""
+        """The error that made this writer fail, if it did."""
         return self.machine.error
 
     def add(self, *payload: Buffer) -> asyncio.Future[int]:
@@ -179,7 +179,7 @@ class LedgerWriter(AddPipeline):
         self._explicit_lac.moved()
 
     async def _force(self, effect: ForceSync) -> None:
-        """Without it, entries that were acknowledged would not be in the ledger (for a close)."""
+        """Force the syncs (for a close): without them, entries that were acknowledged would not be in the ledger."""
         try:
             await self._force_all(effect)
         except DistributedLogError as error:

@@ -45,7 +45,7 @@ class AddTemplate:
         ledger = varint(ledger_id)
         priority = b"\x20" + varint(RECOVERY_PRIORITY) if recovery else b""
         self.tail = (_DEFERRED_SYNC if deferred_sync else b"") + (_RECOVERY_FLAG if recovery else b"")
-        """What follows the body in every frame."""
+        """The fields behind the body in every frame."""
         self._ids = b"\x08" + ledger + b"\x10"
         self._key = b"\x1a" + varint(len(master_key)) + master_key + b"\x22"
         self._middle = priority + _ADD

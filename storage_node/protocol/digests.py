@@ -80,7 +80,7 @@ DIGEST_BYTES = {DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.CRC32C: 4, 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified entry; `payload` is a view of the bytes it was read from."""
+    """Which bytes does an entry have? Verified ones; `payload` is a view of the bytes it was read from."""
 
     ledger_id: int
     entry_id: int
@@ -100,7 +100,7 @@ def mac_key(password: bytes) -> bytes:
 
 
 class EntryDigest:
-    """Packages and verifies the entries of one ledger."""
+    """Are an entry's bytes those that its writer sent (I12)? Packages and verifies the entries of one ledger."""
 
     __slots__ = ("_checksum", "_mac", "digest_size", "digest_type", "header_size")
 

@@ -114,7 +114,7 @@ def encode_read_lac_request(txn_id: int, ledger_id: int) -> bytes:
 
 
 def encode_write_lac_request(txn_id: int, ledger_id: int, lac: int, master_key: bytes, body: bytes) -> bytes:
-    """`body` is the explicit-LAC packet (`EntryDigest.package_lac`)."""
+    """Return the request; `body` is the explicit-LAC packet (`EntryDigest.package_lac`)."""
     message = b"\x08" + varint(ledger_id) + b"\x10" + varint(lac)
     message += _long_bytes(b"\x1a", master_key) + _long_bytes(b"\x22", body)
     return _frame(_header(6, txn_id), 6, message)
@@ -217,19 +217,19 @@ def encode_read_lac_response(
 
 
 def encode_write_lac_response(txn_id: int, status: int, ledger_id: int) -> bytes:
-    """EOK: the explicit LAC is on disk."""
+    """Return the answer; EOK: the explicit LAC is on disk."""
     return _response(6, txn_id, status, b"\x10" + varint(ledger_id))
 
 
 def encode_force_ledger_response(txn_id: int, status: int, ledger_id: int) -> bytes:
-    """EOK: everything of the ledger that was acknowledged before the request came is synced."""
+    """Return the answer; EOK: everything of the ledger that was acknowledged before the request came is synced."""
     return _response(10, txn_id, status, b"\x10" + varint(ledger_id))
 
 
 def encode_bookie_info_response(
     txn_id: int, status: int, total_disk_capacity: int | None = None, free_disk_space: int | None = None
 ) -> bytes:
-    """Return bytes of all ledger disks together; None for what was not asked for."""
+    """Return the answer with the bytes of all ledger disks together; None for what was not asked for."""
     message = b""
     if total_disk_capacity is not None:
         message += b"\x10" + varint(total_disk_capacity)
@@ -241,7 +241,9 @@ def encode_bookie_info_response(
 def encode_list_entries_response(
     txn_id: int, status: int, ledger_id: int, availability: bytes | memoryview | None = None
 ) -> bytes:
-    """`availability` is the list in the form of docs/reference/wire.md#list-of-entries; None with an error."""
+    """Return the answer; `availability` is the list in the form of docs/reference/wire.md#list-of-entries; None with an
+    error.
+    """
     message = b"\x10" + varint(ledger_id)
     if availability is not None:
         message += _long_bytes(b"\x1a", availability)

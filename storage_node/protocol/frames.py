@@ -29,21 +29,23 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 
 CHUNK_BYTES = 2 * 1024 * 1024
 SMALL_CHUNK_BYTES = 128 * 1024
-"""What a connection gets while many hold a chunk: all of it is memory from the beginning, which Python zeroes."""
+"""A connection gets so much while many hold a chunk: all of it is memory from the beginning, which Python zeroes."""
 MIN_FREE_BYTES = 64 * 1024
 SHORT_READ_BYTES = 32 * 1024
-"""What is received at a time while begun frames take all the memory that they may."""
+"""Received at a time while begun frames take all the memory that they may."""
 READ_BYTES = 256 * 1024
-"""What is received at a time while there are many connections, unless an incomplete frame needs more: what each of them
-can make wait in memory."""
+"""Received at a time while there are many connections, unless an incomplete frame needs more: so much each of them can
+make wait in memory.
+"""
 ALL = 1 << 62
 LENGTH = Struct(">i")
 LENGTH_BYTES = 4
 
 
 def _unreferenced(chunk: bytearray) -> bool:
-    """Return True when no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
+    """Return whether no memoryview of the chunk is alive; changing its size is what Python refuses otherwise."""
     try:
+        # Reference counts would be wrong here: views of views hold the chunk as well.
         last = chunk.pop()
     except BufferError:
         return False
@@ -92,6 +94,7 @@ class ChunkPool:
             chunk = self._retired.pop()
             if _unreferenced(chunk):
                 return chunk
+            # Still read by a handler: to the far end, where it is looked at last.
             self._retired.appendleft(chunk)
         return bytearray(SMALL_CHUNK_BYTES if self.crowded and not need else self._chunk_bytes)
 
@@ -172,6 +175,7 @@ class FrameBuffer:
         self.has_more = False
         while (first := start + LENGTH_BYTES) <= end:
             (length,) = length_at(view, start)
+            # Before any memory is taken for it: the length is a stranger's until the frame is whole.
             if not 0 < length <= longest:
                 raise ProtocolError(
                     f"a frame announces {length} bytes, allowed are 1 to {longest}",
@@ -190,6 +194,8 @@ class FrameBuffer:
         if self.has_more:
             return frames
         if need:
+            # Memory of its own grows only once it is full: a peer pays for a long frame by sending it, not by
+            # announcing it.
             if start + need > len(view) and (self._lent or end == len(view)):
                 self._move(need)
         elif len(view) - end < MIN_FREE_BYTES:
@@ -205,6 +211,7 @@ class FrameBuffer:
         if self._chunk is None or self._closed or self.has_more:
             return
         if self._start != self._end:
+            # An incomplete frame must not keep a shared chunk for as long as its peer likes.
             if self._lent and self._pool.crowded:
                 self._move(self._need)
             return

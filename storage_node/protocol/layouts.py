@@ -59,7 +59,9 @@ def _txn(head: bytes) -> tuple[int, int]:
 
 
 def _plain_add(frame: memoryview) -> tuple[bytes, bytes, bytes, bytes, memoryview] | None:
-    """(txn id, ledger id, entry id as they stand there, key, body) of a canonical add without options, else None."""
+    """Return (txn id, ledger id, entry id as they stand there, key, body) of a canonical add without options, else
+    None.
+    """
     found = _ADD.match(frame)
     if found is None:
         return None
@@ -81,7 +83,8 @@ def add(frame: memoryview) -> AddRequest | None:
 
 
 def decode_add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
-    """(EOK answer, key, body) of what `add` decodes, else None: all that a bookie needs of an add that it stores.
+    """Return (EOK answer, key, body) of what `add` decodes, else None: all that a bookie needs of an add that it
+    stores.
 
     The answer only repeats the ids, so their bytes are put together as they came, and none is decoded.
     """

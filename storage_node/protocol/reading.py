@@ -90,13 +90,13 @@ class EntryRead:
         return index
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """Return a replica failed: the index to ask now, or None (then look at `exhausted`)."""
+        """Note that a replica failed. Returns the index to ask now, or None (then look at `exhausted`)."""
         self._open -= 1
         self.error = more_telling(self.error, error)
         return self.ask_next() if self._open == 0 else None
 
     def succeeded(self) -> bool:
-        """Return a verified copy came. False if one came before."""
+        """Note that a verified copy came. Returns False if one came before."""
         self._open -= 1
         first, self.done = not self.done, True
         return first
@@ -138,7 +138,7 @@ class LacRead:
         self.last_stored = max(self.last_stored, last_stored)
 
     def failed(self, index: int, error: DistributedLogError) -> None:
-        """Any other answer, or none: only an explicit negative makes the bookie known (D3)."""
+        """Take any other answer, or none: only an explicit negative makes the bookie known (D3)."""
         self._answered.add(index)
         if isinstance(error, MISSING):
             self._coverage.mark_known(index)  # it has nothing, so it cannot hide a committed entry
@@ -172,7 +172,7 @@ class LacTry:
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def failed(self, index: int, error: DistributedLogError) -> None:
-        """Any other answer, or none."""
+        """Take any other answer, or none."""
         self._answered.add(index)
         if isinstance(error, MISSING):
             self.valid = True
@@ -222,7 +222,7 @@ class TailRead:
         return self._order[self._position - 1]
 
     def _closed(self) -> int | None:
-        """Return one question less is open: the index to ask now, or None (then look at `finished`)."""
+        """Count one question less as open. Returns the index to ask now, or None (then look at `finished`)."""
         self._open -= 1
         if self._open or self.finished:
             return None
@@ -231,12 +231,12 @@ class TailRead:
         return self.ask_next()
 
     def found(self, last_add_confirmed: int) -> None:
-        """Note that the entry itself came, verified."""
+        """Take the entry itself, which came verified."""
         self.known = self.finished = True
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def empty(self, max_lac: int | None) -> int | None:
-        """Return the bookie waited and has no entry to give. Gives the index to ask now, or None."""
+        """Note that the bookie waited and has no entry to give. Returns the index to ask now, or None."""
         self.known = True
         self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:
@@ -248,7 +248,7 @@ class TailRead:
         return self._closed()
 
     def failed(self, error: DistributedLogError) -> int | None:
-        """Return the bookie could not be asked, or could not answer. Gives the index to ask now, or None."""
+        """Note that the bookie could not be asked, or could not answer. Returns the index to ask now, or None."""
         if isinstance(error, MISSING):
             self.known = True
         self.error = more_telling(self.error, error)

@@ -198,7 +198,7 @@ Effects: TypeAlias = tuple[Effect, ...]
 
 
 class _Verdict:
-    """What the write set has said of one entry so far."""
+    """Is one entry committed, by what its write set has said so far?"""
 
     __slots__ = ("answered", "error", "found", "missing")
 
@@ -210,7 +210,9 @@ class _Verdict:
 
 
 class RecoveryMachine:
-    """See the module's docstring. `window` bounds the entries between the last one added again and the last read."""
+    """Where does a ledger end that its writer left open? See the module's docstring. `window` bounds the entries
+    between the last one added again and the last read.
+    """
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int, *, window: int = 16) -> None:
         check(window > 0, "a recovery window below one entry")
@@ -257,7 +259,7 @@ class RecoveryMachine:
         return (WriteMetadata(metadata.with_state(LedgerState.IN_RECOVERY), version),)
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the conditional write was applied."""
+        """Go on after the conditional write was applied."""
         if not self._acts(RecoveryEvent.METADATA_WRITTEN):
             return ()
         if self.state is RecoveryState.CLOSING:
@@ -265,7 +267,7 @@ class RecoveryMachine:
         return self._mark(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
-        """Version conflict or unknown outcome: never assume either way, look."""
+        """Look again, after a version conflict or an unknown outcome: never assume either way."""
         if not self._acts(RecoveryEvent.METADATA_DOUBTFUL):
             return ()
         closing = self.state is RecoveryState.CLOSING
@@ -273,7 +275,7 @@ class RecoveryMachine:
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return what the metadata is now."""
+        """Go on by the metadata as they are now."""
         if not self._acts(RecoveryEvent.METADATA_FOUND):
             return ()
         if self.state is RecoveryState.MARK_CHECKING:
@@ -286,7 +288,7 @@ class RecoveryMachine:
         return (StartOver(metadata, version),)
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Fail: the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._acts(RecoveryEvent.METADATA_FAILED):
             return ()
         return self._fail(error)
@@ -299,14 +301,14 @@ class RecoveryMachine:
         return tuple(Fence(index, bookie) for index, bookie in enumerate(self.metadata.last_ensemble.bookies))
 
     def fence_found(self, index: int, last_add_confirmed: int) -> Effects:
-        """Return a fenced bookie's last entry, verified, carries this LAC."""
+        """Note that a fenced bookie's last entry, verified, carries this LAC."""
         if not self._acts(RecoveryEvent.FENCE_FOUND):
             return ()
         self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
         return self._fence_known(index)
 
     def fence_failed(self, index: int, error: DistributedLogError) -> Effects:
-        """Any other answer, or none. Only "I have nothing of it" makes the bookie known."""
+        """Take any other answer, or none. Only "I have nothing of it" makes the bookie known."""
         if not self._acts(RecoveryEvent.FENCE_FAILED):
             return ()
         if isinstance(error, UnauthorizedAccessError) and not self._key_is_certain:
@@ -319,18 +321,18 @@ class RecoveryMachine:
 
     @property
     def _key_is_certain(self) -> bool:
-        """Whether the key that was sent to bookies is the key that the ledger was written with."""
+        """True where the key that was sent to bookies is the key that the ledger was written with."""
         return self.metadata.password is not None
 
     def _is_negative(self, index: int, error: DistributedLogError) -> bool:
-        """Return the bookie says that it has nothing of what was asked, and never had (D3)."""
+        """Return whether the bookie says that it has nothing of what was asked, and never had (D3)."""
         if isinstance(error, UnauthorizedAccessError) and self._key_is_certain:
             self._strangers.add(index)
             return True
         return isinstance(error, MISSING)
 
     def _never_acknowledged(self, entry_id: int) -> bool:
-        """So many of the entry's bookies have another key that no ack quorum can ever have had it."""
+        """Return whether so many of the entry's bookies have another key that no ack quorum can ever have had it."""
         indices = write_set(entry_id, self.metadata.ensemble_size, self.metadata.write_quorum)
         return len(self._strangers.intersection(indices)) >= self._needed
 
@@ -359,7 +361,7 @@ class RecoveryMachine:
         return (BeginAdds(self.metadata, start), *self._read_on())
 
     def _read_on(self) -> Effects:
-        """Reads that the window allows, each of the whole write set."""
+        """Return the reads that the window allows, each of the whole write set."""
         effects: list[Effect] = []
         bookies = self.metadata.last_ensemble.bookies
         while self._next_read <= self._added + self._window:
@@ -371,7 +373,7 @@ class RecoveryMachine:
         return tuple(effects)
 
     def entry_found(self, index: int, entry: Entry) -> Effects:
-        """Return a verified copy: one is enough."""
+        """Take a verified copy: one is enough."""
         if not self._acts(RecoveryEvent.ENTRY_FOUND):
             return ()
         verdict = self._verdicts.get(entry.entry_id)
@@ -382,7 +384,7 @@ class RecoveryMachine:
         return self._judge()
 
     def entry_failed(self, index: int, entry_id: int, error: DistributedLogError) -> Effects:
-        """Return the bookie lacks the entry, or could not say."""
+        """Note that the bookie lacks the entry, or could not say."""
         if not self._acts(RecoveryEvent.ENTRY_FAILED):
             return ()
         verdict = self._verdicts.get(entry_id)
@@ -414,8 +416,9 @@ class RecoveryMachine:
         return tuple(effects)
 
     def added_again(self, entry_id: int, ensembles: tuple[Ensemble, ...]) -> Effects:
-        """Return entries up to `entry_id` are acknowledged again; `ensembles` includes the adds' local changes
-        (I18)."""
+        """Go on after entries up to `entry_id` were acknowledged again; `ensembles` includes the adds' local changes
+        (I18).
+        """
         if not self._acts(RecoveryEvent.ADDED_AGAIN):
             return ()
         check(self._added < entry_id < self._next_verdict, "an entry added again that was not asked for")
@@ -427,7 +430,7 @@ class RecoveryMachine:
         return self._read_on()
 
     def add_failed(self, error: DistributedLogError) -> Effects:
-        """Return an entry that was found could not be replicated."""
+        """Fail, because an entry that was found could not be replicated, unless it can never have been acknowledged."""
         if not self._acts(RecoveryEvent.ADD_FAILED):
             return ()
         if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could
@@ -454,14 +457,16 @@ class RecoveryMachine:
         return self._write_close(self.metadata, self._version)
 
     def measured(self, length: int) -> Effects:
-        """Return the cumulative length in the header of entry LAC0."""
+        """Take the cumulative length in the header of entry LAC0."""
         if not self._acts(RecoveryEvent.MEASURED):
             return ()
         self._length = length
         return self._write_close(self.metadata, self._version)
 
     def measure_failed(self, error: DistributedLogError) -> Effects:
-        """Entry LAC0 is committed but no replica can give it: closing with a wrong length would be for ever."""
+        """Fail: entry LAC0 is committed but no replica can give it, and closing with a wrong length would be
+        for ever.
+        """
         if not self._acts(RecoveryEvent.MEASURE_FAILED):
             return ()
         return self._fail(self._aborted_error(f"entry {self._added}, which is committed, could not be read", error))

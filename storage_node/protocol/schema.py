@@ -14,7 +14,7 @@ class Version(IntEnum):
 
 
 class Operation(IntEnum):
-    """Operation types; RANGE_* and BATCH_READ have no message in this version."""
+    """Which operation does a request ask for? RANGE_* and BATCH_READ have no message in this version."""
 
     READ = 1
     ADD = 2
@@ -31,7 +31,7 @@ class Operation(IntEnum):
 
 
 class Status(IntEnum):
-    """Status codes."""
+    """How did a request end? BookKeeper's codes."""
 
     EOK = 0
     ENOLEDGER = 402

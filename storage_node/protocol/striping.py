@@ -27,7 +27,7 @@ def validate_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> 
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Ensemble indices that hold `entry_id`, in reading order."""
+    """Return the ensemble indices that hold `entry_id`, in reading order."""
     return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
 
 
@@ -47,7 +47,7 @@ def missing_needed(write_quorum: int, ack_quorum: int) -> int:
 
 
 def next_fragment_key(last_add_confirmed: int, last_key: int) -> tuple[int, bool]:
-    """First entry of the fragment that an ensemble change makes, and whether it replaces the last fragment.
+    """Return the first entry of the fragment that an ensemble change makes, and whether it replaces the last fragment.
 
     It is LAC + 1; where that is the last fragment's own first entry nothing was committed there, so the fragment's list
     is replaced, otherwise a fragment is appended. Earlier fragments never change.
@@ -58,7 +58,7 @@ def next_fragment_key(last_add_confirmed: int, last_key: int) -> tuple[int, bool
 
 
 class QuorumCoverage:
-    """Which bookies of one ensemble are known, and whether they cover every write set."""
+    """Do the bookies of one ensemble that are known cover every write set, so that no ack quorum of others is left?"""
 
     __slots__ = ("_ack_quorum", "_known", "_windows")
 
@@ -69,11 +69,11 @@ class QuorumCoverage:
         self._windows = tuple(sum(1 << index for index in window) for window in write_sets(ensemble_size, write_quorum))
 
     def mark_known(self, index: int) -> None:
-        """The bookie at `index` gave a definite answer."""
+        """Note that the bookie at `index` gave a definite answer."""
         self._known |= 1 << index
 
     @property
     def covered(self) -> bool:
-        """Whether in every window fewer than A bookies are unknown."""
+        """True once in every window fewer than A bookies are unknown."""
         known = self._known
         return all((window & ~known).bit_count() < self._ack_quorum for window in self._windows)

@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Enum)
 
 
 class Reaction(Enum):
-    """The letters of a table."""
+    """How does a machine take an event in a state? The letters of a table."""
 
     ACT = "A"
     """The event does something."""

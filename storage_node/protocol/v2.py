@@ -43,7 +43,7 @@ ADD, READ, AUTH, READ_LAC, WRITE_LAC, BOOKIE_INFO, BATCH_READ = range(1, 8)
 FENCE, RECOVERY_ADD, HIGH_PRIORITY = 1, 2, 4
 KEY_BYTES = 20
 PRIORITY = 100
-"""What the flag HIGH_PRIORITY stands for in version 3."""
+"""The priority of version 3 that the flag HIGH_PRIORITY stands for."""
 
 _WORD = Struct(">I")
 _PREFIXED_WORD = Struct(">iI")
@@ -59,7 +59,7 @@ ANSWER_BYTES = _ANSWER.size
 BATCH_ANSWER_BYTES = LENGTH_BYTES + _BATCH_ANSWER.size
 """A batch's answer without entries, its length included: where the sum that is held against the limit begins."""
 BATCH_ENTRY_BYTES = _SIZE.size
-"""What each entry of a batch takes besides itself."""
+"""Bytes that each entry of a batch takes besides itself."""
 MAX_BATCH_ENTRIES = 65_536
 """Entries in one answer: a frame can hold a million empty ones, and cutting it up would take a second."""
 
@@ -94,7 +94,7 @@ def _word(version: int, opcode: int, flags: int = 0) -> int:
 
 
 def _read_word(frame: memoryview) -> tuple[int, int, int]:
-    """(version, opcode, flags) of a packet."""
+    """Return (version, opcode, flags) of a packet."""
     (word,) = _WORD.unpack_from(frame)
     version = word >> 24
     return (version, word >> 16 & 0xFF, word & 0xFFFF) if version else (0, word, 0)
@@ -162,7 +162,9 @@ def encode_auth(plugin: str, payload: bytes = b"", *, version: int = VERSION) ->
 
 
 def add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
-    """(EOK answer, key, entry) of an ordinary add of version 2, else None: all that a bookie needs of one it stores."""
+    """Return (EOK answer, key, entry) of an ordinary add of version 2, else None: all that a bookie needs of one it
+    stores.
+    """
     if len(frame) < _QUICK_ADD_BYTES or bytes(frame[:4]) not in _QUICK_ADD:
         return None
     return _QUICK_ANSWER + frame[24:40], bytes(frame[4:24]), frame[24:]

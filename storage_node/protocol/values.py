@@ -32,7 +32,9 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read an entry (-1: the last stored one), fence first, or wait for the LAC to pass `previous_lac`."""
+    """Which entry does a client ask for (-1: the last stored one), does it fence first, or wait for the LAC to pass
+    `previous_lac`?
+    """
 
     operation: ClassVar[Operation] = Operation.READ
     txn_id: int
@@ -154,7 +156,9 @@ class AddResponse:
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """`entry_id` is as requested (-1 stays -1), except that a long poll that found an entry names it."""
+    """Which entry was read? `entry_id` is as requested (-1 stays -1), except that a long poll that found an entry names
+    it.
+    """
 
     operation: ClassVar[Operation] = Operation.READ
     txn_id: int
@@ -168,7 +172,7 @@ class ReadResponse:
 
 @dataclass(frozen=True, slots=True)
 class BatchReadResponse:
-    """Consecutive entries from `entry_id` on; none where `status` is not EOK. Version 2 only.
+    """Which consecutive entries are there from `entry_id` on? None where `status` is not EOK. Version 2 only.
 
     They are not checked: they may lie beyond the LAC or the end of a fragment
     (docs/reference/wire.md#version-2-batch-read).

@@ -45,7 +45,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """(unsigned 64-bit value, next offset). Raises ProtocolError beyond `end` or after ten bytes."""
+    """Return (unsigned 64-bit value, next offset). Raises ProtocolError beyond `end` or after ten bytes."""
     value = shift = 0
     limit = min(end, at + MAX_VARINT_BYTES)
     while at < limit:

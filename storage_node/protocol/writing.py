@@ -111,7 +111,9 @@ _FATAL = (LedgerFencedError, LedgerClosedError)
 
 
 class WriterMachine(WriterProgress):
-    """See the module's docstring. Attributes other than methods are for reading."""
+    """When is an entry acknowledged, and which bookies get it? See the module's docstring. Attributes other than
+    methods are for reading.
+    """
 
     def heard_enough(self) -> Effects:
         """Wait no longer for bookies that do not answer."""
@@ -123,7 +125,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ adds and their answers
 
     def add(self, size: int, length: int | None = None, entry_id: int | None = None) -> Effects:
-        """Return a new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
+        """Add an entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
 
         An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
         DuplicateEntryError.
@@ -164,7 +166,7 @@ class WriterMachine(WriterProgress):
         self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
     def added(self, seat: Seat, *entry_ids: int) -> Effects:
-        """Return the bookie in `seat` stored the entries durably."""
+        """Note that the bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
         # One bit for each seat: a bookie that answers twice for an entry still counts once.
@@ -182,8 +184,9 @@ class WriterMachine(WriterProgress):
         return self._drain()
 
     def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
-        """Return the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
-        time."""
+        """Note that the bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in
+        time.
+        """
         if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
@@ -219,8 +222,9 @@ class WriterMachine(WriterProgress):
         return self._begin_change()
 
     def forced(self, entry_id: int, length: int) -> Effects:
-        """Return every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
-        it."""
+        """Note that every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into
+        it.
+        """
         if not self._asked(WriterEvent.FORCED):
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
@@ -261,7 +265,7 @@ class WriterMachine(WriterProgress):
         """Freeze acknowledgement first (D4, D5), then ask for replacements."""
         if len(self._strangers) > self._spare and self._is_untouched():
             return self._give_up()
-        # Whatever arrives from here on is noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
+        # Answers that arrive from here on are noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
         self.state = WriterState.PICKING
         self._round = tuple(sorted(self._failing | self.vacant))
         self._failing.clear()
@@ -281,7 +285,7 @@ class WriterMachine(WriterProgress):
         )
 
     def picked(self, replacements: Mapping[int, str], error: DistributedLogError | None = None) -> Effects:
-        """Replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
+        """Take replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
         if not self._asked(WriterEvent.PICKED):
             return ()
         check(
@@ -329,7 +333,7 @@ class WriterMachine(WriterProgress):
         return (WriteMetadata(changed, self._version),)
 
     def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
+        """Take the last ensemble of `metadata` for the truth: fill the seats, resend in entry order, resume."""
         self.metadata, self._version = metadata, version
         bookies = metadata.last_ensemble.bookies
         changed = 0
@@ -370,7 +374,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ another ledger
 
     def _give_up(self) -> Effects:
-        """Return the id is taken: close the ledger empty, and go on in another; fail where no other may be made.
+        """Close the ledger empty, whose id is taken, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
@@ -398,7 +402,7 @@ class WriterMachine(WriterProgress):
         return self._fail(errors.taken_over_error(self, metadata))
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return another ledger was made, empty and open: all that is pending goes there."""
+        """Send all that is pending to another ledger, which was made, empty and open."""
         if not self._asked(WriterEvent.REPLACED):
             return ()
         self.ledger_id = ledger_id
@@ -413,7 +417,7 @@ class WriterMachine(WriterProgress):
         return (Moved(), *sends, *self._close_if_drained())
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
-        """Return no other ledger could be made, or it is not known whether one was."""
+        """Fail: no other ledger could be made, or it is not known whether one was."""
         if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
@@ -423,7 +427,7 @@ class WriterMachine(WriterProgress):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return the conditional write was applied."""
+        """Go on after the conditional write was applied."""
         if not self._asked(WriterEvent.METADATA_WRITTEN):
             return ()
         if self.state is WriterState.CLOSING:
@@ -433,14 +437,14 @@ class WriterMachine(WriterProgress):
         return self._adopt(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
-        """Version conflict or unknown outcome: never assume either way, look."""
+        """Look again, after a version conflict or an unknown outcome: never assume either way."""
         if not self._asked(WriterEvent.METADATA_DOUBTFUL):
             return ()
         self.state = _LOOKING[self.state]
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
-        """Return what the metadata is now."""
+        """Go on by the metadata as they are now."""
         if not self._asked(WriterEvent.METADATA_FOUND):
             return ()
         if self.state is WriterState.CLOSE_CHECKING:
@@ -464,7 +468,7 @@ class WriterMachine(WriterProgress):
         return self._propose(metadata, tuple(still.get(i, bookie) for i, bookie in enumerate(found)))
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
-        """Return the metadata can neither be written nor read (the edge has retried what can be retried)."""
+        """Fail: the metadata can neither be written nor read (the edge has retried what can be retried)."""
         if not self._asked(WriterEvent.METADATA_FAILED):
             return ()
         if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):

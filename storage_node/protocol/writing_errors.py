@@ -16,7 +16,7 @@ def refusal_error(at: WriterProgress) -> DistributedLogError:
 
 
 def taken_over_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """Return another client has fenced or closed the ledger."""
+    """Return the error for a ledger that another client has fenced or closed."""
     if metadata.state is LedgerState.CLOSED and metadata.last_entry <= at.last_add_confirmed:
         return LedgerClosedError(
             f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
@@ -31,7 +31,7 @@ def taken_over_error(at: WriterProgress, metadata: LedgerMetadata) -> Distribute
 
 
 def foreign_fragment_error(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
-    """Return a fragment is in the metadata that only another writer can have put there."""
+    """Return the error for metadata with a fragment that only another writer can have put there."""
     return LedgerFencedError(
         f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
         f"acknowledged here ({at.last_add_confirmed})",
@@ -41,7 +41,9 @@ def foreign_fragment_error(at: WriterProgress, metadata: LedgerMetadata) -> Dist
 
 
 def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
-    """Return for pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
+    """Return the error for pending adds: any reason but a closed ledger leaves open whether a recovery will
+    find them.
+    """
     error = QuorumWriteError(
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
         advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
@@ -52,7 +54,7 @@ def stuck_error(at: WriterProgress, what: str, cause: DistributedLogError | None
 
 
 def taken_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
-    """Bookies hold something under the ledger's id that its owner did not write."""
+    """Return the error for bookies that hold something under the ledger's id that its owner did not write."""
     error = LedgerTakenError(
         f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
         "acknowledged in this ledger",
@@ -65,7 +67,7 @@ def taken_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLo
 
 
 def unknown_close_error(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
-    """Neither the close nor a look at what came of it worked."""
+    """Return the error for a close of which neither the request nor a look at what came of it worked."""
     error = OutcomeUnknownError(
         f"whether the ledger was closed at entry {at.last_add_confirmed} is not known: {cause.message}",
         advice="Close it again, or open it with recovery",

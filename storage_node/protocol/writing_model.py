@@ -135,7 +135,7 @@ class PickReplacements:
     last_resort: bool
     write_quorum: int = 1
     strangers: frozenset[str] = frozenset()
-    """Those of `excluded` that can never be picked: they hold what others wrote under the ledger's id."""
+    """The ones of `excluded` that can never be picked: they hold what others wrote under the ledger's id."""
 
 
 @dataclass(frozen=True, slots=True)

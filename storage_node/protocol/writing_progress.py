@@ -149,13 +149,15 @@ class WriterProgress:
         return {s.index for s in self._seats if s.bit & mask and s.index not in self._round} - self.vacant
 
     def _due(self, entry_id: int) -> set[int]:
-        """Return with delayed changes: the seats to change because this entry cannot reach its ack quorum without."""
+        """Return the seats to change, where changes are delayed, because this entry cannot reach its ack quorum
+        without.
+        """
         vacant = sum(1 << index for index in self.vacant)
         lost = (self._failures.get(entry_id, 0) | vacant) & self._window_masks[entry_id % self._size]
         return self._noted(entry_id) if lost.bit_count() > self._spare else set()
 
     def _is_untouched(self) -> bool:
-        """Return nothing is acknowledged in the ledger, and it is this writer's to give up."""
+        """Return whether nothing is acknowledged in the ledger, and it is this writer's to give up."""
         return self.last_acknowledged < 0 and not self._recovering
 
     def _changed_error(self) -> DistributedLogError:

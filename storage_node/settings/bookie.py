@@ -16,7 +16,7 @@ from storage_node.protocol.frames import MAX_FRAME_BYTES
 MIB: Final = 1024 * 1024
 MIN_SLAB_BYTES: Final = 256 * 1024
 ROOM_IN_SLAB: Final = 8192
-"""What a slab may hold besides the largest entry."""
+"""Bytes that a slab may hold besides the largest entry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,8 @@ class ClientSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: ClientSettings | None = None) -> ClientSettings:
-        """Settings of BookKeeper's keys, over `base` or the defaults; texts are parsed as in a properties file.
+        """Return the settings of BookKeeper's keys, over `base` or the defaults; texts are parsed as in a properties
+        file.
 
         Raises CallerError for a key or value that cannot be honoured.
         """

@@ -56,7 +56,9 @@ class NodeFile:
     """The keys and texts of one file. Values are read, and checked, when a program asks for its settings."""
 
     def __init__(self, values: Mapping[str, str], path: str | None = None) -> None:
-        """Raises BookieConfigurationError for a key that no program has; `path` is the place that errors name."""
+        """Hold a file's values; `path` is the place that errors name. Raises BookieConfigurationError for a key that no
+        program has.
+        """
         self._values = values
         self._path = path
         with self._errors():
@@ -100,7 +102,7 @@ class NodeFile:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Errors are BookieConfigurationErrors, which name the file."""
+        """Turn errors into BookieConfigurationErrors, which name the file."""
         try:
             yield
         except CallerError as error:
@@ -159,7 +161,7 @@ _EXAMPLES: Final = {
     "journalDirectories": "/var/lib/dlspark/journal",
     "ledgerDirectories": "/var/lib/dlspark/ledgers",
 }
-"""What stands in conf/bookie.conf for what has no default."""
+"""The texts in conf/bookie.conf of settings without a default."""
 
 
 def bookie_conf(values: Mapping[str, str] | None = None) -> str:

@@ -27,7 +27,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "DefaultEnsemblePlacementPolicy": "uniform",
     "org.apache.bookkeeper.client.DefaultEnsemblePlacementPolicy": "uniform",
 }
-"""What `ensemblePlacementPolicy` may say."""
+"""The values of `ensemblePlacementPolicy`."""
 
 RESOLVERS: Final[Mapping[str, Resolver]] = {
     "script": "script",
@@ -40,7 +40,7 @@ RESOLVERS: Final[Mapping[str, Resolver]] = {
     "DNSResolverForRows": "rows",
     "org.apache.distributedlog.net.DNSResolverForRows": "rows",
 }
-"""What `reppDnsResolverClass` may say."""
+"""The values of `reppDnsResolverClass`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +199,11 @@ class PlacementSettings:
 
     @property
     def enforces_racks(self) -> bool:
-        """Whether an ensemble in too few racks is an error."""
+        """True where an ensemble in too few racks is an error."""
         return self.policy == "rackaware" and self.enforce_min_num_racks_per_write_quorum
 
     def racks_wanted(self, write_quorum: int) -> int:
-        """R: racks that every write set must span."""
+        """Return R, the number of racks that every write set must span."""
         return min(write_quorum, self.min_num_racks_per_write_quorum)
 
 

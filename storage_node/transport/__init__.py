@@ -1,4 +1,4 @@
-"""What servers and clients of every floor have in common: frames over TCP, and what bounds the connections of a server.
+"""Common to servers and clients of every floor: frames over TCP, and the bounds of a server's connections.
 
 tcp              `TcpNetwork`: connecting, listening, and what all connections share
 links            `TcpLink`: one connection: sending, receiving, the end

@@ -30,13 +30,13 @@ G = TypeVar("G", bound=Guest)
 
 
 class Admission:
-    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
+    """May one more connection be made? At most `limit`; 0: any number. `now` is a clock, in seconds."""
 
     def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
         self.limit = limit
         self._now = now
         self._silent: OrderedDict[Guest, None] = OrderedDict()
-        """Those that have asked nothing yet, in the order in which they came."""
+        """Connections that have asked nothing yet, in the order in which they came."""
         self._heard: dict[str, OrderedDict[Guest, float]] = {}
         """The others by address, in the order in which something last came from them, and when that was."""
         self._count = 0
@@ -45,8 +45,9 @@ class Admission:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """Return a connection was made. Returns the one to be closed for it, which is counted no more and may be
-        itself."""
+        """Count a connection that was made. Returns the one to be closed for it, which is counted no more and may be
+        itself.
+        """
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:
@@ -56,7 +57,7 @@ class Admission:
         return leaving
 
     def heard(self, guest: Guest) -> None:
-        """Something came from the connection: it is not idle."""
+        """Note that something came from the connection: it is not idle."""
         address = _address(guest)
         known = self._heard.get(address)
         if guest in self._silent:
@@ -69,7 +70,7 @@ class Admission:
         known.move_to_end(guest)
 
     def left(self, guest: Guest) -> None:
-        """Note that the connection is closed, or about to be; it counts no more. Idempotent."""
+        """Count a connection no more that is closed, or about to be. Idempotent."""
         if guest in self._silent:
             del self._silent[guest]
             self._count -= 1

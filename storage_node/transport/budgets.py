@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class Budget:
-    """`limit` bytes, of which nothing is ever refused: a connection that waits must not ask for more meanwhile."""
+    """Do all connections together hold too much? `limit` bytes, of which nothing is ever refused: a connection that
+    waits must not ask for more meanwhile.
+    """
 
     __slots__ = ("_waiting", "limit", "used")
 
@@ -17,11 +19,11 @@ class Budget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether all connections together hold more than the limit."""
+        """True while all connections together hold more than the limit."""
         return self.used > self.limit
 
     def change(self, by: int) -> None:
-        """Note that a connection holds `by` bytes more (or less) than before."""
+        """Count `by` bytes more (or less) that a connection holds than before."""
         self.used += by
         if by < 0 and self._waiting and self.used <= self.limit // 4 * 3:
             waiting, self._waiting = self._waiting, []

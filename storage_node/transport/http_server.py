@@ -39,7 +39,7 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer to a request."""
+    """How is an HTTP request answered?"""
 
     body: bytes = b""
     content_type: str = TEXT
@@ -47,11 +47,13 @@ class Reply:
 
 
 Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
-"""What is at a path, or will be once it is made; None: nothing."""
+"""The reply at a path, or the one that it will have once it is made; None: nothing is there."""
 
 
 class HttpServer:
-    """Listens on one port, and answers by `answer`, which must not block: what takes long is to be awaited."""
+    """How does a process show something over HTTP? It listens on one port, and answers by `answer`, which must not
+    block: work that takes long is to be awaited.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -42,7 +42,7 @@ _NO_FRAMES: Iterator[memoryview] = iter(())
 
 
 class LinkNetwork(Protocol):
-    """What a link needs of the network that it belongs to."""
+    """Which services does a link need of the network that it belongs to?"""
 
     @property
     def pool(self) -> ChunkPool:
@@ -56,7 +56,7 @@ class LinkNetwork(Protocol):
 
     @property
     def reads(self) -> Turns:
-        """The line of links that have something to read: who asks for little does not wait for those in `turns`."""
+        """The line of links with something to read: one that asks for little does not wait for those in `turns`."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class LinkNetwork(Protocol):
         ...
 
     def forget(self, link: TcpLink) -> None:
-        """Note that the link is closed."""
+        """Forget a link that is closed."""
         ...
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
@@ -77,7 +77,7 @@ class LinkNetwork(Protocol):
         ...
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """Note that what an incomplete frame of this link takes."""
+        """Count what an incomplete frame of this link takes."""
         ...
 
 
@@ -203,7 +203,7 @@ class TcpLink:
         self._network.turns.join(self.flush)  # many may be writable at a time
 
     def _watch_stuck(self, on: bool) -> None:
-        """Note that the socket took something just now: whether it is stuck will be seen."""
+        """Watch a socket that took something just now, to see whether it is stuck."""
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
         self._network.note_stuck(self, 0)
@@ -279,12 +279,12 @@ class TcpLink:
         self._watch_reads()
 
     def feed(self) -> None:
-        """There is memory for the begun frame again: read on, unless reading is paused."""
+        """Go on with the begun frame, for which there is memory again: read, unless reading is paused."""
         self._starved = False
         self._watch_reads()
 
     def has_more(self) -> bool:
-        """Return bytes that arrived wait in the kernel."""
+        """Return whether bytes that arrived wait in the kernel."""
         count = bytearray(4)
         try:
             fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)

@@ -26,11 +26,11 @@ ALWAYS_READ = 8
 """Links that are read on whatever the others hold, so that some frame always ends. They are those that lack least:
 an entry of 100 KB does not wait for 300 halves of 5 MiB."""
 GROWTH_BYTES = 512 * 1024
-"""What a link that is read again may take before it is looked at again."""
+"""Bytes that a link that is read again may take before it is looked at again."""
 
 
 class Sender(Protocol):
-    """What `ReceiveMemory` needs of a link."""
+    """How is a link that lacks memory read on? `ReceiveMemory` needs this of it."""
 
     def starve(self) -> None:
         """Read no more until `feed`."""
@@ -41,7 +41,7 @@ class Sender(Protocol):
         ...
 
     def has_more(self) -> bool:
-        """Return bytes that arrived wait in the kernel."""
+        """Return whether bytes that arrived wait in the kernel."""
         ...
 
     def cut(self, reason: str) -> None:
@@ -86,8 +86,9 @@ class ReceiveMemory:
         return bool(self._starved)
 
     def begun(self, sender: Sender, held: int, received: int, lacks: int) -> None:
-        """Note that a frame of this link is incomplete: it holds `held` bytes, `received` arrived, and `lacks` are to
-        come."""
+        """Count an incomplete frame of this link: it holds `held` bytes, `received` arrived, and `lacks` are to
+        come.
+        """
         if not self.limit:
             return
         if held <= SMALL_BYTES:
@@ -99,6 +100,7 @@ class ReceiveMemory:
             begun = self._begun[sender] = _Begun(now)
         self.used += held - begun.held
         begun.held, begun.received, begun.lacks = held, received, lacks
+        # Progress is measured from the last mark, so a link that once was fast does not live on that.
         if begun.received - begun.marked_bytes >= PROGRESS_BYTES:
             begun.mark(now)
         if self.used > self.limit:
@@ -109,7 +111,7 @@ class ReceiveMemory:
                 self._watch()
 
     def ended(self, sender: Sender) -> None:
-        """Note that the frame is complete, or the link was closed. Idempotent."""
+        """Count a frame no more that is complete, or whose link was closed. Idempotent."""
         self._starved.pop(sender, None)
         begun = self._begun.pop(sender, None)
         if begun is not None:
@@ -117,7 +119,7 @@ class ReceiveMemory:
             self._feed()
 
     def _is_first(self, sender: Sender) -> bool:
-        """Return it is one of those that are read in any case."""
+        """Return whether a link is one of those that are read in any case."""
         lacks, before, itself = self._begun[sender].lacks, 0, False
         for other, begun in self._begun.items():
             itself = itself or other is sender
@@ -129,6 +131,7 @@ class ReceiveMemory:
         for sender, begun in list(self._begun.items()):
             if self.used <= self.limit:
                 return
+            # Bytes that wait in the kernel are our delay, not the peer's.
             if begun.is_slow(now) and not sender.has_more():
                 sender.cut(f"its frame stopped after {begun.received} bytes, and others need the memory")
                 self.ended(sender)
@@ -148,6 +151,7 @@ class ReceiveMemory:
 
     def _let_go_on(self, sender: Sender) -> None:
         del self._starved[sender]
+        # From now on: while it was starved it could not make progress.
         self._begun[sender].mark(asyncio.get_running_loop().time())
         sender.feed()
 

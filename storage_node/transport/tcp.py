@@ -74,7 +74,7 @@ class TcpListener:
             link.start(handler)
 
     def _refused(self, error: OSError) -> None:
-        """Out of descriptors or memory: leave the rest in the backlog for a while."""
+        """Leave the rest in the backlog for a while: the process is out of descriptors or memory."""
         self._network.lines.log(logging.ERROR, "cannot accept connections on port %d: %s", self.port, error)
         if error.errno in _OUT_OF_DESCRIPTORS:
             self._loop.remove_reader(self._sock.fileno())
@@ -97,7 +97,14 @@ class TcpListener:
 
 
 class TcpNetwork:
-    """The real network. One object may serve any number of connections and listeners of one loop."""
+    """How do frames travel? By TCP: one object may serve any number of connections and listeners of one loop.
+
+    Args:
+        max_frame: the longest frame, in bytes.
+        pool: memory for what is received.
+        begun_bytes: memory, all links together, for incomplete frames; 0: any number.
+        stuck_bytes: memory, all links together, for peers that take nothing; 0: any number.
+    """
 
     def __init__(
         self,
@@ -107,8 +114,7 @@ class TcpNetwork:
         begun_bytes: int = 0,
         stuck_bytes: int = 0,
     ) -> None:
-        """What may be held in memory, all links together, of incomplete frames (`begun_bytes`) and for peers that take
-        nothing (`stuck_bytes`); 0: any number."""
+        """Open nothing yet."""
         self.max_frame = max_frame
         self.receiving = ReceiveMemory(begun_bytes)
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
@@ -167,7 +173,9 @@ class TcpNetwork:
     def adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> TcpLink:
         """Make a link of a connected socket."""
         sock.setblocking(False)
+        # A request is one small write whose answer the peer waits for: it must not wait for another one to go with it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A peer that lost its power says nothing: without probes its connection would stay for ever.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
@@ -177,7 +185,7 @@ class TcpNetwork:
         return link
 
     def forget(self, link: TcpLink) -> None:
-        """Note that a link is closed: it is delivered to, flushed and counted no more."""
+        """Forget a link that is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
         self.reads.leave(link.read)
         self.turns.leave(link.deliver)
@@ -188,7 +196,8 @@ class TcpNetwork:
 
     def note_stuck(self, link: TcpLink, queued: int) -> None:
         """Note that this link's socket takes nothing of so many bytes; 0: it does again. Beyond the limit the oldest
-        are cut."""
+        are cut.
+        """
         self._stuck_used += queued - self._stuck.pop(link, 0)
         self._views.pop(link, None)
         if queued:
@@ -200,6 +209,7 @@ class TcpNetwork:
         """Cut the links that are stuck for longest while they hold too much; copy what the others are to be sent."""
         deadline = self.turns.now() + self.turns.share_s
         while self._views:
+            # Never the only one: a single slow reader has all the memory that there is for them.
             if 0 < self._stuck_limit < self._stuck_used and len(self._stuck) > 1:
                 oldest = next(iter(self._stuck))
                 oldest.cut("it takes none of its answers, and others need the memory")
@@ -210,7 +220,7 @@ class TcpNetwork:
                 return
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
-        """Note that what an incomplete frame of this link takes."""
+        """Count what an incomplete frame of this link takes."""
         if self.receiving.limit:
             self.receiving.begun(link, *frames.begun)
             self.pool.short = self.receiving.short

@@ -1,9 +1,9 @@
 """`Turns`: work of many that would keep the loop for long, shared out over its turns.
 
-What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
+Work that is longer than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
 them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
 however many there are that ask for much. Where hundreds ask for little at a time, those that find the turn's time spent
-(`serve`) join a line, too: a turn stays short, and who comes anew is accepted between two of them. While there is a
+(`serve`) join a line, too: a turn stays short, and a new client is accepted between two of them. While there is a
 line, all go by it: a loop finds those that are ready in the same order each time, and the first would never wait.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 TURN_S = 0.005
-"""What those in line may take of one turn of the loop, together."""
+"""Seconds of one turn of the loop that all in line may take together."""
 LEAST_SHARE_S = 0.0001
 
 Work: TypeAlias = Callable[[], None]
@@ -23,7 +23,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Turns:
-    """A line of work that has more to do, on one loop.
+    """Which work that has more to do goes on next, on one loop? A line, of which each turn of the loop serves a part.
 
     Args:
         now: a clock, in seconds. A simulated one does not move during a turn, which then serves the whole line.

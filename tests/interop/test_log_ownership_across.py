@@ -32,7 +32,7 @@ from helpers.interop.log_sides import (
 )
 from helpers.paths import ROOT, TESTS
 
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from metadata.zookeeper.client import ZooKeeperStore
 
 SHORT_SESSION = {"zkSessionTimeoutSeconds": 2}

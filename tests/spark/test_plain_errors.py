@@ -19,9 +19,9 @@ from helpers.paths import SPARK_PROGRAMS
 from helpers.spark.logs import Logs
 from pyspark.sql import SparkSession
 
-from dlspark.spark import workers
+from dlspark.spark import worker_daemon
 from dlspark.spark.errors import OptionError
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.foundation.errors import InvariantViolation
 
 HIDE = "SPARK_HIDE_TRACEBACK"
@@ -45,7 +45,7 @@ def test_only_errors_that_say_what_to_do_lose_their_traceback(
     with pytest.raises(OptionError):
         call(OptionError("wrong, but outside of Spark's workers"))
     assert HIDE not in os.environ
-    monkeypatch.setitem(sys.modules, "pyspark.worker_util", workers)
+    monkeypatch.setitem(sys.modules, "pyspark.worker_util", worker_daemon)
     for bug in (InvariantViolation("a rule broken"), KeyError("x")):
         with pytest.raises(type(bug)):
             call(bug)
@@ -58,7 +58,7 @@ def test_only_errors_that_say_what_to_do_lose_their_traceback(
 FILTERS = """
 import base64, json
 from pyspark.sql.worker import data_source_pushdown_filters as worker
-from dlspark.spark.workers import take_far_times
+from dlspark.spark.worker_daemon import take_far_times
 
 take_far_times()
 take_far_times()

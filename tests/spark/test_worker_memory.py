@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
 
-from dlspark.spark import workers
+from dlspark.spark import worker_daemon
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
-from dlspark.spark.source.readers import BatchReader, KeptReader, StreamReader
-from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.workers import DAEMON, FREEZE_AT, begin_use, due, main_module
+from dlspark.spark.source.readers import batch_reader, stream_reader
+from dlspark.spark.source.schema import SCHEMA
+from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
 
 
@@ -31,12 +34,14 @@ def test_other_processes_freeze_nothing() -> None:
     assert gc.get_freeze_count() == before
 
 
-@pytest.mark.parametrize("reader", [BatchReader, KeptReader, StreamReader])
-def test_a_task_of_each_kind_of_query_is_a_use(reader: type[BatchReader | StreamReader]) -> None:
+@pytest.mark.parametrize("reader", [batch_reader, stream_reader])
+def test_a_task_of_each_kind_of_query_is_a_use(
+    reader: Callable[[Options, StructType], DataSourceReader | DataSourceStreamReader],
+) -> None:
     options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
-    before = workers._uses
-    assert list(reader(SourceQuery.of(options), ["value"]).read(LogPartition((), ClientSettings()))) == []
-    assert workers._uses == before + 1
+    before = worker_daemon._uses
+    assert list(reader(options, SCHEMA).read(LogPartition((), ClientSettings()))) == []
+    assert worker_daemon._uses == before + 1
 
 
 def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> None:
@@ -44,7 +49,7 @@ def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> No
     lines = (
         "import gc, sys, types",
         "sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='pyspark.daemon')",
-        "from dlspark.spark.workers import begin_use",
+        "from dlspark.spark.worker_daemon import begin_use",
         "import numpy, pyarrow",
         "begin_use(); gc.collect(); first = len(gc.get_objects())",
         "begin_use(); gc.collect(); second = len(gc.get_objects())",

@@ -36,7 +36,7 @@ _AT_ONCE: Final = 32
 
 
 class UnnamedLedgerState(str, Enum):
-    """What an audit says of a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
+    """The verdict of an audit on a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
 
     ORPHAN = "orphan"
     YOUNG = "young"
@@ -69,7 +69,7 @@ class MissingLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerAudit:
-    """What an audit found."""
+    """The result of an audit."""
 
     ledgers: int
     """Ledgers in the cluster when it began."""
@@ -88,7 +88,7 @@ class LedgerAudit:
 
     @property
     def clean(self) -> bool:
-        """Whether there is nothing to be done about it."""
+        """True if there is nothing to be done about it."""
         return not (self.orphans or self.missing or self.shared or self.unreadable)
 
 
@@ -175,7 +175,7 @@ async def _still_named(namespaces: Sequence[Services], one: Reference) -> bool:
 
 
 def _shared(named: dict[int, list[Reference]]) -> list[tuple[int, tuple[str, ...]]]:
-    """Ledgers that more than one segment has, with the segments' znodes.
+    """Return ledgers that more than one segment has, with the segments' znodes.
 
     A segment that was completed between two looks shows by both of its names, and counts once.
     """
@@ -227,7 +227,7 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class LedgerDeletion:
-    """What was done with one ledger that was to be deleted."""
+    """The outcome for one ledger that was to be deleted."""
 
     ledger_id: int
     verdict: UnnamedLedgerState

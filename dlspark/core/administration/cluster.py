@@ -99,7 +99,7 @@ def _recovery_faults(recovery: RecoveryStatus) -> list[str]:
 
 
 class NodeState(str, Enum):
-    """How a node is registered."""
+    """A node's registration."""
 
     WRITABLE = "writable"
     READ_ONLY = "read-only"

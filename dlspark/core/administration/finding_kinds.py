@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class FindingKind(str, Enum):
-    """What was found; `inspection` says what it means."""
+    """Kinds of findings; `inspection` says what each means."""
 
     IN_PROGRESS = "in-progress"
     UNREADABLE = "unreadable"

@@ -57,13 +57,13 @@ class LogFinding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is wrong: a segment that is in progress need not be."""
+        """True if something is wrong: a segment that is in progress need not be."""
         return self.kind is not FindingKind.IN_PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
 class LogInspection:
-    """What was found in one log."""
+    """Findings of one log."""
 
     name: str
     segments: tuple[SegmentMetadata, ...]
@@ -248,7 +248,7 @@ async def check_ends(services: Services, segments: Sequence[SegmentMetadata], se
 async def check_end(
     services: Services, segment: SegmentMetadata, settings: Settings, *, recover: bool = False
 ) -> LogFinding | None:
-    """`check_ends` of one. With `recover` an open ledger is closed first: only under the log's lock."""
+    """Check one as `check_ends` does. With `recover` an open ledger is closed first: only under the log's lock."""
     try:
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=recover)
     except NoNodeError:

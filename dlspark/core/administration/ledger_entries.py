@@ -14,7 +14,7 @@ from dlspark.core.codec.records import LogRecord
 from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import InvalidEntryError
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.distributedlog.segments import VERSION
@@ -109,7 +109,7 @@ class ReadEntry:
 
     @property
     def corrupt(self) -> bool:
-        """Whether bytes came that are not what was written; a copy that is not there is not corrupt."""
+        """True if bytes came that are not what was written; a copy that is not there is not corrupt."""
         return isinstance(self.error, DigestError | InvalidEntryError)
 
 

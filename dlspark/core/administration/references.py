@@ -1,4 +1,4 @@
-"""Where ledgers are named: a walk over znodes that finds every segment, allocator, staged ledger and note of deletion.
+"""References to ledgers: a walk over znodes that finds every segment, allocator, staged ledger and note of deletion.
 
 It goes by the shape of the tree, not by a list of logs, so it finds the ledgers of all namespaces below the path where
 it begins, federated and nested ones, and whatever their partitions are called:
@@ -43,7 +43,7 @@ _NOT_OURS: Final = ("/zookeeper",)
 
 
 class Use(str, Enum):
-    """What a ledger is named for."""
+    """The purposes for which ledgers are named."""
 
     SEGMENT = "segment"
     ALLOCATED = "made in advance"
@@ -71,7 +71,7 @@ class Unreadable:
 
 @dataclass(slots=True)
 class References:
-    """What a walk found."""
+    """The result of a walk."""
 
     by_ledger: dict[int, list[Reference]] = field(default_factory=dict)
     unreadable: list[Unreadable] = field(default_factory=list)

@@ -30,7 +30,7 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import SegmentStateError
 from metadata.distributedlog.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
 from metadata.distributedlog.segments import SegmentMetadata
@@ -161,7 +161,7 @@ async def _settled(services: Services, owned: OwnedSegments, attempt: Callable[[
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """What was found in a log, what was repaired of it, and which faults are still there."""
+    """Findings of a log, what was repaired of them, and the faults that are still there."""
 
     name: str
     findings: tuple[LogFinding, ...]

@@ -37,7 +37,8 @@ class _Fields(NamedTuple):
 
 
 class DLSN(_Fields):
-    """A position in a log: segment, entry in it, record in that. Compares and hashes like the tuple it is."""
+    """Says where a record is in its log: segment, entry in it, record in that. Compares and hashes like the tuple it
+    is."""
 
     __slots__ = ()
 
@@ -154,7 +155,7 @@ class DLSNRange:
 
     @property
     def empty(self) -> bool:
-        """Whether no position lies in it."""
+        """True if no position lies in it."""
         return self.start == self.end
 
     def _repr_html_(self) -> str:
@@ -162,5 +163,5 @@ class DLSNRange:
             return f"{code(self.start)} <small>empty range</small>"
         last = self.end.lssn - (1 if self.end[1:] <= (0, 0) else 0)
         over = max(last - self.start.lssn + 1, 1)
-        said = "in one segment" if over == 1 else f"over {over:,} segments"
-        return f"{code(self.start)} to before {code(self.end)} <small>{said}</small>"
+        where = "in one segment" if over == 1 else f"over {over:,} segments"
+        return f"{code(self.start)} to before {code(self.end)} <small>{where}</small>"

@@ -92,34 +92,34 @@ def wrap(content: Buffer, compression: Compression) -> tuple[bytes, Buffer]:
     return header, stored
 
 
-def unwrap(payload: memoryview, place: DLSN | None = None) -> memoryview:
+def unwrap(payload: memoryview, dlsn: DLSN | None = None) -> memoryview:
     """Return the records inside an enveloped entry: a view of `payload`, or of fresh bytes where it is compressed.
 
-    Raises InvalidEntryError carrying `place`; no part of the entry is returned then.
+    Raises InvalidEntryError carrying `dlsn`; no part of the entry is returned then.
     """
     if len(payload) < ENVELOPE_BYTES:
         raise InvalidEntryError(
-            f"an entry of {len(payload)} bytes is shorter than its envelope of {ENVELOPE_BYTES}", dlsn=place
+            f"an entry of {len(payload)} bytes is shorter than its envelope of {ENVELOPE_BYTES}", dlsn=dlsn
         )
     version, flags, length, stored_length = ENVELOPE.unpack_from(payload)
     if version != ENVELOPE_VERSION:
-        raise InvalidEntryError(f"an entry has envelope version {version}; only version 1 is known", dlsn=place)
+        raise InvalidEntryError(f"an entry has envelope version {version}; only version 1 is known", dlsn=dlsn)
     if stored_length != len(payload) - ENVELOPE_BYTES:
         raise InvalidEntryError(
-            f"an envelope claims {stored_length} stored bytes and holds {len(payload) - ENVELOPE_BYTES}", dlsn=place
+            f"an envelope claims {stored_length} stored bytes and holds {len(payload) - ENVELOPE_BYTES}", dlsn=dlsn
         )
-    return decompress(payload[ENVELOPE_BYTES:], flags, length, limit=MAX_LOGRECORDSET_SIZE, place=place)
+    return decompress(payload[ENVELOPE_BYTES:], flags, length, limit=MAX_LOGRECORDSET_SIZE, dlsn=dlsn)
 
 
 def compress(content: Buffer, compression: Compression) -> Buffer:
-    """`content` as the codec stores it; incompressible content may come out longer."""
+    """Return `content` as the codec stores it; incompressible content may come out longer."""
     if compression is Compression.NONE:
         return content
     block: bytes = lz4.block.compress(content, store_size=False)
     return block
 
 
-def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place: DLSN | None = None) -> memoryview:
+def decompress(stored: memoryview, codec: int, length: int, *, limit: int, dlsn: DLSN | None = None) -> memoryview:
     """Return the `length` bytes that `stored` holds by `codec` (an envelope's or a record set's).
 
     Raises InvalidEntryError on an unknown codec, a length above `limit`, or a length that the stored bytes do not have.
@@ -127,22 +127,22 @@ def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place
     if codec == Compression.NONE:
         if length != len(stored):
             raise InvalidEntryError(
-                f"{len(stored)} uncompressed bytes are declared to be {length} decompressed ones", dlsn=place
+                f"{len(stored)} uncompressed bytes are declared to be {length} decompressed ones", dlsn=dlsn
             )
         return stored
     if codec != Compression.LZ4:
-        raise InvalidEntryError(f"compression {codec:#x} is not known; only none (0) and LZ4 (1) are", dlsn=place)
+        raise InvalidEntryError(f"compression {codec:#x} is not known; only none (0) and LZ4 (1) are", dlsn=dlsn)
     # Before anything is allocated: a forged length must not cost memory, and LZ4 cannot hold more than its ratio.
     if not 0 <= length <= min(limit, len(stored) * _LZ4_MAX_RATIO):
         raise InvalidEntryError(
-            f"{len(stored)} bytes of LZ4 are declared to hold {length}; at most {limit} are accepted", dlsn=place
+            f"{len(stored)} bytes of LZ4 are declared to hold {length}; at most {limit} are accepted", dlsn=dlsn
         )
     try:
         content: bytes = lz4.block.decompress(stored, uncompressed_size=length)
     except (lz4.block.LZ4BlockError, ValueError) as error:
-        raise InvalidEntryError(f"an LZ4 block cannot be decompressed: {error}", dlsn=place) from error
+        raise InvalidEntryError(f"an LZ4 block cannot be decompressed: {error}", dlsn=dlsn) from error
     if len(content) != length:
-        raise InvalidEntryError(f"an LZ4 block holds {len(content)} bytes instead of {length}", dlsn=place)
+        raise InvalidEntryError(f"an LZ4 block holds {len(content)} bytes instead of {length}", dlsn=dlsn)
     return memoryview(content)
 
 
@@ -198,17 +198,17 @@ def reading_bytes(payload: Buffer) -> int:
     return length + count * RECORD_COST_BYTES
 
 
-def record_set_count(payload: Buffer, place: DLSN | None = None) -> int:
+def record_set_count(payload: Buffer, dlsn: DLSN | None = None) -> int:
     """Return how many payloads the set holds, by its header alone. Raises InvalidEntryError."""
-    return _header(payload, place)[1]
+    return _header(payload, dlsn)[1]
 
 
 def decode_record_set(
-    payload: memoryview, place: DLSN | None = None, *, limit: int = MAX_EXPANDED_BYTES
+    payload: memoryview, dlsn: DLSN | None = None, *, limit: int = MAX_EXPANDED_BYTES
 ) -> list[memoryview]:
-    """Return the payloads of a set, as views. Raises InvalidEntryError carrying `place`; `limit` bounds what it expands
+    """Return the payloads of a set, as views. Raises InvalidEntryError carrying `dlsn`; `limit` bounds what it expands
     to."""
-    content, ends = _opened(payload, place, limit)
+    content, ends = _opened(payload, dlsn, limit)
     return [content[start + _LENGTH_BYTES : end] for start, end in pairwise(ends)]
 
 
@@ -217,41 +217,41 @@ def check_record_set(payload: memoryview) -> int:
     return len(_opened(payload, None, MAX_EXPANDED_BYTES)[1]) - 1
 
 
-def _opened(payload: memoryview, place: DLSN | None, limit: int) -> tuple[memoryview, list[int]]:
+def _opened(payload: memoryview, dlsn: DLSN | None, limit: int) -> tuple[memoryview, list[int]]:
     """Return the content of a set, and where its payloads end, the first one's begin before them."""
-    codec, count, length, stored_length = _header(payload, place)
+    codec, count, length, stored_length = _header(payload, dlsn)
     stored = payload[SET_HEADER_BYTES:]
     if stored_length != len(stored):
-        raise InvalidEntryError(f"a record set claims {stored_length} stored bytes and has {len(stored)}", dlsn=place)
+        raise InvalidEntryError(f"a record set claims {stored_length} stored bytes and has {len(stored)}", dlsn=dlsn)
     # Each payload takes at least its length field: a forged count must not size the loop below.
     if count * _LENGTH_BYTES > max(length, 0):
-        raise InvalidEntryError(f"a record set claims {count} payloads in {length} bytes", dlsn=place)
-    content = decompress(stored, codec, length, limit=limit, place=place)
+        raise InvalidEntryError(f"a record set claims {count} payloads in {length} bytes", dlsn=dlsn)
+    content = decompress(stored, codec, length, limit=limit, dlsn=dlsn)
     size, offset = len(content), 0
     ends = [0]
     for _ in range(count):
         if offset + _LENGTH_BYTES > size:
-            raise InvalidEntryError("a record set ends inside a length", dlsn=place)
+            raise InvalidEntryError("a record set ends inside a length", dlsn=dlsn)
         offset += _LENGTH_BYTES + _LENGTH.unpack_from(content, offset)[0]
         if offset > size:
-            raise InvalidEntryError("a record set ends inside a payload", dlsn=place)
+            raise InvalidEntryError("a record set ends inside a payload", dlsn=dlsn)
         ends.append(offset)
     if offset != size:  # Bytes left over are damage, not padding: nothing is passed over in silence (I12).
-        raise InvalidEntryError(f"a record set has {size - offset} bytes after its last payload", dlsn=place)
+        raise InvalidEntryError(f"a record set has {size - offset} bytes after its last payload", dlsn=dlsn)
     return content, ends
 
 
-def _header(payload: Buffer, place: DLSN | None) -> tuple[int, int, int, int]:
+def _header(payload: Buffer, dlsn: DLSN | None) -> tuple[int, int, int, int]:
     size = memoryview(payload).nbytes
     if size < SET_HEADER_BYTES:
         raise InvalidEntryError(
-            f"a record set of {size} bytes is shorter than its header of {SET_HEADER_BYTES}", dlsn=place
+            f"a record set of {size} bytes is shorter than its header of {SET_HEADER_BYTES}", dlsn=dlsn
         )
     word, count, length, stored_length = SET_HEADER.unpack_from(payload)
     if word & ~CODEC_MASK != SET_VERSION:
-        raise InvalidEntryError(f"a record set has version word {word:#x}; only version 0x1000 is known", dlsn=place)
+        raise InvalidEntryError(f"a record set has version word {word:#x}; only version 0x1000 is known", dlsn=dlsn)
     if count < 0:
-        raise InvalidEntryError(f"a record set claims {count} payloads", dlsn=place)
+        raise InvalidEntryError(f"a record set claims {count} payloads", dlsn=dlsn)
     return word & CODEC_MASK, count, length, stored_length
 
 
@@ -387,12 +387,12 @@ def _members(payload: Buffer, position: int) -> int:
     return count
 
 
-def entry_content(payload: memoryview, enveloped: bool, place: DLSN | None = None) -> memoryview:
+def entry_content(payload: memoryview, enveloped: bool, dlsn: DLSN | None = None) -> memoryview:
     """Return the records of an entry, out of their envelope. Raises InvalidEntryError; a zero-length entry is one."""
     view = payload if payload.format == "B" and payload.ndim == 1 else payload.cast("B")
     if not len(view):
-        raise InvalidEntryError("an entry has no bytes at all; no writer stores such an entry", dlsn=place)
-    return unwrap(view, place) if enveloped else view
+        raise InvalidEntryError("an entry has no bytes at all; no writer stores such an entry", dlsn=dlsn)
+    return unwrap(view, dlsn) if enveloped else view
 
 
 def declared_bytes(payload: Buffer, enveloped: bool) -> int:
@@ -431,7 +431,7 @@ def decode_entry(
 def decode_content(
     content: memoryview, lssn: int, entry_id: int, start_sequence_id: int, expand_record_sets: bool = True
 ) -> list[LogRecord]:
-    """`decode_entry` for records that are out of their envelope."""
+    """Decode as `decode_entry`, records that are out of their envelope."""
     records: list[LogRecord] = []
     offset = slot = expanded = 0
     while offset < len(content):
@@ -468,11 +468,11 @@ def expand(header: RecordHeader, members: list[memoryview], first: DLSN, start_s
     return records
 
 
-def check_last_position(position: int, count: int, place: DLSN) -> None:
+def check_last_position(position: int, count: int, dlsn: DLSN) -> None:
     """Raise InvalidEntryError where a record set of `count` members would number them past the last position."""
     if position + count - 1 > MAX_POSITION:
         raise InvalidEntryError(
-            f"a record set of {count} payloads at position {position} goes past {MAX_POSITION}", dlsn=place
+            f"a record set of {count} payloads at position {position} goes past {MAX_POSITION}", dlsn=dlsn
         )
 
 

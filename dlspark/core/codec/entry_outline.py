@@ -1,4 +1,5 @@
-"""What a log's new owner needs of an entry: its control records, and where its last records are; no user's payload.
+"""The part of an entry that a log's new owner needs: its control records, and where its last records are; no user's
+payload.
 
 An entry is some 1 MB at most, out of its envelope too; its record sets may hold 64 times as much, in objects without
 number. So nothing is expanded here: how many payloads a set holds its header says, which its writer has checked. What
@@ -44,7 +45,7 @@ class LastRecord(NamedTuple):
 
 
 class EntryOutline(NamedTuple):
-    """What an entry holds besides payloads of users."""
+    """An entry without the payloads of users."""
 
     control: tuple[tuple[int, bytes], ...]
     """Slot and payload of each control record, in order."""
@@ -59,16 +60,16 @@ class EntryOutline(NamedTuple):
         return CONTROL_COST_BYTES + sum(len(payload) + CONTROL_COST_BYTES for _, payload in self.control)
 
 
-def outline_entry(payload: memoryview, *, enveloped: bool, place: DLSN) -> EntryOutline:
-    """Return the outline of a ledger entry whose digest is verified; `place`: its first record's.
+def outline_entry(payload: memoryview, *, enveloped: bool, dlsn: DLSN) -> EntryOutline:
+    """Return the outline of a ledger entry whose digest is verified; `dlsn`: its first record's.
 
     Raises InvalidEntryError carrying the DLSN.
     """
-    content = entry_content(payload, enveloped, place)
-    return _walked(content, place) if len(content) <= SHORT_BYTES else _of_columns(content, place)
+    content = entry_content(payload, enveloped, dlsn)
+    return _walked(content, dlsn) if len(content) <= SHORT_BYTES else _of_columns(content, dlsn)
 
 
-def _walked(content: memoryview, place: DLSN) -> EntryOutline:
+def _walked(content: memoryview, dlsn: DLSN) -> EntryOutline:
     """Record by record. Nothing is made of a record here, for a segment may have thousands of such entries."""
     control: list[tuple[int, bytes]] = []
     last: LastRecord | None = None
@@ -78,12 +79,12 @@ def _walked(content: memoryview, place: DLSN) -> EntryOutline:
         word, txid, length = HEADER.unpack_from(content, offset) if start <= size else (0, 0, size)
         offset, position = start + length, word >> POSITION_SHIFT & POSITION_MASK
         if offset > size or position > MAX_POSITION:
-            raise _damage_error(content, place)
+            raise _damage_error(content, dlsn)
         count = 1
         if word & FLAG_RECORD_SET:
-            count = record_set_count(content[start:offset], place._replace(slot_id=slot))
+            count = record_set_count(content[start:offset], dlsn._replace(slot_id=slot))
             if position + count - 1 > MAX_POSITION:
-                raise _damage_error(content, place)
+                raise _damage_error(content, dlsn)
         if word & FLAG_CONTROL:
             control.append((slot, bytes(content[start:offset])))
         slot += count
@@ -93,10 +94,10 @@ def _walked(content: memoryview, place: DLSN) -> EntryOutline:
     return EntryOutline(tuple(control), last, last_user)
 
 
-def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
-    chain = find_chain(Run([place.entry_id], [content]))
+def _of_columns(content: memoryview, dlsn: DLSN) -> EntryOutline:
+    chain = find_chain(Run([dlsn.entry_id], [content]))
     if chain is None:
-        raise _damage_error(content, place)
+        raise _damage_error(content, dlsn)
     words = chain.headers["word"].astype(np.int64)
     flags, lengths = words & FLAGS_MASK, chain.headers["length"]
 
@@ -106,11 +107,11 @@ def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
 
     counts = np.ones(len(flags), np.int64)
     for index in np.flatnonzero(flags & FLAG_RECORD_SET).tolist():
-        counts[index] = record_set_count(payload_of(index), place)
+        counts[index] = record_set_count(payload_of(index), dlsn)
     after = np.cumsum(counts)
     positions = (words >> POSITION_SHIFT & POSITION_MASK) + np.maximum(counts, 1) - 1
     if positions.max() > MAX_POSITION:
-        raise _damage_error(content, place)
+        raise _damage_error(content, dlsn)
     control = np.flatnonzero(flags & FLAG_CONTROL)
     taking = np.flatnonzero(counts)
     user = np.flatnonzero((flags & (FLAG_CONTROL | FLAG_END_OF_STREAM) == 0) & (counts > 0))
@@ -125,10 +126,10 @@ def _of_columns(content: memoryview, place: DLSN) -> EntryOutline:
     )
 
 
-def _damage_error(content: memoryview, place: DLSN) -> InvalidEntryError:
+def _damage_error(content: memoryview, dlsn: DLSN) -> InvalidEntryError:
     """Return the error for content that is not a chain of records, worded by the plain decoder."""
     try:
-        decode_content(content, place.lssn, place.entry_id, 0, expand_record_sets=False)
+        decode_content(content, dlsn.lssn, dlsn.entry_id, 0, expand_record_sets=False)
     except InvalidEntryError as error:
         return error
-    raise InvariantViolation("an entry was refused that the plain decoder accepts", entry_id=place.entry_id)
+    raise InvariantViolation("an entry was refused that the plain decoder accepts", entry_id=dlsn.entry_id)

@@ -1,6 +1,6 @@
 """Control records in which a log keeps the state of its idempotent producers (docs/reference/records.md#producers).
 
-    request     before the records of a producer's request, in the same entry: who wrote them, and which number it has
+    request     before the records of a producer's request, in the same entry: its producer, and its number
     snapshot    what is known of all producers up to this entry, in one or more parts, an entry each; and up to which
                 epoch those may have written that were left out
     fence       the log's fencing token from here on
@@ -92,8 +92,8 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What is known of one producer. `last` is its newest request's number, -1 where the epoch has none yet; `kept` has
-    the newest requests, oldest first."""
+    """One producer as its log knows it. `last` is its newest request's number, -1 where the epoch has none yet; `kept`
+    has the newest requests, oldest first."""
 
     epoch: int
     last: int
@@ -101,7 +101,7 @@ class ProducerState:
     kept: tuple[Kept, ...] = ()
 
     def encode(self, name: str) -> bytes:
-        """Returns what a snapshot says of the producer of this name: 28 bytes and the name, and 32 for each request."""
+        """Return what a snapshot says of the producer of this name: 28 bytes and the name, and 32 for each request."""
         encoded = name.encode()
         requests = [_KEPT.pack(sequence, *first[:2], first[2], count) for sequence, first, count in self.kept]
         length = _STATE.size + _KEPT.size * len(requests)
@@ -110,7 +110,7 @@ class ProducerState:
 
     @classmethod
     def decode(cls, entry: bytes) -> ProducerState:
-        """Reverses `encode`, but for the name; a whole number of requests is the caller's to check."""
+        """Reverse `encode`, but for the name; a whole number of requests is the caller's to check."""
         start = _state_start(entry)
         epoch, last, seen_ms = _STATE.unpack_from(entry, start)
         kept = [
@@ -125,13 +125,13 @@ def _state_start(entry: bytes) -> int:
 
 
 def seen_ms(entry: bytes) -> int:
-    """Returns when the producer of an encoded state was heard of last, in milliseconds since the epoch."""
+    """Return when the producer of an encoded state was heard of last, in milliseconds since the epoch."""
     start = _state_start(entry)
     return int.from_bytes(entry[start + 16 : start + 24], "big", signed=True)
 
 
 def epoch_of(entry: bytes) -> int:
-    """Returns the epoch of an encoded state."""
+    """Return the epoch of an encoded state."""
     start = _state_start(entry)
     return int.from_bytes(entry[start : start + 8], "big", signed=True)
 
@@ -169,13 +169,14 @@ class FencingToken:
 
 
 def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forgotten: int = -1) -> list[bytes]:
-    """Returns the payloads of a snapshot's control records, each of about `part_bytes` at most; one at least.
+    """Return the payloads of a snapshot's control records, each of about `part_bytes` at most; one at least.
 
     A log may know 65,536 producers, and its event loop serves others: nothing here is done for one state at a time.
     """
     head = _HEAD_OF_PART if forgotten < 0 else _HEAD_OF_REMEMBERED + _EPOCH.pack(forgotten)
     ends = list(accumulate(map(len, states)))
     cuts = [0]
+    # One step a part, by bisection: a loop over 65,536 states would hold up the writer's other logs.
     while cuts[-1] < len(states):
         begin = cuts[-1]
         before = ends[begin - 1] if begin else 0
@@ -187,10 +188,10 @@ def encode_snapshot(states: Sequence[bytes], token: bytes, part_bytes: int, forg
     ]
 
 
-def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
+def decode_control(payload: bytes, dlsn: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
     """Return what a control record says of producers; None for one that says nothing of them.
 
-    Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
+    Raises InvalidEntryError carrying `dlsn` for one that is cut off, or of a version or kind that is not known: what
     it says would be missed, and a request be written twice.
     """
     if not _OURS.match(payload):
@@ -199,7 +200,7 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
     if version != VERSION:
         raise InvalidEntryError(
             f"a producers' control record has version {version.decode()}; only {VERSION.decode()} is known",
-            dlsn=place,
+            dlsn=dlsn,
             advice="Use the version of dlspark that wrote it, or a later one",
         )
     kind, colon, rest = rest.partition(b":")
@@ -213,8 +214,8 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
         if kind == FENCE and colon:
             return FencingToken(rest)
     except ValueError as error:  # UnicodeDecodeError too
-        raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
-    raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=place)
+        raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=dlsn) from error
+    raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=dlsn)
 
 
 class _PartFields:
@@ -245,7 +246,7 @@ class _PartFields:
 def _request(text: bytes) -> ProducerRequest:
     numbers = _NUMBERS.match(text)
     if numbers is None:
-        raise ValueError(f"{text[:60]!r} is no epoch, sequence number, count and name")
+        raise ValueError(f"{text[:60]!r} is not an epoch, sequence number, count and name")
     epoch, sequence, count = (int(number) for number in numbers.groups())
     name = text[numbers.end() :].decode()
     if not name or max(epoch, sequence, count) > MAX_NUMBER or (sequence == -1) != (count == 0):

@@ -1,4 +1,4 @@
-"""Where the records of an entry are: found in bulk, then proved.
+"""The places of an entry's records: found in bulk, then proved.
 
 Records are a chain: where one starts is known only from the one before. So the starts are *guessed* in bulk and the
 whole chain is then *proved* at once, on arrays: the first record starts at 0, each record's start plus header plus

@@ -133,17 +133,17 @@ class LogRecord:
 
     @property
     def is_control(self) -> bool:
-        """Whether a writer wrote it for itself: no reader gets it."""
+        """True if a writer wrote it for itself: no reader gets it."""
         return bool(self.flags & FLAG_CONTROL)
 
     @property
     def is_end_of_stream(self) -> bool:
-        """Whether it seals the log."""
+        """True if it seals the log."""
         return bool(self.flags & FLAG_END_OF_STREAM)
 
     @property
     def is_record_set(self) -> bool:
-        """Whether its payload holds several payloads."""
+        """True if its payload holds several payloads."""
         return bool(self.flags & FLAG_RECORD_SET)
 
     @property
@@ -189,7 +189,7 @@ _store_shared, _store_slot, _store_payload, _store_position, _store_txid = (
 
 
 def sequence_id(start_sequence_id: int, position: int) -> int:
-    """`start + position - 1` in wrapping 64-bit arithmetic: an unassigned start is a huge negative number."""
+    """Return `start + position - 1` in 64 bits that wrap: an unassigned start is a huge negative number."""
     return _wrapped(start_sequence_id + position - 1)
 
 
@@ -260,32 +260,32 @@ class RecordHeader:
     end: int
 
 
-def decode_header(data: Buffer, offset: int, size: int, place: DLSN | None = None) -> RecordHeader:
+def decode_header(data: Buffer, offset: int, size: int, dlsn: DLSN | None = None) -> RecordHeader:
     """Return the header at `offset` of `data`, of which `size` bytes are records.
 
-    Raises InvalidEntryError, carrying `place`, where header or payload reach past `size` or the position is out of
+    Raises InvalidEntryError, carrying `dlsn`, where header or payload reach past `size` or the position is out of
     range.
     """
     start = offset + HEADER_BYTES
     if start > size:
         raise InvalidEntryError(
-            f"an entry ends {size - offset} bytes into a record's header of {HEADER_BYTES}", dlsn=place
+            f"an entry ends {size - offset} bytes into a record's header of {HEADER_BYTES}", dlsn=dlsn
         )
     word, txid, length = HEADER.unpack_from(data, offset)
     if length > size - start:
         claimed = length if length <= MAX_POSITION else length - (1 << 32)
         raise InvalidEntryError(
-            f"a record claims a payload of {claimed} bytes where {size - start} are left in the entry", dlsn=place
+            f"a record claims a payload of {claimed} bytes where {size - start} are left in the entry", dlsn=dlsn
         )
     position = word >> POSITION_SHIFT & POSITION_MASK
     if position > MAX_POSITION:
-        raise InvalidEntryError(f"a record claims position {position}, past {MAX_POSITION}", dlsn=place)
+        raise InvalidEntryError(f"a record claims position {position}, past {MAX_POSITION}", dlsn=dlsn)
     return RecordHeader(txid, position, word & FLAGS_MASK, start, start + length)
 
 
 # ------------------------------------------------------------------ for people
 class Records(list[LogRecord]):
-    """What a synchronous reader returns: a list like any other, which a notebook shows as a table."""
+    """The records that a synchronous reader returns: a list like any other, which a notebook shows as a table."""
 
     __slots__ = ()
 

@@ -118,7 +118,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """What a search needs to know about an entry."""
+    """An entry as searches need it."""
 
     record_count: int
     """Slots: logical records, control records and members of record sets included."""
@@ -173,8 +173,8 @@ def decode_up_to(
     include_control: bool = False,
     max_bytes: int | None,
 ) -> tuple[DecodedBatch, int]:
-    """`decode_entries` for the first of `entries`, and how many of them those are: at least one, and so many that the
-    batch is about `max_bytes` (None: all).
+    """Decode the first of `entries`, as `decode_entries` does, and count them: at least one, and so many that the batch
+    is about `max_bytes` (None: all).
 
     Whatever they expand to, no more is expanded than `max_bytes` and one entry, which may hold `MAX_EXPANDED_BYTES`.
     """
@@ -199,30 +199,30 @@ def _declared_within(entries: Sequence[tuple[int, memoryview]], enveloped: bool,
     return len(entries)
 
 
-def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | None = None) -> EntrySummary:
+def entry_summary(payload: memoryview, enveloped: bool = True, dlsn: DLSN | None = None) -> EntrySummary:
     """Count an entry's records and give its first and last ids and positions, without copying payloads.
 
-    Raises InvalidEntryError carrying `place`.
+    Raises InvalidEntryError carrying `dlsn`.
     """
-    place = place or DLSN.INVALID
-    content = entry_content(payload, enveloped, place)
+    dlsn = dlsn or DLSN.INVALID
+    content = entry_content(payload, enveloped, dlsn)
     if not len(content):
         return EntrySummary(0, 0, None, None, 0, 0, False)
-    run = Run([place.entry_id], [content])
+    run = Run([dlsn.entry_id], [content])
     chain = find_chain(run)
     if chain is None:
-        raise diagnosis(run, place.lssn)
+        raise diagnosis(run, dlsn.lssn)
     words = chain.headers["word"].astype(np.int64)
     txids, lengths = chain.headers["txid"], chain.headers["length"]
     flags = words & FLAGS_MASK
     counts = np.ones(len(flags), np.int64)
     for i in np.flatnonzero(flags & FLAG_RECORD_SET).tolist():
         start = chain.start_of(i) + HEADER_BYTES
-        counts[i] = record_set_count(content[start : start + int(lengths[i])], place)
+        counts[i] = record_set_count(content[start : start + int(lengths[i])], dlsn)
     positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
-        raise diagnosis(run, place.lssn)  # As the plain decoder refuses it: a set must not number past the last one.
+        raise diagnosis(run, dlsn.lssn)  # As the plain decoder refuses it: a set must not number past the last one.
     user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
     seen = user if len(user) else np.arange(len(flags))
     return EntrySummary(
@@ -457,7 +457,7 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 
 def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
-    """`batch` with the columns of ROW_SCHEMA."""
+    """Return `batch` with the columns of ROW_SCHEMA."""
     count = len(batch)
     return pa.RecordBatch.from_arrays(
         [

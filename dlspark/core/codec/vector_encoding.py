@@ -171,7 +171,7 @@ def _chunks(ends: IntArray, limit: int) -> Iterator[list[int]]:
     while cuts[-1] < count:
         first = cuts[-1]
         after = int(np.searchsorted(ends, _before(ends, first) + limit, side="right"))
-        after = max(after, first + 1)
+        after = max(after, first + 1)  # a record that is longer than the limit gets an entry of its own
         if len(cuts) > 1 and _before(ends, after) - _before(ends, cuts[0]) > CHUNK_BYTES:
             yield cuts
             cuts = [first]
@@ -203,7 +203,7 @@ def _records(columns: _Columns, first: int, after: int) -> memoryview:
 
 
 def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], length: int) -> memoryview:
-    """Headers and payloads of `length` bytes, alternating. Opaque items are moved whole, rows of bytes one by one."""
+    """Alternate headers and payloads of `length` bytes. Opaque items are moved whole, rows of bytes one by one."""
     count, stride = len(headers), HEADER_BYTES + length
     records = np.empty(count * stride, np.uint8)
     np.ndarray((count,), OPAQUE_HEADER, records, 0, (stride,))[:] = headers
@@ -214,7 +214,7 @@ def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], l
 
 
 def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: IntArray) -> memoryview:
-    """Headers and payloads, alternating: Arrow puts room for a header before each payload, numpy fills it in.
+    """Alternate headers and payloads: Arrow puts room for a header before each payload, numpy fills it in.
 
     `offsets[i]` is where record i ends, counted from the end of record 0.
     """
@@ -224,6 +224,6 @@ def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: Int
         records = records.copy()
     starts = np.zeros(len(headers), np.int64)
     starts[1:] = offsets[:-1]
-    starts[1:] += len(records) - offsets[-1]
+    starts[1:] += len(records) - offsets[-1]  # the length of record 0, from whose end `offsets` counts
     np.ndarray((len(records) - HEADER_BYTES + 1,), OPAQUE_HEADER, records, 0, (1,))[starts] = headers
     return records.data

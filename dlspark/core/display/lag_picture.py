@@ -1,4 +1,4 @@
-"""How far a query was behind, over time: one line a log, in SVG without scripts, and a table of the last moment.
+"""The lag of a query over time: one line a log, in SVG without scripts, and a table of the last moment.
 
 At most `MAX_LINES` logs have a line, those that were furthest behind; the others are one line together. Each line also
 has its name.

@@ -162,8 +162,8 @@ def svg(
 def description(segments: Sequence[SegmentMetadata], unit: Unit) -> str:
     """Return what the picture shows, in a line."""
     states = Counter(_state(segment) for segment in segments)
-    said = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
-    return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {said}"
+    text = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
+    return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {text}"
 
 
 def _rectangle(x: float, width: float, fill: str, more: str = "") -> str:
@@ -229,7 +229,7 @@ def _described(bar: Bar) -> str:
 
 
 def _hatching(x: float, width: float) -> str:
-    """Strokes from bottom left to top right, cut off at the sides, as one path."""
+    """Draw strokes from bottom left to top right, cut off at the sides, as one path."""
     step = max(6.0, (width + _HEIGHT) / _MAX_STROKES)
     strokes, offset = [], step - _HEIGHT
     while offset < width:
@@ -244,7 +244,7 @@ def _hatching(x: float, width: float) -> str:
 
 def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
     """Yield a line above the bars from one position to another, if any of what lies between is drawn."""
-    first, last = _place(placed, start), _place(placed, end)
+    first, last = _x_of(placed, start), _x_of(placed, end)
     if last < first:
         return
     yield f"<g><title>{start} to before {end}</title>"
@@ -254,7 +254,7 @@ def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
     )
 
 
-def _place(placed: Sequence[Bar], dlsn: DLSN) -> float:
+def _x_of(placed: Sequence[Bar], dlsn: DLSN) -> float:
     for bar in placed:
         if dlsn.lssn < bar.segment.lssn:
             return bar.x
@@ -269,10 +269,10 @@ def _legend(placed: Sequence[Bar], earlier: int, mark: tuple[DLSN, DLSN] | None)
     for state, colour in _COLOURS.items():
         count = earlier if state == "earlier" else counts[state]
         if count:
-            said = f"{count:,} {state}"
+            text = f"{count:,} {state}"
             yield f'<rect x="{x:.1f}" y="{_LEGEND:.0f}" width="10" height="10" fill="{colour}"/>'
-            yield words(x + 14, _LEGEND + 9, said, "start")
-            x += 30 + 7 * len(said)
+            yield words(x + 14, _LEGEND + 9, text, "start")
+            x += 30 + 7 * len(text)
     if any(bar.hidden for bar in placed):
         yield words(x, _LEGEND + 9, "hatched: hidden by truncation", "start")
     if mark is not None:

@@ -1,4 +1,4 @@
-"""What people see of a log and of a namespace: `LogStatus`, `LogPicture` and `Overview`.
+"""The state of a log and of a namespace for people: `LogStatus`, `LogPicture` and `Overview`.
 
 Each is a plain value that holds what was found at one moment, and knows its own text and HTML. Functions below fill
 them from metadata, within bounds: on logs, on segments drawn, and on time. `log_status`, `log_picture` and
@@ -78,7 +78,7 @@ class LogStatus(Printed):
 
     @property
     def sealed(self) -> bool:
-        """Whether a completed segment ends the stream."""
+        """True if a completed segment ends the stream."""
         return self.max_txid == MAX_TXID
 
     def __str__(self) -> str:

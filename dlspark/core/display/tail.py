@@ -11,14 +11,14 @@ import importlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TextIO
+from typing import Final, Protocol, TextIO, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord, record_cells, records_table
 from dlspark.core.markup import Printed, heading, printable
-from dlspark.core.reading.log_readers import LogReaders
+from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import EndOfStreamError, LogEmptyError
 from metadata.foundation.errors import CallerError
@@ -33,12 +33,14 @@ _AT_ONCE: Final = 1_000
 _REFRESH_S: Final = 0.2
 _HEAD: Final = "DLSN, transaction id, sequence id, bytes, payload"
 
+OpenReader: TypeAlias = Callable[[DLSN], Awaitable[AsyncLogReader]]
+
 
 class TailReader:
     """A reader at the end of a log that knows when to stop. `ending` says why it did."""
 
     def __init__(self, reader: AsyncLogReader, last: int, seconds: float | None, records: int | None) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         self.ending = ""
         self._reader = reader
         self._before = last
@@ -48,14 +50,16 @@ class TailReader:
         self._left = records
 
     @classmethod
-    async def open(cls, log: LogReaders, last: int, seconds: float | None, records: int | None) -> TailReader:
+    async def open(
+        cls, log: LogPositions, open_reader: OpenReader, last: int, seconds: float | None, records: int | None
+    ) -> TailReader:
         """Begin `last` records before the end. Raises CallerError, LogNotFoundError."""
         if isinstance(last, bool) or not isinstance(last, int) or not 0 <= last <= MAX_LAST:
             raise CallerError(f"{last!r} records cannot be shown", advice=f"Give a number from 0 to {MAX_LAST}")
         if (seconds is not None and not seconds >= 0) or (records is not None and records < 0):
             raise CallerError("a tail cannot be followed for less than nothing", advice="Give 0 or more, or neither")
         start, before = await _start(log, last)
-        return cls(await log.open_reader(start), before, seconds, records)
+        return cls(await open_reader(start), before, seconds, records)
 
     async def more(self) -> list[LogRecord] | None:
         """Return the next records, none if none came within a moment; None when it is over. Raises what the reader
@@ -98,7 +102,7 @@ class TailReader:
         await self._reader.close()
 
 
-async def _start(log: LogReaders, last: int) -> tuple[DLSN, int]:
+async def _start(log: LogPositions, last: int) -> tuple[DLSN, int]:
     """Return the position at most `last` records before the end, and how many there are from it on.
 
     Where the segments have no sequence ids (metadata versions below 5), only the last record is looked for.
@@ -116,7 +120,7 @@ async def _start(log: LogReaders, last: int) -> tuple[DLSN, int]:
 
 
 class Screen(Protocol):
-    """Where a tail is shown."""
+    """A place where a tail is shown."""
 
     def add(self, records: Sequence[LogRecord]) -> None:
         """Show more records, perhaps none. May put off showing them until the next call."""
@@ -149,7 +153,7 @@ class TerminalScreen:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Page(Printed):
-    """What a notebook shows of a tail at a moment."""
+    """A tail in a notebook, at a moment."""
 
     name: str
     note: str

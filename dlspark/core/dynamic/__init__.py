@@ -1,1 +1,1 @@
-"""What operators change in files while logs are open: dynamic settings by stream, and feature switches."""
+"""Files that operators change while logs are open: dynamic settings by stream, and feature switches."""

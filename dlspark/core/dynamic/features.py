@@ -66,7 +66,7 @@ class Feature(Protocol):
 
 
 class FeatureProvider(Protocol):
-    """Where switches are looked up."""
+    """Switches by their names."""
 
     def scope(self, name: str) -> FeatureProvider:
         """Return the switches whose names begin with this provider's scope and `name`."""
@@ -114,9 +114,11 @@ class _Scope:
         self._name = name
 
     def scope(self, name: str) -> FeatureProvider:
+        """Return the switches below this scope's."""
         return _Scope(self._root, f"{self._name}.{name}")
 
     def feature(self, key: str) -> Feature:
+        """Return the switch of this name in this scope."""
         return _Switch(self._root, f"{self._name}.{key}")
 
 
@@ -129,9 +131,11 @@ class _Switch:
 
     @property
     def availability(self) -> int:
+        """How far it is switched on."""
         return self._root.availability(self.name)
 
     def is_available(self) -> bool:
+        """Return whether it is switched on at all."""
         return self._root.availability(self.name) > 0
 
 
@@ -139,9 +143,11 @@ class _NoFeatures:
     """Everything is off."""
 
     def scope(self, name: str) -> FeatureProvider:
+        """Return switches that are off."""
         return _OFF.scope(name)
 
     def feature(self, key: str) -> Feature:
+        """Return a switch that is off."""
         return _OFF.feature(key)
 
 

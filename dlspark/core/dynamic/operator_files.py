@@ -79,7 +79,7 @@ class DynamicSettings:
 
     @property
     def configured(self) -> bool:
-        """Whether there can be any files."""
+        """True if there can be any files."""
         return self._directory is not None or self._default is not None
 
     async def load(self) -> None:
@@ -168,7 +168,7 @@ class DynamicSettings:
 
 
 class OperatorFiles:
-    """What the files say now. Made by `load`."""
+    """Operators' files as they were read last. `load` makes it."""
 
     def __init__(self, dynamic: DynamicSettings, switches: FileFeatures | None, features: FeatureProvider) -> None:
         self.features = features

@@ -1,1 +1,1 @@
-"""What becomes of segments: truncation, retention, deletion, and the state of a log."""
+"""The end of segments: truncation, retention, deletion, and the state of a log."""

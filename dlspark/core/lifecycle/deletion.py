@@ -167,8 +167,9 @@ class Retention:
         clock: Clock,
         needed: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`known` returns the segments that the writer knows: those that it found, and those that it has made since.
-        `needed`: the number of one that stays with all behind it, since what it says is nowhere else; None for none."""
+        """Begin nothing yet. `known` returns the segments that the writer knows: those that it found, and those that it
+        has made since. `needed`: the number of one that stays with all behind it, since what it says is nowhere else;
+        None for none."""
         self._owned = owned
         self._known = known
         self._first_left = 0  # What the writer knows still has purged segments: those below this number.

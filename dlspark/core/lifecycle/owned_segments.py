@@ -34,7 +34,7 @@ from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import WriteLock, release
+from dlspark.core.write_lock import WriteLock, release
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segment_changes import Change, SegmentChanges, SegmentsMovedError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class OwnedSegments:
-    """What the holder of `lock` may do to the log `name`. The caller takes the lock and releases it."""
+    """Changes that the holder of `lock` may make to the log `name`. The caller takes the lock and releases it."""
 
     def __init__(self, services: Services, name: str, lock: WriteLock) -> None:
         self.name = name
@@ -145,7 +145,7 @@ class OwnedSegments:
         """Take every segment off the list, whatever its state, and delete its ledger. Only for a log that is to be
         deleted.
 
-        Returns the version that it gave the znode `ledgers`: it moves with the next segment that anybody begins. Raises
+        Returns the version that it gave the znode `ledgers`: it moves with the next segment that begins. Raises
         as `purge`.
         """
 
@@ -196,7 +196,7 @@ async def taken(
 
 
 async def sweep(services: Services, name: str) -> int:
-    """`OwnedSegments.sweep`, which needs no lock: a noted ledger belongs to no log."""
+    """Sweep as `OwnedSegments.sweep` does, which needs no lock: a noted ledger belongs to no log."""
     changes = SegmentChanges(services.logs, name)
     noted = await changes.noted()
     try:

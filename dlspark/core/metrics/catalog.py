@@ -205,7 +205,7 @@ class Measures:
             getattr(self, name).add(getattr(other, name))
 
     def keep(self, other: Measures) -> None:
-        """`other` ends: keep what only ever grows."""
+        """Keep what only ever grows of `other`, which ends."""
         for name, _ in METRICS:
             getattr(self, name).keep(getattr(other, name))
 

@@ -1,4 +1,4 @@
-"""What metrics are counted in: plain numbers, written by one event loop and read, now and then, by a collector.
+"""Cells that metrics are counted in: plain numbers, written by one event loop and read, now and then, by a collector.
 
 A namespace has cells of its own, so that counting takes no lock: what a registry shows is their sum (`collection`).
 Another thread that reads them sees each number whole, but perhaps not all numbers of the same moment.
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
+_C = TypeVar("_C")  # a cell; only two of one kind are added
 Sample: TypeAlias = tuple[str, dict[str, str], float]
 """The suffix of the metric's name, labels, value: as prometheus_client wants samples."""
 
@@ -32,12 +33,12 @@ SCAN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class Cell(Protocol):
     """One metric's numbers."""
 
-    def add(self, other: Cell) -> None:
-        """Add what `other`, a cell of the same kind, has counted."""
+    def add(self: _C, other: _C) -> None:
+        """Add what `other` has counted."""
         ...
 
-    def keep(self, other: Cell) -> None:
-        """Called when `other` ends: add of it what must not be lost, which is what only grows."""
+    def keep(self: _C, other: _C) -> None:
+        """Add what must not be lost of `other`, which ends: what only grows."""
         ...
 
     def samples(self) -> Iterator[Sample]:
@@ -46,7 +47,7 @@ class Cell(Protocol):
 
 
 class Histogram:
-    """How many values were at most each bound, and their sum."""
+    """Counts of the values that were at most each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -57,7 +58,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of values that were observed."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -65,9 +66,8 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Histogram) -> None:
         """Add the counts and the sum of a histogram with the same bounds."""
-        assert isinstance(other, Histogram)
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
@@ -97,7 +97,7 @@ class Timing:
         self.failed = Histogram(LATENCY_BOUNDS_MS)
 
     def record(self, seconds: float, success: bool = True, times: int = 1) -> None:
-        """`times` operations took `seconds` each."""
+        """Count `times` operations that took `seconds` each."""
         histogram, milliseconds = self.done if success else self.failed, seconds * 1000
         # `observe`, written out: this is what is called most.
         histogram.counts[bisect_left(LATENCY_BOUNDS_MS, milliseconds)] += times
@@ -107,9 +107,8 @@ class Timing:
         """Return a block whose time is recorded: as a failure where it raises, not at all where it is cancelled."""
         return Measured(self)
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Timing) -> None:
         """Add the latencies of `other`, successes and failures apart."""
-        assert isinstance(other, Timing)
         self.done.add(other.done)
         self.failed.add(other.failed)
 
@@ -153,9 +152,8 @@ class Count:
         """Add `by`, which is 0 or more."""
         self.value += by
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Count) -> None:
         """Add the value of `other`."""
-        assert isinstance(other, Count)
         self.value += other.value
 
     keep = add
@@ -174,9 +172,8 @@ class Counts:
         self.label = label
         self.values: Counter[str] = Counter()
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Counts) -> None:
         """Add the values of `other`, label value by label value."""
-        assert isinstance(other, Counts)
         self.values.update(dict(other.values))
 
     keep = add
@@ -203,9 +200,8 @@ class Timings:
             timing = self.values[value] = Timing()
         return timing
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Timings) -> None:
         """Add the latencies of `other`, label value by label value."""
-        assert isinstance(other, Timings)
         for value, timing in dict(other.values).items():
             self.of(value).add(timing)
 
@@ -219,7 +215,7 @@ class Timings:
 
 
 class Gauge:
-    """How much there is of something now. It is not counted: its owners are asked when metrics are collected."""
+    """An amount as it is now. It is not counted: its owners are asked when metrics are collected."""
 
     __slots__ = ("_added", "_followed")
 
@@ -251,13 +247,12 @@ class Gauge:
         """The sum over all owners that live, asked now. May be called from any thread."""
         return self._added + sum(one.part() for one in self._followed)
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: Gauge) -> None:
         """Add what the owners of `other` report now; later changes of theirs do not show."""
-        assert isinstance(other, Gauge)
         self._added += other.value
 
-    def keep(self, other: Cell) -> None:
-        """Nothing: an owner that has ended has nothing any more."""
+    def keep(self, other: Gauge) -> None:
+        """Keep nothing: an owner that has ended has nothing any more."""
 
     def samples(self) -> Iterator[Sample]:
         """Yield one sample: the sum over all owners, asked now."""

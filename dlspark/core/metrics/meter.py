@@ -145,7 +145,7 @@ NO_TRACING = Tracing()
 
 
 def tracing(wanted: bool, provider: TracerProvider | None) -> Tracing:
-    """Spans by `provider`; without one, if `wanted`, by the program's own; else none.
+    """Return spans by `provider`; without one, if `wanted`, by the program's own; else none.
 
     Raises SettingsError where spans are wanted without the extra `telemetry`.
     """
@@ -164,10 +164,10 @@ def tracing(wanted: bool, provider: TracerProvider | None) -> Tracing:
 
 
 class Meter:
-    """What one namespace measures with. All calls come from one event loop."""
+    """The instruments of one namespace. All calls come from one event loop."""
 
     def __init__(self, *, wanted: bool = False, traces: Tracing = NO_TRACING) -> None:
-        """Used by `open`. Without `open`, no registry shows what it counts."""
+        """Use `open` instead. Without it, no registry shows what it counts."""
         self.wanted = wanted
         """Whether a registry shows what hot paths count."""
         self.tracing = traces
@@ -208,7 +208,7 @@ class Meter:
     # ------------------------------------------------------------------ logs
 
     def open_log(self, name: str, settings: Settings) -> Callable[[], None]:
-        """Called when a handle on a log is opened; returns a function to call when it is closed. With
+        """Note that a handle on a log is opened; returns a function to call when it is closed. With
         `enablePerStreamStat` the log has series of its own until its last handle is closed."""
         if not (self.wanted and settings.per_stream_statistics):
             return _nothing

@@ -1,4 +1,4 @@
-"""What Prometheus's registries show of this process, and what a program says about that (`Statistics`).
+"""This process in Prometheus's registries, and a program's choices about that (`Statistics`).
 
 A registry has one collector of a kind, which is registered there when it is first needed (`OnePerRegistry`): a second
 namespace in the process joins it instead of registering the same names again.
@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound="Collector")
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Where numbers and spans go."""
+    """Says where a program's metrics and spans go."""
 
     registry: CollectorRegistry | None = None
     """The Prometheus registry that shows them; None: prometheus_client's own, `REGISTRY`."""
@@ -88,7 +88,7 @@ class OnePerRegistry(Generic[_T]):
     """The collectors that `make` makes, one for each registry; kept as long as the registry lives."""
 
     def __init__(self, make: Callable[[], _T], taker: str) -> None:
-        """`taker`: what can be given another registry, in words for the error's advice."""
+        """Make none yet. `taker`: what can be given another registry, in words for the error's advice."""
         self._make = make
         self._taker = taker
         self._found: weakref.WeakKeyDictionary[CollectorRegistry, _T] = weakref.WeakKeyDictionary()
@@ -125,7 +125,8 @@ def family_of(name: str, meaning: str, unit: str, kind: MetricKind) -> Metric:
 
 @dataclass(eq=False, slots=True)
 class Scopes:
-    """What one namespace counts in: cells of its own, and cells for each log that has `enablePerStreamStat`."""
+    """The cells that one namespace counts in: cells of its own, and cells for each log that has
+    `enablePerStreamStat`."""
 
     root: Measures = field(default_factory=Measures)
     logs: dict[str, Measures] = field(default_factory=dict)
@@ -150,12 +151,12 @@ class Collection:
             self._live.append(scopes)
 
     def detach(self, scopes: Scopes) -> None:
-        """Called when nothing more is counted there. Takes no lock: the garbage collector may call it at any point."""
+        """Note that nothing more is counted there. Takes no lock: the garbage collector may call it at any point."""
         self._ended.append(scopes)
 
     def _settle(self) -> None:
         """Move what has ended from the living to the past. Under the lock."""
-        while self._ended:
+        while self._ended:  # a deque: appending to it and taking from it need no lock
             scopes = self._ended.popleft()
             self._live = [one for one in self._live if one is not scopes]
             for measures in (scopes.root, *scopes.logs.values()):
@@ -178,7 +179,7 @@ class Collection:
                 for log, measures in dict(one.logs).items():
                     scopes.setdefault(log, []).append(measures)
             families = [_filled(name, info, scopes) for name, info in METRICS]
-        yield from families
+        yield from families  # outside of the lock: a generator may be left unfinished for ever
 
 
 def _filled(name: str, info: MetricInfo, scopes: dict[str | None, list[Measures]]) -> Metric:

@@ -135,7 +135,7 @@ class Loan:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left to be delivered."""
+        """True if nothing is left to be delivered."""
         with self._lock:
             return self._columns is None and not length_hint(self._left)
 

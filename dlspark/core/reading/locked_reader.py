@@ -17,7 +17,7 @@ from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.subscribers import SubscriberStore
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -25,7 +25,11 @@ from metadata.store import SessionState
 
 
 class AsyncLockedReader(AsyncLogReader):
-    """Reads one log while it holds a lock. Open it with `AsyncLog.open_reader` and a subscriber, or `exclusive`."""
+    """Reads the records of one log as its only reader, or as the only one of a subscriber whose position it stores.
+
+    `AsyncLog.open_reader` returns it, given a subscriber or `exclusive`. A subscriber's next reader goes on where
+    `commit_position` was called last. Without its lock it delivers nothing more, and raises LockingError.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class AsyncLockedReader(AsyncLogReader):
         lock: DistributedLock,
         subscriber: str | None,
     ) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         super().__init__(services, name, settings, start, locate)
         self.subscriber = subscriber
         """The subscriber that it reads for; None for the log's exclusive reader, which has no stored position."""

@@ -40,7 +40,8 @@ class LogReadAhead:
     """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
 
     def __init__(self, services: Services, name: str, settings: Settings, start: DLSN, creation: int = -1) -> None:
-        """`creation` says which log of that name is meant (see `SegmentList`); -1 takes whichever it finds first."""
+        """Read nothing before `start`. `creation` says which log of that name is meant (see `SegmentList`); -1 takes
+        whichever it finds first."""
         self.caught_up = False
         """Everything that was confirmed when the read-ahead last looked has been fetched."""
         self.first = start

@@ -58,7 +58,12 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncLogReader(OnOneLoop):
-    """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
+    """Reads the records of one log in order, each once, and waits at its end for more.
+
+    `AsyncLog.open_reader` returns it. Iterate over it, or take what there is: a record (`read_next`), several
+    (`read_bulk`), columns (`next_batch`, `batches`). `position` is where another reader goes on. After an error other
+    than the end of the stream it stays failed: open another one there. All calls come from one event loop.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,8 @@ class AsyncLogReader(OnOneLoop):
         start: DLSN,
         locate: Callable[[Start], Awaitable[DLSN]] | None = None,
     ) -> None:
-        """`start`: the first position to deliver; DLSN.INITIAL or below means the first record there is.
+        """Use `AsyncLog.open_reader` instead. `start`: the first position to deliver; DLSN.INITIAL or below means the
+        first record there is.
 
         `locate` finds positions for `skip_to`, which takes a DLSN only without it.
         """
@@ -91,7 +97,7 @@ class AsyncLogReader(OnOneLoop):
         self._closed = False
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
         self._ahead.use_settings(settings)
 
@@ -99,7 +105,7 @@ class AsyncLogReader(OnOneLoop):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._closed
 
     @property
@@ -117,7 +123,7 @@ class AsyncLogReader(OnOneLoop):
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was confirmed when the log was last read has been delivered."""
+        """True if everything that was confirmed when the log was last read has been delivered."""
         loan = self._loan  # Once: it may end in another thread.
         lent = loan is not None and not loan.spent
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
@@ -240,7 +246,8 @@ class AsyncLogReader(OnOneLoop):
                     return rows(self.name, batch)
 
     async def batches(self, max_bytes: int = BATCH_BYTES) -> AsyncIterator[pa.RecordBatch]:
-        """Batches of `next_batch`, for ever or until the end of the stream. Raises the reader's other final errors."""
+        """Yield batches of `next_batch`, for ever or until the end of the stream. Raises the reader's other final
+        errors."""
         while True:
             try:
                 batch = await self.next_batch(max_bytes)
@@ -464,7 +471,7 @@ class AsyncLogReader(OnOneLoop):
         return self._gather(fetched, max_bytes)
 
     def _gather(self, fetched: FetchedEntry, max_bytes: int) -> list[FetchedEntry]:
-        """`fetched`, and the fetched entries of the same segment behind it, up to about `max_bytes`."""
+        """Return `fetched`, and the fetched entries of the same segment behind it, up to about `max_bytes`."""
         entries, size = [fetched], len(fetched.payload)
         while size < max_bytes:
             following = self._ahead.peek()
@@ -528,7 +535,7 @@ class AsyncLogReader(OnOneLoop):
         raise InvariantViolation("entries were refused that are accepted one by one", log=self.name)
 
     def _due(self, batch: DecodedBatch) -> DecodedBatch:
-        """`batch` without records below the start, which only the first entry can hold."""
+        """Return `batch` without records below the start, which only the first entry can hold."""
         start = self._start
         if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
             return batch

@@ -1,4 +1,4 @@
-"""What a reader checks: gaps between records, and a log in which nothing happens.
+"""Checks of a reader: gaps between records, and a log in which nothing happens.
 
 `GapCheck` checks that records follow each other without a gap, by the numbers that their writer gave them (I4). The
 records of a segment are numbered from 1. A reader that begins in the middle of a segment takes the first number that it
@@ -118,7 +118,7 @@ NEVER_MS = 2**31 - 1
 
 
 class Idleness:
-    """How long one reader has been idle, by the event loop's clock."""
+    """The time for which one reader has been idle, by the event loop's clock."""
 
     def __init__(self, log: str, counters: Counter[str]) -> None:
         self._name = log

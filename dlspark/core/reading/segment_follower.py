@@ -62,7 +62,7 @@ class FetchedEntry:
 
 
 class LogFollower(Protocol):
-    """What follows the log that the segment belongs to: it takes the entries, and knows the list of segments."""
+    """The follower of the log that the segment belongs to: it takes the entries, and knows the list of segments."""
 
     measures: Measures
 
@@ -82,7 +82,7 @@ class LogFollower(Protocol):
         """Take an entry; waits until there is room."""
 
     def reached_tail(self) -> None:
-        """Called when everything that is confirmed was fetched."""
+        """Wait for more, now that everything that is confirmed was fetched."""
 
     async def still_there(self, segment: SegmentMetadata, next_entry: int) -> bool:
         """Return False if `segment` was empty and is gone. Raises if it was truncated or removed."""
@@ -91,7 +91,7 @@ class LogFollower(Protocol):
         """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one."""
 
     async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
-        """Called where a listed segment's ledger is missing: wait until the segment leaves the list too, or raise."""
+        """Wait until a segment whose ledger is missing leaves the list, too, or raise."""
 
 
 class SegmentFollower:
@@ -220,11 +220,11 @@ class SegmentFollower:
             return
         if not self._settings.skip_broken_entries:
             raise error
-        place = DLSN(self._segment.lssn, self.next_entry, 0)
+        dlsn = DLSN(self._segment.lssn, self.next_entry, 0)
         _log.error(
             "log %s: entry %s is damaged on all its storage nodes and is skipped",
             self._owner.name,
-            place,
+            dlsn,
             extra=self._about(),
         )
         self._owner.measures.skipped_broken_entries.inc()

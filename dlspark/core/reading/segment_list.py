@@ -31,8 +31,8 @@ class SegmentList:
     """The list and one watch on it. `stale` says that it changed, or that changes may have been missed."""
 
     def __init__(self, services: Services, name: str, settings: Settings, creation: int = -1) -> None:
-        """`creation`: the number of the log that has to have the name (`SegmentListing.creation`); -1 takes the log
-        that has the name when the list is first read."""
+        """Look for nothing yet. `creation`: the number of the log that has to have the name
+        (`SegmentListing.creation`); -1 takes the log that has the name when the list is first read."""
         self.stale = True
         self.creation = creation
         self._listing = SegmentListing(name)
@@ -42,7 +42,7 @@ class SegmentList:
         self._changed = asyncio.Event()
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
 
     async def load(self) -> SegmentListing:
@@ -170,7 +170,7 @@ class SegmentWatch:
         self._list = SegmentList(services, name, settings)
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._list.use_settings(settings)
 
     async def changes(self) -> AsyncGenerator[list[SegmentMetadata], None]:

@@ -40,7 +40,7 @@ _MOST_AT_ONCE = 64
 
 @dataclass(slots=True)
 class Probes:
-    """What searches have read since the counters were last set to 0."""
+    """Counters of what searches have read since the counters were last set to 0."""
 
     segments: int = 0
     """Segments whose entries were read."""
@@ -79,12 +79,12 @@ class SegmentReader:
 
     @property
     def closed(self) -> bool:
-        """Whether the ledger's end is fixed (I2). The log's metadata may say so only later."""
+        """True if the ledger's end is fixed (I2). The log's metadata may say so only later."""
         return self._ledger.closed
 
     @property
     def settled(self) -> bool:
-        """Whether nothing can come behind `lac`, so that the log goes on in the next segment.
+        """True if nothing can come behind `lac`, so that the log goes on in the next segment.
 
         An empty segment that has ended may still be removed, and its number be used again.
         """
@@ -132,7 +132,7 @@ class SegmentReader:
         )
 
     async def summary(self, entry_id: int) -> EntrySummary:
-        """Counts, ids and positions of one entry."""
+        """Return counts, ids and positions of one entry."""
         entry = await self._read(entry_id)
         return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
 
@@ -141,7 +141,7 @@ class SegmentReader:
         return (await self._read(entry_id)).length
 
     async def locate_txid(self, txid: int) -> tuple[int, int] | None:
-        """(entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
+        """Return (entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
 
         It may be a control record, or the end of stream (whose id is above all): a reader that begins there skips them.
         """
@@ -150,7 +150,7 @@ class SegmentReader:
         return await self._locate(lambda record: record.txid, txid, segment.first_txid, high)
 
     async def locate_position(self, position: int) -> tuple[int, int] | None:
-        """(entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
+        """Return (entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
         high = None if self.metadata.in_progress else self.metadata.record_count
         return await self._locate(lambda record: record.last_position, position, 1, high)
 
@@ -194,6 +194,7 @@ class SegmentReader:
             if below:
                 return below[-1].last_position
             if records:
+                # None lies before `dlsn`. A control record has the position of the user record before it.
                 return records[0].position - records[0].is_user
         return 0
 
@@ -346,7 +347,7 @@ def _spread(first: int, after: int, ways: int) -> list[int]:
 
 
 def backward_scan(last: int, settings: Settings) -> Iterator[tuple[int, int]]:
-    """Ranges of entries (first, last) from `last` down to 0.
+    """Yield ranges of entries (first, last) from `last` down to 0.
 
     They double, from `firstNumEntriesEachPerLastRecordScan` to `maxNumEntriesPerReadLastRecordScan` entries.
     """

@@ -12,7 +12,7 @@ import logging
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.locks import DistributedLock, LockingError
 from metadata.distributedlog.logs import LogStore

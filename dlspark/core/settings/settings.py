@@ -81,7 +81,7 @@ class Settings(
     ZooKeeperKeys,
     ConfigurationKeys,
 ):
-    """Settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
+    """The settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
     """What was set with the prefix `bkc.`, by BookKeeper's keys."""
@@ -162,7 +162,7 @@ class Settings(
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: Settings | None = None) -> Settings:
-        """Settings of upstream keys (`{"writerOutputBufferSize": 0}`), over `base` or the defaults.
+        """Return the settings of upstream keys (`{"writerOutputBufferSize": 0}`), over `base` or the defaults.
 
         Raises SettingsError for a key or value that is not understood.
         """
@@ -177,7 +177,7 @@ class Settings(
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], base: Settings | None = None) -> Settings:
-        """Settings of a Java properties file: a path or a `file:` URL.
+        """Return the settings of a Java properties file: a path or a `file:` URL.
 
         Raises SettingsError, also for a file that cannot be read.
         """
@@ -190,7 +190,7 @@ class Settings(
         base: Settings | None = None,
         options: Mapping[str, str | Literal[True]] | None = None,
     ) -> Settings:
-        """Settings of `DLSPARK_CONF`, `DLSPARK_SET_<key>` variables and `-X dlspark.<key>` options, over `base`.
+        """Return what `DLSPARK_CONF`, `DLSPARK_SET_<key>` variables and `-X dlspark.<key>` options set, over `base`.
 
         `options` are those that the interpreter was started with, unless given.
         """

@@ -153,7 +153,7 @@ def _method(item: _Function, lines: list[str]) -> str:
 
 
 def _parameters(item: _Function) -> list[str]:
-    """Parameters with their types and defaults, `self` included, and `*` where it stands."""
+    """Return the parameters with their types and defaults, `self` included, and `*` where it stands."""
     # The formatter's quotes, and its spaces around the default of a parameter that has a type.
     parts = _split(ast.unparse(item.args).replace("'", '"'))
     return [re.sub(r"(: [^=]+)=", r"\1 = ", part, count=1) for part in parts]
@@ -162,13 +162,13 @@ def _parameters(item: _Function) -> list[str]:
 def _split(text: str) -> list[str]:
     """Split at the commas that are not in brackets or quotes."""
     parts, depth, quoted, start = [], 0, False, 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         quoted ^= character == '"'
         if not quoted:
             depth += (character in "[({") - (character in "])}")
             if character == "," and not depth:
-                parts.append(text[start:place].strip())
-                start = place + 1
+                parts.append(text[start:index].strip())
+                start = index + 1
     return [*parts, text[start:].strip()]
 
 
@@ -207,7 +207,8 @@ def _adopting(twin: str, call: str) -> list[str]:
 
 
 def _wrapped(head: str, parts: list[str], tail: str, body: str = "", *, trailing: bool = True) -> str:
-    """`head`, comma-separated parts and `tail`, broken as the formatter does: one line, an inner line, a line each."""
+    """Join `head`, comma-separated parts and `tail`, broken as the formatter does: one line, an inner line, a line
+    each."""
     whole = f"{head}{', '.join(parts)}{tail}{body}"
     if len(whole) <= _LINE:
         return whole

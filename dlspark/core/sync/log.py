@@ -29,10 +29,13 @@ from metadata.store import ANY_VERSION
 
 
 class Log(OpenedHere):
-    """One log, synchronously."""
+    """Opens writers and readers of one log, finds positions in it, truncates it, and shows its state.
+
+    `Namespace.open_log` returns it; it is `AsyncLog` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
-        """Used by `Namespace.open_log`."""
+        """Use `Namespace.open_log` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -55,7 +58,7 @@ class Log(OpenedHere):
 
     def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
         """Show the last records, and what comes; see `AsyncLog.tail`. An interrupt ends it without an error."""
-        tail = self._runtime.run(TailReader.open(self._inner, last, seconds, records))
+        tail = self._runtime.run(TailReader.open(self._inner, self._inner.open_reader, last, seconds, records))
         try:
             screen = open_screen(self._inner.name, last)
             try:
@@ -84,7 +87,7 @@ class Log(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._inner.closed
 
     @property
@@ -98,12 +101,15 @@ class Log(OpenedHere):
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` is the name that other clients see when they want the log. With `producers` it takes requests of
-        idempotent producers and conditional appends (`LogWriter.append`), and `gaps_allowed` says whether a
-        producer may leave out numbers.
+        Args:
+            client_id: the name that other clients see when they want the log; host and process unless given.
+            producers: take requests of idempotent producers, and conditional appends (`LogWriter.append`).
+            gaps_allowed: let producers leave out numbers.
 
-        Raises OwnershipAcquireFailedError with
-        the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        Raises:
+            OwnershipAcquireFailedError: after `lockTimeoutSeconds`, with the owner's name.
+            LogNotFoundError: the log does not exist, and is not to be created.
+            DistributedLogError: whatever the recovery of an unfinished segment raises; nothing was written.
         """
         opened = self._runtime.run(self._inner.open_writer(client_id, producers=producers, gaps_allowed=gaps_allowed))
         return LogWriter(self._runtime, opened)
@@ -116,6 +122,90 @@ class Log(OpenedHere):
         """
         opened = self._runtime.run(self._inner.open_append_stream(client_id))
         return AppendStream(self._runtime, opened)
+
+    @overload
+    def open_reader(self, start: Start | None = None) -> LogReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
+    ) -> LockedReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
+    ) -> LockedReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, subscriber: str | None, exclusive: bool, client_id: str | None = None
+    ) -> LogReader: ...
+
+    def open_reader(
+        self,
+        start: Start | None = None,
+        *,
+        subscriber: str | None = None,
+        exclusive: bool = False,
+        client_id: str | None = None,
+    ) -> LogReader:
+        """Return a reader of the log's records from `start` on; it takes no lock, unless it is to be the only one.
+
+        Args:
+            start: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last record there is),
+                or "latest" (the records to come). A position that was truncated raises at the first read.
+            subscriber: be the only reader of that name; without a start it goes on at the position committed last.
+            exclusive: be the only exclusive reader of the log.
+            client_id: the name that other clients see when they want the lock.
+
+        Raises:
+            LogNotFoundError: the log does not exist.
+            OwnershipAcquireFailedError: for a lock, after `lockTimeoutSeconds`, with the other reader's name.
+            CallerError: a start or a combination that makes no sense.
+        """
+        opened = self._runtime.run(
+            self._inner.open_reader(start, subscriber=subscriber, exclusive=exclusive, client_id=client_id)
+        )
+        if isinstance(opened, AsyncLockedReader):
+            return LockedReader(self._runtime, opened)
+        return LogReader(self._runtime, opened)
+
+    def open_append_reader(self, position: int = 0) -> AppendReader:
+        """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        opened = self._runtime.run(self._inner.open_append_reader(position))
+        return AppendReader(self._runtime, opened)
+
+    def subscribers(self) -> dict[str, DLSN]:
+        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none
+        yet.
+
+        What lies below the lowest of them has been read by all. Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.subscribers())
+
+    def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
+        """Store where a subscriber goes on, for readers without a lock; returns what is stored now.
+
+        A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
+        OutcomeUnknownError, after which it may be called again.
+        """
+        return self._runtime.run(self._inner.commit_position(subscriber, dlsn, back=back))
+
+    def delete_subscriber(self, subscriber: str) -> None:
+        """Forget a subscriber and its position; a missing one is a success.
+
+        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
+        """
+        self._runtime.run(self._inner.delete_subscriber(subscriber))
+
+    def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
+        """Yield the log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
+
+        Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
+        metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        log is deleted.
+        """
+        yield from iterated(self._runtime, self._inner.watch_segments())
 
     def metadata(self) -> Versioned[bytes]:
         """Return the bytes that the application keeps with the log (empty where there are none), and their version.
@@ -179,84 +269,6 @@ class Log(OpenedHere):
         """
         if not self._runtime.closed:
             self._runtime.run(self._inner.close())
-
-    @overload
-    def open_reader(self, start: Start | None = None) -> LogReader: ...
-
-    @overload
-    def open_reader(
-        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
-    ) -> LockedReader: ...
-
-    @overload
-    def open_reader(
-        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
-    ) -> LockedReader: ...
-
-    @overload
-    def open_reader(
-        self, start: Start | None = None, *, subscriber: str | None, exclusive: bool, client_id: str | None = None
-    ) -> LogReader: ...
-
-    def open_reader(
-        self,
-        start: Start | None = None,
-        *,
-        subscriber: str | None = None,
-        exclusive: bool = False,
-        client_id: str | None = None,
-    ) -> LogReader:
-        """Return a reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the
-        last record there is), or "latest" (what comes next).
-
-        With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
-        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
-        clients see when they want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with
-        the other reader's name after `lockTimeoutSeconds`. A position that was truncated raises at the first read.
-        """
-        opened = self._runtime.run(
-            self._inner.open_reader(start, subscriber=subscriber, exclusive=exclusive, client_id=client_id)
-        )
-        if isinstance(opened, AsyncLockedReader):
-            return LockedReader(self._runtime, opened)
-        return LogReader(self._runtime, opened)
-
-    def open_append_reader(self, position: int = 0) -> AppendReader:
-        """Return the log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
-        opened = self._runtime.run(self._inner.open_append_reader(position))
-        return AppendReader(self._runtime, opened)
-
-    def subscribers(self) -> dict[str, DLSN]:
-        """Return all subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none
-        yet.
-
-        What lies below the lowest of them has been read by all. Raises LogNotFoundError.
-        """
-        return self._runtime.run(self._inner.subscribers())
-
-    def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
-        """Store where a subscriber goes on, for readers without a lock; returns what is stored now.
-
-        A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
-        OutcomeUnknownError, after which it may be called again.
-        """
-        return self._runtime.run(self._inner.commit_position(subscriber, dlsn, back=back))
-
-    def delete_subscriber(self, subscriber: str) -> None:
-        """Forget a subscriber and its position; a missing one is a success.
-
-        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
-        """
-        self._runtime.run(self._inner.delete_subscriber(subscriber))
-
-    def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
-        """Yield the log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
-
-        Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
-        metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
-        log is deleted.
-        """
-        yield from iterated(self._runtime, self._inner.watch_segments())
 
     def segments(self) -> list[SegmentMetadata]:
         """Return all segments, oldest first, truncated ones included. Raises LogNotFoundError."""

@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 
 
 def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable[_P, _T]:
-    """`function` on the process's runtime."""
+    """Run `function` on the process's runtime."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -43,10 +43,14 @@ def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable
 
 
 class Namespace(OpenedHere):
-    """A namespace of logs, synchronously. Use it as a context manager, or call `close`."""
+    """Creates, lists, opens, renames and deletes the logs of a namespace.
+
+    Connect with `open`, and use it as a context manager or call `close`, which closes all that was opened in it. It is
+    `AsyncNamespace` for programs without an event loop; any thread may use it, one at a time.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncNamespace) -> None:
-        """Used by `open`."""
+        """Use `open` instead."""
         self._runtime = runtime
         self._inner = inner
         self._forget = runtime.on_close(inner.close)
@@ -62,10 +66,21 @@ class Namespace(OpenedHere):
         statistics: Statistics | None = None,
         runtime: Runtime | None = None,
     ) -> Namespace:
-        """Connect to `distributedlog://host:port/path`, or to the namespace that `DLSPARK_URI` names, or to the sandbox
-        that runs on this machine: see `AsyncNamespace.open`. Without a runtime, the process's shared one is used.
+        """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
+        that runs on this machine (`dlspark sandbox start`).
 
-        `features` are asked from the runtime's thread; see `AsyncNamespace.open`.
+        Args:
+            uri: `distributedlog://host:port/path`.
+            settings: those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`) unless given.
+            features: asked from the runtime's thread; otherwise as with `AsyncNamespace.open`.
+            region_id: as with `AsyncNamespace.open`.
+            statistics: where metrics go; to prometheus_client's own registry unless given.
+            runtime: the thread that does the work; the process's shared one unless given.
+
+        Raises:
+            CallerError: a bad URI or setting, or no namespace is named.
+            NotBoundError: no namespace is bound at the path.
+            MetadataUnavailableError: ZooKeeper could not be reached.
         """
         runtime = runtime or Runtime.shared()
         opening = AsyncNamespace.open(uri, settings, features=features, region_id=region_id, statistics=statistics)
@@ -122,7 +137,7 @@ class Namespace(OpenedHere):
 
     @property
     def federated(self) -> bool:
-        """Whether its logs are spread over sub-namespaces."""
+        """True if its logs are spread over sub-namespaces."""
         return self._inner.federated
 
     @property
@@ -170,7 +185,7 @@ class Namespace(OpenedHere):
 
     def rename_log(self, old: str, new: str, client_id: str | None = None) -> None:
         """Give a log another name, in one step, with its permissions. Its readers must be opened again. `client_id`:
-        who has the log's lock meanwhile, as others see it; the host and process unless given.
+        the name under which others see the lock held meanwhile; host and process unless given.
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError as `delete_log`,
         LockingError while a reader has it locked, CallerError for a log of several thousand segments: nothing was
@@ -181,7 +196,13 @@ class Namespace(OpenedHere):
     def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
         """Return a handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
-        Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
+        Args:
+            name: the log's name below the namespace.
+            settings: by their keys; dynamic settings files override them, now and whenever they change.
+
+        Raises:
+            InvalidLogNameError: no log can have this name.
+            SettingsError: a setting is unknown, ill-typed or contradicts another.
         """
         opened = self._runtime.run(self._inner.open_log(name, settings))
         return Log(self._runtime, opened)
@@ -210,10 +231,10 @@ class Namespace(OpenedHere):
 
 
 class AccessControl(OpenedHere):
-    """What may be done with a namespace's logs: see `PermissionStore`, method by method."""
+    """The permissions of a namespace's logs: see `PermissionStore`, method by method."""
 
     def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:
-        """Used by `Namespace.access_control`."""
+        """Use `Namespace.access_control` instead."""
         self._runtime = runtime
         self._inner = inner
 

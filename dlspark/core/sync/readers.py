@@ -30,10 +30,14 @@ _Self = TypeVar("_Self", bound="LogReader")
 
 
 class LogReader(OpenedHere):
-    """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
+    """Reads the records of one log in order, each once.
+
+    `Log.open_reader` returns it. Where nothing more is there, for now, `read_next` returns None and `read_bulk` an
+    empty list; iterating waits. It is `AsyncLogReader` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
-        """Used by `Log.open_reader`."""
+        """Use `Log.open_reader` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -60,7 +64,7 @@ class LogReader(OpenedHere):
         return self._runtime.run(self._inner.next_batch(max_bytes))
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-        """Batches for ever, waiting at the tail, until the log is sealed."""
+        """Yield batches for ever, waiting at the tail, until the log is sealed."""
         while True:
             try:
                 yield self.next_batch(max_bytes)
@@ -95,7 +99,7 @@ class LogReader(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._inner.closed
 
     @property
@@ -110,7 +114,7 @@ class LogReader(OpenedHere):
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was confirmed when the log was last read has been delivered."""
+        """True if everything that was confirmed when the log was last read has been delivered."""
         return self._inner.caught_up
 
     def skip_to(self, start: Start) -> DLSN:
@@ -129,12 +133,16 @@ class LogReader(OpenedHere):
 
 
 class LockedReader(LogReader):
-    """A reader that reads alone, synchronously."""
+    """Reads the records of one log as its only reader, or as the only one of a subscriber whose position it stores.
+
+    `Log.open_reader` returns it, given a subscriber or `exclusive`. It is `AsyncLockedReader` for programs without an
+    event loop.
+    """
 
     _inner: AsyncLockedReader
 
     def __init__(self, runtime: Runtime, inner: AsyncLockedReader) -> None:
-        """Used by `Log.open_reader`."""
+        """Use `Log.open_reader` instead."""
         super().__init__(runtime, inner)
 
     @property
@@ -162,10 +170,13 @@ class LockedReader(LogReader):
 
 
 class AppendStream(OpenedHere, io.RawIOBase):
-    """The end of a log as a file opened for appending. `flush` makes what was written durable and visible."""
+    """Appends bytes to a log, as a file that is opened for appending.
+
+    `Log.open_append_stream` returns it. `flush` makes what was written durable, and visible to readers.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendStream) -> None:
-        """Used by `Log.open_append_stream`."""
+        """Use `Log.open_append_stream` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -175,7 +186,7 @@ class AppendStream(OpenedHere, io.RawIOBase):
         return self._inner.durable_position
 
     def writable(self) -> bool:
-        """Always: it is opened for appending."""
+        """Return True: it is opened for appending."""
         return True
 
     def tell(self) -> int:
@@ -234,19 +245,22 @@ class AppendStream(OpenedHere, io.RawIOBase):
 
 
 class AppendReader(OpenedHere, io.RawIOBase):
-    """A log's bytes as a file opened for reading: nothing is read at the end of what is committed, for now."""
+    """Reads a log's bytes, as a file that is opened for reading.
+
+    `Log.open_append_reader` returns it. At the end of what is committed it reads nothing; read again for more.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncAppendReader) -> None:
-        """Used by `Log.open_append_reader`."""
+        """Use `Log.open_append_reader` instead."""
         self._runtime = runtime
         self._inner = inner
 
     def readable(self) -> bool:
-        """Always: it is opened for reading."""
+        """Return True: it is opened for reading."""
         return True
 
     def seekable(self) -> bool:
-        """Always: from the start, or from here."""
+        """Return True: from the start, or from here."""
         return True
 
     def tell(self) -> int:

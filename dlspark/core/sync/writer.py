@@ -19,7 +19,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.opened_here import OpenedHere
 
@@ -27,7 +27,10 @@ _T = TypeVar("_T")
 
 
 class PendingWrite(OpenedHere, Generic[_T]):
-    """A write under way. `result` sends what is buffered first: it would else wait for the buffer to be full."""
+    """Says what becomes of a write that is under way.
+
+    `result` waits for it. It sends what is buffered first, and would wait for a full buffer otherwise.
+    """
 
     __slots__ = ("_future", "_writer")
 
@@ -48,10 +51,14 @@ class PendingWrite(OpenedHere, Generic[_T]):
 
 
 class LogWriter(OpenedHere):
-    """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
+    """Appends records to one log, as its only writer.
+
+    `Log.open_writer` returns it. As a context manager it completes its segment at the end, and leaves that for the next
+    owner after an exception. It is `AsyncLogWriter` for programs without an event loop.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
-        """Used by `Log.open_writer`."""
+        """Use `Log.open_writer` instead."""
         self._runtime = runtime
         self._inner = inner
 
@@ -228,7 +235,7 @@ class LogWriter(OpenedHere):
         return self._runtime.run(self._inner.flush())
 
     def commit(self) -> int:
-        """`flush`, and make every acknowledged record visible to readers."""
+        """Flush, and make every acknowledged record visible to readers."""
         return self._runtime.run(self._inner.commit())
 
     def mark_end_of_stream(self) -> DLSN:
@@ -254,7 +261,7 @@ class LogWriter(OpenedHere):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` or `abort` was called and has ended."""
+        """True if `close` or `abort` was called and has ended."""
         return self._inner.closed
 
     @property
@@ -276,7 +283,7 @@ class LogWriter(OpenedHere):
 
 
 def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:
-    """`future` for another thread."""
+    """Return `future` for another thread."""
     twin: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
     def settle(done: asyncio.Future[_T]) -> None:

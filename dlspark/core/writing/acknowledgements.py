@@ -88,7 +88,7 @@ class Group(NamedTuple):
 
 
 class Waiting(Protocol):
-    """What waits for the outcome of records: a future, an `OutcomeCallback`, a `RequestOutcome`."""
+    """One that waits for the outcome of records: a future, an `OutcomeCallback`, a `RequestOutcome`."""
 
     def done(self) -> bool:
         """Return whether it has its outcome, or wants none."""
@@ -99,7 +99,7 @@ class Waiting(Protocol):
         ...
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """They are not, or perhaps not."""
+        """Note that they are not, or perhaps not."""
         ...
 
 
@@ -109,14 +109,14 @@ class Nobody:
     __slots__ = ()
 
     def done(self) -> bool:
-        """Return it wants no outcome."""
+        """Return True: it wants no outcome."""
         return True
 
     def set_result(self, result: Any, /) -> None:
-        """Nobody hears it."""
+        """Drop it: nothing waits."""
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """Nobody hears it."""
+        """Drop it: nothing waits."""
 
 
 NOBODY: Final = Nobody()
@@ -131,7 +131,7 @@ class OutcomeCallback:
     __slots__ = ("_done", "_ended")
 
     def __init__(self, ended: Callable[[Appended | BaseException], None]) -> None:
-        """`ended` is called once. What it raises is logged: the outcomes of other records must not be lost with it."""
+        """Have `ended` called once. What it raises is logged: other records' outcomes must not be lost with it."""
         self._ended = ended
         self._done = False
 
@@ -144,7 +144,7 @@ class OutcomeCallback:
         self._end(result)
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """They are not, or perhaps not."""
+        """Note that they are not, or perhaps not."""
         self._end(exception)
 
     def _end(self, outcome: Appended | BaseException) -> None:
@@ -169,7 +169,7 @@ class RequestOutcome:
     __slots__ = ("_done", "_ended", "_futures")
 
     def __init__(self, ended: Callable[[bool], None]) -> None:
-        """`ended` is called first, with whether the request is stored."""
+        """Have `ended` called first, with whether the request is stored."""
         self._ended = ended
         self._done = False
         self._futures: list[tuple[Waiting, bool]] = []
@@ -179,7 +179,7 @@ class RequestOutcome:
         self._futures.append((future, repeated))
 
     def done(self) -> bool:
-        """Return whether it was told."""
+        """Return whether it has its outcome."""
         return self._done
 
     def set_result(self, result: Appended, /) -> None:

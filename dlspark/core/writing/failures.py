@@ -1,4 +1,4 @@
-"""How a writer handles failures: its own, those of records that the caller does not wait for, and the loss of its lock.
+"""Failures of a writer: its own, those of records that the caller does not wait for, and the loss of its lock.
 
 `explain_failure` and `writer_failed_error` make the errors: what happened to the log or the lock, and what that means
 for a record.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dlspark.core.services import Services
-from dlspark.core.writing.write_lock import WriteLock
+from dlspark.core.write_lock import WriteLock
 from dlspark.errors import WriteError, WriterDeposedError
 from metadata.distributedlog.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.foundation.errors import BadVersionError, DistributedLogError
@@ -30,7 +30,7 @@ ADVICE_REOPEN = "Open the writer again, and write again from the first record th
 
 
 def explain_failure(log: str, cause: BaseException) -> BaseException:
-    """`cause` as the failure of the writer: where its log or lock is gone, an error that says so."""
+    """Return `cause` as the failure of the writer: where its log or lock is gone, an error that says so."""
     error: WriteError
     if isinstance(cause, LockClosedError):
         error = WriteError(
@@ -39,6 +39,7 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
             advice="Open the namespace and the writer again; close writers before the session",
         )
     elif isinstance(cause, LockingError):
+        # After LockClosedError, which is one, too: a lock that was given up here says nothing of another owner.
         error = WriterDeposedError(f"its lock was lost: {cause.message}", log=log, advice=ADVICE_REOPEN)
     elif isinstance(cause, BadVersionError | OwnershipAcquireFailedError):
         error = WriterDeposedError(
@@ -80,6 +81,7 @@ class UnawaitedFailures:
         once."""
         if future.done():
             return future
+        # The record is on its way: what becomes of it is seen here alone, and raised by the next call (D17).
         future.add_done_callback(self._settled)
         at_once: asyncio.Future[_T] = future.get_loop().create_future()
         at_once.set_result(answer)
@@ -103,7 +105,7 @@ class UnawaitedFailures:
         first, failures = self._first, self._failures
         if first is None:
             return
-        self.forget()
+        self.forget()  # before it is raised: each loss is reported once
         why = first.message if isinstance(first, DistributedLogError) else repr(first)
         raise WriteError(
             f"{counted(failures, 'record that was', 'records that were')} not waited for may be lost: {why}{and_now}",
@@ -141,7 +143,7 @@ class OwnershipWatch:
         try:
             while not self._ended and not self._lock.held:
                 await self._lock.ensure_held()
-                await asyncio.sleep(LOCK_CHECK_S)
+                await asyncio.sleep(LOCK_CHECK_S)  # `ensure_held` returns while the lock is still being taken again
         except DistributedLogError as error:
             self._on_lost(error)
         finally:

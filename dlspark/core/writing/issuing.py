@@ -19,15 +19,16 @@ from collections.abc import Awaitable, Callable
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.append_requests import RequestLog
+from dlspark.core.write_lock import WriteLock
+from dlspark.core.writing.conditional_appends import RequestLog
 from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, writer_failed_error
 from dlspark.core.writing.producer_recovery import read_producers
-from dlspark.core.writing.queued_writes import QueuedWrite, WriteLimits, WriteQueue
 from dlspark.core.writing.record_runs import RecordRun
 from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.write_lock import WriteLock
+from dlspark.core.writing.write_kinds import QueuedWrite
+from dlspark.core.writing.write_queue import WriteLimits, WriteQueue
 from dlspark.errors import EndOfStreamError, StreamNotReadyError, TransactionIdOutOfOrderError, WriteCancelledError
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 
@@ -86,7 +87,7 @@ class WriteIssuer:
             self.sequence.on_started = self._segment_begun
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
         self.sequence.use_settings(settings)
         if self.requests is not None:

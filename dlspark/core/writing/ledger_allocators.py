@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class AllocatorPhase(Enum):
-    """Where an allocator stands; the table at the top says what each means."""
+    """The phases of an allocator; the table at the top says what each means."""
 
     HANDED_OVER = "handed over"
     ALLOCATING = "allocating"
@@ -63,7 +63,7 @@ class AllocatorPhase(Enum):
 
 
 class AllocatorEvent(Enum):
-    """What happens to an allocator; the texts are for messages."""
+    """The events in an allocator's life; the texts are for messages."""
 
     ALLOCATE = "a ledger is wanted"
     CREATED = "it exists and is named"
@@ -99,7 +99,7 @@ class AllocatorLostError(NotAppliedError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerKind:
-    """What the ledgers of a segment are made with."""
+    """The parameters that the ledgers of a segment are made with."""
 
     ensemble_size: int
     write_quorum: int
@@ -111,7 +111,7 @@ class LedgerAllocator:
     """One allocator znode in the hands of one process. Calls do not overlap; they come from one event loop."""
 
     def __init__(self, services: Services, allocation: Allocation) -> None:
-        """`allocation`: the znode as it was found; from then on this process alone is to use it."""
+        """Take over `allocation`: the znode as it was found; from then on this process alone is to use it."""
         self.phase = AllocatorPhase.HANDED_OVER
         self.allocation = allocation
         self._services = services

@@ -1,4 +1,4 @@
-"""What a log says of its producers, as a new owner reads it: the newest snapshot, and the requests behind it.
+"""A log's producers, as a new owner reads them from the log: the newest snapshot, and the requests behind it.
 
 Every segment of a writer with producers begins with a snapshot, and there is another one every
 `producerSnapshotEntries` entries or `producerSnapshotBytes` bytes; so the end of one segment is read (`segment_ends`),
@@ -25,8 +25,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.producers import LogTime, Producers
 from dlspark.core.writing.segment_ends import BETWEEN_PAUSES, Following, SegmentEnd
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.distributedlog.producer_segments import ProducerSegments
@@ -40,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
-    """What a log says of its producers."""
+    """A log's producers, as far as the log says."""
 
     producers: Producers
     whole: int | None
@@ -70,7 +69,7 @@ async def read_producers(
     last: DLSN | None = None
     restored = found is None
     passed = 0
-    for segment in reversed(transitions.segments):
+    for segment in reversed(transitions.segments):  # the newest whole snapshot says all that counts
         looked_for = not restored and found is not None and found.whole <= segment.lssn <= found.newest
         if not looked_for and (last is not None or not segment.record_count):
             continue
@@ -80,6 +79,7 @@ async def read_producers(
             following = await end.read(producers if looked_for else None, find_last=last is None)
             last = last or end.last
             if following is not None:
+                # Only now: the log's time goes on from the newest producer that the snapshot has (I19).
                 restored, whole, time = True, segment.lssn, _time(services, settings, producers)
                 await _replay(producers, following, time.now_ms())
             passed += looked_for and not restored
@@ -88,7 +88,7 @@ async def read_producers(
     lost = not restored and found is not None and _is_lost(found, transitions)
     if lost:
         producers.lose()
-        whole = None
+        whole = None  # Nothing is left to look for; the loss itself is noted with the log, apart from its segments.
         _log.warning(
             "log %s: the segments that said what its producers have written are gone: producers up to epoch %d are "
             "forgotten, and their requests refused",
@@ -117,7 +117,7 @@ def _time(services: Services, settings: Settings, producers: Producers) -> LogTi
 
 async def _replay(producers: Producers, following: Sequence[Following], now_ms: int) -> None:
     slices = Slices()
-    for number, (said, place) in enumerate(following):
+    for number, (control, dlsn) in enumerate(following):
         if number % BETWEEN_PAUSES == 0:
             await slices.pause()
-        producers.replay(said, place, now_ms)
+        producers.replay(control, dlsn, now_ms)

@@ -57,6 +57,7 @@ from dlspark.errors import (
     SequencePassedError,
     TooManyProducersError,
 )
+from storage_node.edge import Clock
 
 SNAPSHOT_PART_BYTES: Final = 256 * 1024
 FORGOTTEN_AT_ONCE: Final = 8_192
@@ -66,8 +67,8 @@ FIRST_EPOCHS: Final = 2**62
 MORE_EPOCHS: Final = 2**48
 """So many come with each loss: a client that takes an epoch far above the last one finds room for 100,000 times."""
 LAST_EPOCHS: Final = 2**47
-"""So many below the limit are begun one after the other only. Who took the last one left none for anybody: not for its
-own name, and once it is forgotten, which the log says by its epoch, not for any producer that is new."""
+"""So many below the limit are begun one after the other only. A producer that took the last one would leave none:
+not for its own name, and once it is forgotten, which the log says by its epoch, not for any that is new."""
 ADVICE_EPOCH: Final = "Begin a new epoch: it starts at 0, and fences whoever writes with an older one"
 
 
@@ -89,7 +90,8 @@ class Producers:
     """The producers of one log, as this owner knows them."""
 
     def __init__(self, *, gaps_allowed: bool = False, most: int = 0, losses: int = 0) -> None:
-        """`most`: how many producers are known at a time, 0 or less: any number. `losses`: how often all were lost."""
+        """Know nobody yet. `most`: how many producers are known at a time, 0 or less: any number. `losses`: how often
+        all were lost."""
         self.gaps_allowed = gaps_allowed
         self.most = most
         self.losses = losses
@@ -128,6 +130,7 @@ class Producers:
         if known is None:
             self._check_unknown(request)
         limit = epoch_limit(self.losses)
+        # The last epochs are begun one after the other: one jump to the limit would leave none for other producers.
         if request.epoch > limit - LAST_EPOCHS:
             limit = min(limit, max(limit - LAST_EPOCHS, self.next_epoch(request.name)))
         if request.epoch > limit:
@@ -212,12 +215,12 @@ class Producers:
 
     # ------------------------------------------------------------------ what the log says
 
-    def replay(self, said: ProducerRequest | FencingToken, place: DLSN, now_ms: int) -> None:
-        """Take in a control record that was read behind the snapshot; `place` is the control record's own."""
-        if isinstance(said, FencingToken):
-            self.token = said.token
+    def replay(self, control: ProducerRequest | FencingToken, dlsn: DLSN, now_ms: int) -> None:
+        """Take in a control record that was read behind the snapshot; `dlsn` is the control record's own."""
+        if isinstance(control, FencingToken):
+            self.token = control.token
             return
-        self._note(said, DLSN(place.lssn, place.entry_id, place.slot_id + 1), now_ms)
+        self._note(control, DLSN(dlsn.lssn, dlsn.entry_id, dlsn.slot_id + 1), now_ms)
 
     def restore(self, parts: list[SnapshotPart]) -> None:
         """Take in a whole snapshot, in the place of everything known."""
@@ -236,19 +239,21 @@ class Producers:
         self.token = b"lost-%d" % self.losses
 
     def newest_ms(self) -> int | None:
-        """Returns when one of them was heard of last, in milliseconds since the epoch; None where none is known."""
+        """Return when one of them was heard of last, in milliseconds since the epoch; None where none is known."""
         return self._newest_ms
 
     def snapshot(self, now_ms: int, expiry_ms: int) -> list[bytes]:
-        """Returns the payloads of a snapshot's control records.
+        """Return the payloads of a snapshot's control records.
 
         Producers that were silent for longer than `expiry_ms` are not in it, and are forgotten here too: the snapshot
         says up to which epoch. No more than FORGOTTEN_AT_ONCE are, and none behind one that is not silent: the others
         are remembered for longer.
         """
+        # The table is in the order in which producers were heard of (`_note`): those that are silent come first.
         oldest = islice(self._states.values(), FORGOTTEN_AT_ONCE)
         silent = list(takewhile(lambda state: seen_ms(state) < now_ms - expiry_ms, oldest))
         for name in list(islice(self._states, len(silent))):
+            # What is forgotten must never look as if it had not been written (I19).
             self.forgotten = max(self.forgotten, epoch_of(self._states.pop(name)))
         return encode_snapshot(list(self._states.values()), self.token, SNAPSHOT_PART_BYTES, self.forgotten)
 
@@ -265,7 +270,7 @@ class Producers:
             kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
         last = max(known.last, request.sequence)
         noted = ProducerState(known.epoch, last, now_ms, kept)
-        self._states.pop(request.name, None)
+        self._states.pop(request.name, None)  # so that it comes last
         self._states[request.name] = encoded = noted.encode(request.name)
         self._newest_ms = now_ms if self._newest_ms is None else max(self._newest_ms, now_ms)
         self._looked_at = encoded, noted
@@ -274,3 +279,25 @@ class Producers:
 def epoch_limit(losses: int) -> int:
     """Return the highest epoch that a log takes which has lost what it knew so many times."""
     return min(FIRST_EPOCHS + losses * MORE_EPOCHS, MAX_NUMBER) - 1
+
+
+class LogTime:
+    """The time by which a log forgets silent producers, as its present owner sees it.
+
+    A host's clock may be a week ahead, for an hour or for ever, and a producer that is forgotten too early is refused
+    (I19). So the time of a log goes on where its last owner left it, and then as its present owner measures it, without
+    looking at the clock again. While nobody wrote it may have stood still: how long that was only the clock can tell,
+    and it is believed up to a limit.
+    """
+
+    def __init__(self, clock: Clock, newest_ms: int | None, most_ms: int) -> None:
+        """Begin where the last owner left off. `newest_ms`: when a producer of the log was heard of last; None where
+        none is known, and no time is needed. `most_ms`: how much later than that it may be now."""
+        now_ms = clock.now_ms()
+        self._began_ms = now_ms if newest_ms is None else max(newest_ms, min(now_ms, newest_ms + most_ms))
+        self._clock = clock
+        self._began_s = clock.elapsed_s()
+
+    def now_ms(self) -> int:
+        """Return milliseconds since the epoch, or fewer."""
+        return self._began_ms + int((self._clock.elapsed_s() - self._began_s) * 1000)

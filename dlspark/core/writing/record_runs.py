@@ -64,7 +64,7 @@ class RecordRun:
 
     @property
     def in_order(self) -> bool:
-        """Whether no transaction id is below the one before it."""
+        """True if no transaction id is below the one before it."""
         return not any(map(gt, self.txids, islice(self.txids, 1, None)))
 
     def fitting(self, first: int, room: int) -> int:
@@ -78,7 +78,7 @@ class RecordRun:
         return len(self) - first
 
     def part(self, first: int, count: int) -> RecordRun:
-        """`count` records, from number `first` on."""
+        """Return `count` records, from number `first` on."""
         if count == len(self):
             return self
         return _run(self.txids[first : first + count], self.payloads[first : first + count])
@@ -97,7 +97,7 @@ def run_of(txids: Sequence[int] | None, payloads: Sequence[Buffer]) -> RecordRun
     Raises InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError where one of them may not be written.
     """
     owned: Sequence[bytes] = payloads  # type: ignore[assignment]
-    kinds = set(map(type, payloads))
+    kinds = set(map(type, payloads))  # one pass in C; a check of each payload would cost more than writing it
     if not kinds <= {bytes}:
         if not kinds <= {bytes, bytearray, memoryview}:
             for payload in payloads:
@@ -108,7 +108,7 @@ def run_of(txids: Sequence[int] | None, payloads: Sequence[Buffer]) -> RecordRun
     elif not set(map(type, txids)) <= {int}:
         for txid in txids:
             check_txid(txid)
-        txids = [int(txid) for txid in txids]
+        txids = [int(txid) for txid in txids]  # numpy's integers would wrap where Python's grow
     if txids:
         check_user_txid(min(txids))
         check_user_txid(max(txids))

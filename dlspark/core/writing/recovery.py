@@ -136,10 +136,10 @@ async def last_record(
             async with aclosing(ledger.entries(first, end)) as entries:
                 async for entry in entries:
                     read += 1
-                    place = DLSN(segment.lssn, entry.entry_id, 0)
-                    last = outline_entry(entry.payload, enveloped=segment.enveloped, place=place).last
+                    dlsn = DLSN(segment.lssn, entry.entry_id, 0)
+                    last = outline_entry(entry.payload, enveloped=segment.enveloped, dlsn=dlsn).last
                     if last is not None:
-                        found = SegmentsLast(place._replace(slot_id=last.slot), last.txid, last.position)
+                        found = SegmentsLast(dlsn._replace(slot_id=last.slot), last.txid, last.position)
             if found is not None:
                 return found
         return None

@@ -71,7 +71,7 @@ class SegmentEnd:
         # Both ends are read at the same time. A short segment lies in the first read as a whole.
         reads_first = producers is not None and end >= self._first_read
         first = asyncio.ensure_future(self._begins_with_snapshot()) if reads_first else None
-        said = _TakenIn() if producers is not None else None
+        taken = _TakenIn() if producers is not None else None
         following: list[Following] | None = None  # stays so where a crash cut the segment's first snapshot off
         try:
             async with aclosing(self._backwards(end)) as outlines:
@@ -79,25 +79,25 @@ class SegmentEnd:
                     if self.last is None and outline.last_user_slot >= 0:
                         self.last = DLSN(self._segment.lssn, entry_id, outline.last_user_slot)
                     if first is not None and not await first:
-                        said = None
+                        taken = None
                     first = None
-                    if producers is not None and said is not None and await self._take_in(said, entry_id, outline):
-                        producers.restore(said.snapshot)
-                        following, said = said.following[::-1], None
-                    if said is None and (self.last is not None or not find_last):
+                    if producers is not None and taken is not None and await self._take_in(taken, entry_id, outline):
+                        producers.restore(taken.snapshot)
+                        following, taken = taken.following[::-1], None
+                    if taken is None and (self.last is not None or not find_last):
                         break
         finally:
             if first is not None:
                 await end_tasks([first], drop_errors=True)
         return following
 
-    async def _take_in(self, said: _TakenIn, entry_id: int, outline: EntryOutline) -> bool:
+    async def _take_in(self, taken: _TakenIn, entry_id: int, outline: EntryOutline) -> bool:
         """Look at an entry's control records, last to first; whether a whole snapshot begins here."""
         for number, (slot, payload) in enumerate(reversed(outline.control)):
             if number % BETWEEN_PAUSES == 0:
                 await self._slices.pause()
-            place = DLSN(self._segment.lssn, entry_id, slot)
-            if said.take(decode_control(payload, place), place):
+            dlsn = DLSN(self._segment.lssn, entry_id, slot)
+            if taken.take(decode_control(payload, dlsn), dlsn):
                 return True
         return False
 
@@ -105,7 +105,7 @@ class SegmentEnd:
         (entry,) = await self._ledger.read(0, 0)
         self._counters["producer-entries-read"] += 1
         first = next(iter(self._outline(entry.entry_id, entry.payload).control), None)
-        return first is not None and isinstance(decode_control(first[1], self._place(0)), SnapshotPart)
+        return first is not None and isinstance(decode_control(first[1], self._dlsn_of(0)), SnapshotPart)
 
     async def _backwards(self, end: int) -> AsyncGenerator[tuple[int, EntryOutline], None]:
         """Yield the entries from `end` down to the first one."""
@@ -137,14 +137,15 @@ class SegmentEnd:
         return found
 
     def _outline(self, entry_id: int, payload: memoryview) -> EntryOutline:
-        return outline_entry(payload, enveloped=self._segment.enveloped, place=self._place(entry_id))
+        return outline_entry(payload, enveloped=self._segment.enveloped, dlsn=self._dlsn_of(entry_id))
 
-    def _place(self, entry_id: int) -> DLSN:
+    def _dlsn_of(self, entry_id: int) -> DLSN:
         return DLSN(self._segment.lssn, entry_id, 0)
 
 
 class _TakenIn:
-    """What control records say, taken from the last to the first: of each producer, what is known of it at last."""
+    """The content of control records, taken from the last to the first: of each producer, what is known of it at
+    last."""
 
     def __init__(self) -> None:
         self.following: list[Following] = []
@@ -158,17 +159,17 @@ class _TakenIn:
         """The parts found so far, first to last."""
         return self._parts[::-1]
 
-    def take(self, said: ProducerRequest | SnapshotPart | FencingToken | None, place: DLSN) -> bool:
+    def take(self, control: ProducerRequest | SnapshotPart | FencingToken | None, dlsn: DLSN) -> bool:
         """Take in the record before those that were taken in; whether a whole snapshot is there."""
-        if isinstance(said, SnapshotPart):
-            self._parts = _with(self._parts, said)
-            return bool(self._parts) and said.number == 0
-        if isinstance(said, FencingToken):
+        if isinstance(control, SnapshotPart):
+            self._parts = _with(self._parts, control)
+            return bool(self._parts) and control.number == 0
+        if isinstance(control, FencingToken):
             if not self._token_taken:
                 self._token_taken = True
-                self.following.append((said, place))
-        elif said is not None and self._counts(said):
-            self.following.append((said, place))
+                self.following.append((control, dlsn))
+        elif control is not None and self._counts(control):
+            self.following.append((control, dlsn))
         return False
 
     def _counts(self, request: ProducerRequest) -> bool:

@@ -26,11 +26,11 @@ from dlspark.core.dynamic.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import TransmitError, WriterDeposedError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.segments import SegmentMetadata
@@ -60,7 +60,7 @@ class SegmentSequence:
         on_failure: Callable[[BaseException], None],
         on_acknowledged: Callable[[int], None],
     ) -> None:
-        """`on_failure` and `on_acknowledged` are called for what happens in the current segment; see SegmentWriter."""
+        """Have `on_failure` and `on_acknowledged` called for what happens in the current segment; see SegmentWriter."""
         self.current: SegmentWriter | None = None
         self._loop = asyncio.get_running_loop()
         self.last_roll = self._loop.time()
@@ -93,7 +93,7 @@ class SegmentSequence:
 
     @property
     def usable(self) -> bool:
-        """Whether there is a current segment, and it has not failed."""
+        """True if there is a current segment, and it has not failed."""
         return self.current is not None and self.current.error is None
 
     def roll_is_due(self) -> bool:
@@ -119,7 +119,7 @@ class SegmentSequence:
     # ------------------------------------------------------------------ recovering
 
     async def take_over(self, learn: Callable[[int], Coroutine[object, object, None]] | None = None) -> int:
-        """`recover` as the log's new owner, which has just taken the lock; afterwards no earlier owner can change the
+        """Recover as the log's new owner, which has just taken the lock; afterwards no earlier owner can change the
         log.
 
         `learn` reads what else the owner needs of segments that have their end, given the highest transaction id. It
@@ -344,7 +344,8 @@ class SegmentSequence:
             self.current = None
 
     async def complete_last(self) -> None:
-        """`complete_current` for an owner that does nothing more with the log: the lock goes with the segment's end."""
+        """Complete the segment of an owner that does nothing more with the log: the lock goes with the segment's
+        end."""
         if self.current is not None:
             await self._transitions.close()
             await self._complete(self.current, releases=True)

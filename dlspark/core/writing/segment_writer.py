@@ -94,7 +94,7 @@ class SegmentWriter:
         meter: Meter | None = None,
         log: str = "",
     ) -> None:
-        """`on_failure` is called with the first failure, `on_acknowledged` with the highest transaction id that is
+        """Have `on_failure` called with the first failure, `on_acknowledged` with the highest transaction id that is
         acknowledged.
 
         `meter` counts what becomes of entries, as those of `log`.
@@ -239,11 +239,11 @@ class SegmentWriter:
         self._last_written = (self.ledger.last_add_pushed + 1, self._builder.count - 1)
 
     @property
-    def last_place(self) -> DLSN | None:
+    def last_dlsn(self) -> DLSN | None:
         """Where the last user record is, or will be with the entry that is being filled; None where there is none."""
         return DLSN(self.metadata.lssn, *self._last_written) if self._last_written is not None else None
 
-    def place_of(self, request: AppendRequest) -> DLSN:
+    def dlsn_of(self, request: AppendRequest) -> DLSN:
         """Send what must go before `request`, and say where its first record will be: in the next entry."""
         if not self._builder.has_room(request.bytes - HEADER_BYTES) or (self._futures and not self._groups):
             self._transmit()
@@ -272,7 +272,7 @@ class SegmentWriter:
 
     def write_request(self, request: AppendRequest, outcome: RequestOutcome) -> bool:
         """Append a request's records, all in one entry, behind the control record that says whose they are. The caller
-        has asked `place_of` just before. False where this segment takes no more, and `outcome` has failed."""
+        has asked `dlsn_of` just before. False where this segment takes no more, and `outcome` has failed."""
         if self._refuse([outcome]):
             return False
         if request.control is not None:
@@ -310,7 +310,7 @@ class SegmentWriter:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a whole snapshot of the log's producers is stored in this segment."""
+        """True if a whole snapshot of the log's producers is stored in this segment."""
         return self._first_snapshot is not None and self._first_snapshot <= self.ledger.last_add_confirmed
 
     @property
@@ -409,12 +409,12 @@ class SegmentWriter:
 
     @property
     def has_buffered(self) -> bool:
-        """Whether records wait to be sent."""
+        """True if records wait to be sent."""
         return self._builder.count > 0
 
     @property
     def publish_needed(self) -> bool:
-        """Whether readers cannot see the last acknowledged user entry yet, and another entry may follow it."""
+        """True if readers cannot see the last acknowledged user entry yet, and another entry may follow it."""
         return self.last_entry > self._carried and self.error is None and not self._closed
 
     def _wake(self, entry_id: int | None) -> None:
@@ -493,7 +493,7 @@ class SegmentWriter:
             self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
             self.unacknowledged -= sent.encoded.user_count
             self._on_acknowledged(sent.highest_txid)
-        # Behind that: who hears of it may write again at once.
+        # Behind that: a caller that hears of it may write again at once.
         sent.acknowledged(self.metadata.lssn)
         sent.batch_acknowledged(self.metadata.lssn)
         self._wake(sent.entry_id)

@@ -23,19 +23,19 @@ from dlspark.core.settings.settings import Settings
 
 
 class SendingSegment(Protocol):
-    """What the timers need of a segment."""
+    """A segment as the timers use it."""
 
     last_sent: float
     """When an entry was sent last, by the event loop's clock."""
 
     @property
     def has_buffered(self) -> bool:
-        """Whether records wait to be sent."""
+        """True if records wait to be sent."""
         ...
 
     @property
     def publish_needed(self) -> bool:
-        """Whether entries are acknowledged that no reader can see yet, and the segment takes others."""
+        """True if entries are acknowledged that no reader can see yet, and the segment takes others."""
         ...
 
     def send(self) -> None:
@@ -101,12 +101,12 @@ class SendTimers:
             self._later("transmit", wait, self._segment.send)
 
     def sending(self) -> None:
-        """Called when what is buffered is being sent: the send that waited for it is not needed any more."""
-        if self._timers:
+        """Note that what is buffered is being sent: the send that waited for it is not needed any more."""
+        if self._timers:  # called for every entry: mostly there are none
             self._cancel("transmit")
 
     def acknowledged(self) -> None:
-        """Called when nothing is under way any more: with the immediate flush, have an entry follow those that readers
+        """Note that nothing is under way any more: with the immediate flush, have an entry follow those that readers
         cannot see yet."""
         if not self._settings.immediate_flush or not self._segment.publish_needed:
             return
@@ -127,6 +127,7 @@ class SendTimers:
         """Have an entry follow the acknowledged ones: what is buffered, else a control record."""
         self._cancel("publish")
         if self._segment.publish_needed:
+            # Readers see an entry once a later one carries its number as the LAC (I6): any entry will do.
             if self._segment.has_buffered:
                 self._segment.send()
             else:
@@ -137,7 +138,7 @@ class SendTimers:
     def _flush_period_s(self) -> float:
         if self._settings.immediate_flush and _at_once(self._settings):
             return 0.0
-        return self._settings.periodic_flush_ms / 2000
+        return self._settings.periodic_flush_ms / 2000  # half of it, as upstream has it: a record waits no longer
 
     def _flush(self) -> None:
         segment, measures = self._segment, self._measures
@@ -156,7 +157,7 @@ class SendTimers:
         """Run `tick` again and again, for as long as `period_s` is above 0."""
 
         def again() -> None:
-            self._every(name, period_s, tick)
+            self._every(name, period_s, tick)  # before `tick`, which may stop all timers
             tick()
 
         seconds = period_s()

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dlspark.core.services import Services
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_names import LogNotFoundError, LogState
@@ -47,7 +47,7 @@ LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found when the log was read after a lost answer."""
+    """The state of the log, read after a lost answer."""
 
     state: LogState
     segments: tuple[SegmentMetadata, ...]
@@ -147,7 +147,7 @@ class OwnersTransactions:
             await self._pause(pauses, failure)
 
     async def owned(self, *, releases: bool = False) -> list[Op]:
-        """Operations to be part of a transaction, which then fails unless the lock is held.
+        """Return operations to be part of a transaction, which then fails unless the lock is held.
 
         With `releases` they give it up. Raises MetadataUnavailableError while a lost one is being taken again, and what
         `ensure_held` raises.
@@ -192,7 +192,7 @@ class OwnersTransactions:
                 await self._pause(pauses, error)
 
     def _pauses(self) -> list[float]:
-        """Pauses between tries, that add up to the session timeout: after it the lock is lost anyhow."""
+        """Return pauses between tries, that add up to the session timeout: after it the lock is lost anyhow."""
         pauses: list[float] = []
         left, pause = self._session_timeout_s, FIRST_PAUSE_S
         while left > 0:

@@ -20,6 +20,7 @@ from typing import TypeVar
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock
 from dlspark.core.writing.ledger_allocators import (
     AllocatorLostError,
     AllocatorPhase,
@@ -35,7 +36,6 @@ from dlspark.core.writing.transactions import (
     OwnersTransactions,
     versions,
 )
-from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.allocators import Allocation
@@ -71,7 +71,7 @@ def lssn_without_segments(stored: int, first: int) -> int:
 
 
 class _NotedProducers:
-    """What the log's znode says of the segments of writers with producers (`producer_segments`)."""
+    """The segments of writers with producers, as the log's znode notes them (`producer_segments`)."""
 
     def __init__(self, path: str, whole: int | None, losses: int, *, exists: bool) -> None:
         self._path = path
@@ -104,8 +104,9 @@ class SegmentTransitions:
         lock: WriteLock | None = None,
         producers: bool = False,
     ) -> None:
-        """`state`: the versions that `load` is to find, where they have been read before. `lock`: what transactions
-        depend on, besides. With `producers`, `load` reads which segments say something of producers."""
+        """Load nothing yet. `state`: the versions that `load` is to find, where they have been read before. `lock`:
+        what transactions depend on, besides. With `producers`, `load` reads which segments say something of
+        producers."""
         self.name = name
         self._state = state
         self._version_found = -1

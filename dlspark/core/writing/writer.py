@@ -35,10 +35,14 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.write_lock import WriteLock, release, take_lock
 from dlspark.core.writing.acknowledgements import Appended, RunEnded, Waiting, WrittenEntry
-from dlspark.core.writing.append_requests import AppendWrite, Condition
+from dlspark.core.writing.conditional_appends import AppendWrite, Condition
 from dlspark.core.writing.issuing import WriteIssuer
-from dlspark.core.writing.queued_writes import (
+from dlspark.core.writing.record_runs import Columns
+from dlspark.core.writing.segment_writer import SegmentWriter
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.write_kinds import (
     UNNUMBERED,
     BatchWrite,
     CheckedSet,
@@ -48,12 +52,8 @@ from dlspark.core.writing.queued_writes import (
     QueuedWrite,
     RecordSetWrite,
     RecordWrite,
+    not_tried_error,
 )
-from dlspark.core.writing.record_runs import Columns
-from dlspark.core.writing.run_writes import not_tried_error
-from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import (
     AlreadyClosedError,
 )
@@ -65,12 +65,19 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncLogWriter(OnOneLoop):
-    """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
+    """Appends records to one log, as its only writer.
+
+    `AsyncLog.open_writer` returns it. `write` takes a record, `write_bulk` several, `write_record_set` payloads that
+    are stored together, `write_batch` columns, `append` requests that may come again or hang on a condition. None of
+    them raises: each returns futures, which get positions or errors. `flush` waits for all of them, `commit` shows
+    readers the last ones, too. As an asynchronous context manager it completes its segment at the end, and leaves that
+    for the next owner after an exception. All calls come from one event loop.
+    """
 
     def __init__(
         self, services: Services, name: str, settings: Settings, lock: WriteLock, transitions: SegmentTransitions
     ) -> None:
-        """Used by `open`, which makes a writer ready for records."""
+        """Use `open` instead, which makes a writer ready for records."""
         self.name = name
         self._services = services
         self._settings = settings
@@ -139,7 +146,7 @@ class AsyncLogWriter(OnOneLoop):
             raise
 
     def use_settings(self, settings: Settings) -> None:
-        """Called when the log's dynamic settings change."""
+        """Go on with the log's changed settings."""
         self._settings = settings
         self._issuer.use_settings(settings)
 
@@ -237,21 +244,21 @@ class AsyncLogWriter(OnOneLoop):
         """Append records of (transaction id, payload) as one request: all of them in one entry, or none.
 
         Args:
-            producer: who writes; a request that comes again, after a lost answer or from another process, is written
-                once, and answered with its first position. Epochs: `begin_epoch`.
+            producer: the name of the producer that writes; a request that comes again, after a lost answer or from
+                another process, is written once, and answered with its first position. Epochs: `begin_epoch`.
             sequence: the request's number, from 0 in each epoch.
             expected_position: the sequence id that comes next, or the DLSN behind which no record may be.
-            fencing_token: what `set_fencing_token` was called with last, by anybody.
+            fencing_token: the token that `set_fencing_token` was called with last, in any process.
 
         The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
         SequencePassedError, ProducerForgottenError, TooManyProducersError, ConditionError, and RecordTooLongError for
         more than an entry holds. Never raises. The writer must have been opened with `producers=True`.
         """
-        who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
+        request = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
         asked = expected_position is not None or fencing_token is not None
         condition = Condition(expected_position, fencing_token) if asked else None
         columns = [txid for txid, _ in records], [payload for _, payload in records]
-        return self._append_soon(columns, who, condition)
+        return self._append_soon(columns, request, condition)
 
     async def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
@@ -325,7 +332,7 @@ class AsyncLogWriter(OnOneLoop):
         return await self._when_settled(lambda segment: segment.flush())
 
     async def commit(self) -> int:
-        """`flush`, and make every acknowledged record visible to readers."""
+        """Flush, and make every acknowledged record visible to readers."""
         return await self._when_settled(lambda segment: segment.commit())
 
     async def mark_end_of_stream(self) -> DLSN:
@@ -385,7 +392,7 @@ class AsyncLogWriter(OnOneLoop):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` or `abort` was called and has ended."""
+        """True if `close` or `abort` was called and has ended."""
         return self._shutdown is not None and self._shutdown.done()
 
     @property
@@ -489,7 +496,7 @@ class AsyncLogWriter(OnOneLoop):
         condition: Condition | None = None,
         fence: FencingToken | None = None,
     ) -> asyncio.Future[Appended]:
-        """`_append` with a future, which is measured."""
+        """Append with a future, which is measured."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         self._append(records, future, producer, condition, fence)
         self._measure_bulk(future)
@@ -524,7 +531,7 @@ class AsyncLogWriter(OnOneLoop):
         return lambda stored: timing.record(self._loop.time() - began, stored)
 
     def _measured_run(self, ended: RunEnded, records: int) -> RunEnded:
-        """`ended`, with the bulk timed from now until its last record ends."""
+        """Return `ended`, with the bulk timed from now until its last record ends."""
         if not self._measured:
             return ended
         noted = self._note_bulk()

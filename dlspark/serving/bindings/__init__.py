@@ -1,1 +1,1 @@
-"""How requests reach a `ProxyService`, and answers their clients: frames on the storage node's transport, and gRPC."""
+"""The two ways to a `ProxyService` and back to its clients: frames on the storage node's transport, and gRPC."""

@@ -9,8 +9,8 @@ Every request is answered exactly once: by the proxy, or by a refusal made here 
 Time limits of requests are the caller's; an answer that comes later is dropped (`forget`). A proxy's host that vanished
 is noticed by a Handshake that is not answered (`FramesClientLimits.ping_ms`), whatever TCP thinks of it.
 
-Fault model: the peer may be no proxy, or one that errs. An answer that is ill-formed, or has a number of which no
-request is under way, closes the connection: it is not known any more which answer belongs to which request.
+Fault model: the peer may be another program, or a proxy that errs. An answer that is ill-formed, or has a number of
+which no request is under way, closes the connection: it is not known any more which answer belongs to which request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from dlspark.errors import (
     ProxyLostError,
     ProxyUnreachableError,
 )
-from dlspark.serving.bindings.bounds import FramesClientLimits
-from dlspark.serving.bindings.service import Reply
+from dlspark.serving.bindings.service import FramesClientLimits, Reply
+from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.failures import refusal_of
-from dlspark.serving.protocol.frames import decode_answer, encode_request
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -42,6 +41,7 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 from metadata.foundation.addresses import parse_address
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
@@ -64,24 +64,27 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class FramesClient:
-    """The connection; the `FrameHandler` of its link. Made by `connect` only."""
+    """How does one process ask a proxy many things at a time? A connection, made by `connect` only.
+
+    It is the `FrameHandler` of its link. All calls come from one event loop.
+    """
 
     def __init__(self, address: str, limits: FramesClientLimits, on_closed: Callable[[], None] | None) -> None:
         self.address = address
         self.closed = False
-        """No request is taken any more."""
+        """True once no request is taken any more."""
         self._limits = limits
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._replies: dict[int, Reply] = {}
         self._asking: set[int] = set()
-        """Those of them whose requests change nothing."""
+        """The numbers of requests under way that change nothing."""
         self._number = 0
         self._said: str | None = None
-        """What the proxy said of the connection, before it closed it."""
+        """The proxy's last words of the connection, or another reason for its end."""
         self._not_begun = False
-        """Whether it said that what it has not answered was not begun."""
+        """True where the proxy said that it has begun nothing of what it has not answered."""
         self._heard_at = self._loop.time()
         self._asked = False
         self._pinged = False
@@ -98,15 +101,19 @@ class FramesClient:
         limits: FramesClientLimits | None = None,
         on_closed: Callable[[], None] | None = None,
     ) -> FramesClient:
-        """Connect to the proxy at `address` (`host:port`). `on_closed` is called once, behind the last answer.
+        """Connect to a proxy.
 
-        Raises ProxyUnreachableError (nothing was sent), CallerError for an address that is none.
+        Args:
+            address: `host:port`.
+            on_closed: called once, behind the last answer.
+
+        Raises ProxyUnreachableError (nothing was sent), CallerError for an address that is not one.
         """
         host, port = host_and_port(address)
         client = cls(address, limits or FramesClientLimits(), on_closed)
         try:
             link = await network.connect(host, port, client, timeout_ms=timeout_ms)
-        except BookieUnreachableError as error:  # what a network raises, whoever listens at the other end
+        except BookieUnreachableError as error:  # a network raises it whatever listens at the other end
             raise ProxyUnreachableError(
                 error.message,
                 advice="Check that the proxy runs and that its announced address is reachable from here",
@@ -145,6 +152,7 @@ class FramesClient:
             return 0
         number = self._next_number()
         try:
+            # Checked before it is encoded: what is refused here was certainly not sent.
             if len(replies) >= self._limits.requests_under_way or link.queued_bytes > self._limits.queued_bytes:
                 raise OverCapacityError(
                     f"{len(replies)} requests are under way, {link.queued_bytes} bytes were not taken by the network",
@@ -179,7 +187,7 @@ class FramesClient:
     def forget(self, number: int) -> None:
         """Note that the answer to this request is not wanted any more: if it comes it is dropped. Idempotent."""
         if number in self._replies:
-            self._replies[number] = _dropped
+            self._replies[number] = _dropped  # it stays under way: its number must not be given to another request yet
 
     def _next_number(self) -> int:
         """Return one that no request under way has, which after a round of all of them some may."""
@@ -193,7 +201,7 @@ class FramesClient:
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
-        """Take one answer. Raises ProtocolError, which closes the link, for one that is none."""
+        """Take one answer. Raises ProtocolError, which closes the link, for bytes that are not one."""
         number, answer = decode_answer(frame)
         reply = self._replies.pop(number, None)
         if reply is not None:
@@ -201,6 +209,8 @@ class FramesClient:
                 self._asking.discard(number)
             reply(answer)
         elif number == 0 and isinstance(answer, Refusal):
+            # A proxy that stops says so when it has answered all that it began. So what crossed this on its way was not
+            # begun, and may be asked elsewhere at once, also where it writes.
             self._said = answer.message
             self._not_begun = answer.code is StatusCode.SERVICE_UNAVAILABLE and answer.applied is Applied.NO
             logger.warning("the proxy %s ends the connection: %s", self.address, answer.message)
@@ -236,6 +246,7 @@ class FramesClient:
         if self._timer is not None:
             self._timer.cancel()
         reason = f": {self._said}" if self._said else ""
+        # Which of the two decides whether a client may ask again: a write whose answer is lost may have been stored.
         lost = refusal_of(
             ProxyLostError(f"the connection was lost before the proxy answered{reason}", node=self.address)
         )

@@ -11,7 +11,7 @@ there.
     a large one, memory is short         Refusal OVER_CAPACITY, the connection goes on
     more reads than it may have          likewise; and a read's answer where far too many are not taken
     a request while the server stops     Refusal SERVICE_UNAVAILABLE
-    bytes that are no request            Refusal with its number where that can be read, else 0; then the end
+    bytes that are not a request         Refusal with its number where that can be read, else 0; then the end
 
 Fault model: a client may send anything, take nothing, or vanish. It ends its own connection so, and no other. An answer
 for a connection that has ended is dropped. Nothing here waits, or raises into the loop or into the service.
@@ -27,11 +27,18 @@ from functools import partial
 from typing import Final, Protocol
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import KEPT_VIEW_BYTES, REQUEST_BYTES, STEP_BYTES, FramesLimits, write_bytes
-from dlspark.serving.bindings.service import Caller, ProxyService
+from dlspark.serving.bindings.service import (
+    KEPT_VIEW_BYTES,
+    REQUEST_BYTES,
+    STEP_BYTES,
+    Caller,
+    FramesLimits,
+    ProxyService,
+    write_bytes,
+)
+from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.frame_parts import HEADER
-from dlspark.serving.protocol.frames import decode_request, encode_answer
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -42,6 +49,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import decode_request
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
@@ -53,25 +61,25 @@ NO_REQUEST: Final = 0
 """The number of an answer that is about the connection, and not about one of its requests."""
 NOT_BEGUN: Final = "the proxy has stopped; what it has not answered on this connection was not begun"
 LINE_FRAME_BYTES: Final = 64
-"""What a frame that waits in line takes besides its bytes."""
+"""A frame that waits in line takes so much besides its bytes."""
 
 
 class FramesHost(Protocol):
-    """What connections need of their server."""
+    """The server as its connections need it."""
 
     service: ProxyService
     limits: FramesLimits
     memory: Budget
-    """What all connections hold together."""
+    """Counts the bytes that all connections hold together."""
     turns: Turns
     """Connections that have a line to go on with."""
     lines: MessageLimit
     """Bounds what clients can cause to be logged."""
     stopping: bool
-    """Nothing new is begun any more."""
+    """True once nothing new is begun any more."""
 
     def heard(self, connection: FramesConnection) -> None:
-        """Requests came from this connection."""
+        """Note that requests came from this connection."""
         ...
 
     def ended(self, connection: FramesConnection) -> None:
@@ -84,7 +92,11 @@ class FramesHost(Protocol):
 
 
 class FramesConnection:
-    """Handles the frames of one link."""
+    """What becomes of the bytes that one client sends, and how much may it have under way? The handler of one link.
+
+    Args:
+        host: the server, which gives the service, the limits and the memory that all connections share.
+    """
 
     __slots__ = (
         "_counted",
@@ -125,20 +137,20 @@ class FramesConnection:
         self.heard_at: float | None = None
         self.closed = False
         self._fresh = False
-        """A whole frame came since the last `batch_done`."""
+        """True where a whole frame came since the last `batch_done`."""
         self._under_way: dict[int, int] = {}
-        """What each unanswered request counts, by its number."""
+        """The bytes that each unanswered request counts, by its number."""
         self._reads: set[int] = set()
-        """Those of them that are reads."""
+        """The numbers of unanswered reads."""
         self._held = 0
-        """What all of them count, and what waits in line."""
+        """The bytes that all unanswered requests count, and the frames in line."""
         self._counted = 0
-        """What of it is counted in the server's memory."""
+        """The part of it that is counted in the server's memory."""
         self._line: deque[bytes] | None = None
         self._line_bytes = 0
         self._paused = False
         self._left = False
-        """The client was told that nothing is begun any more; what still comes is dropped."""
+        """True once the client has heard that nothing is begun any more; what still comes is dropped."""
         self._waits_for_memory = False
         self._watching: asyncio.Task[None] | None = None
         self._sent = 0
@@ -148,7 +160,7 @@ class FramesConnection:
 
     @property
     def held_bytes(self) -> int:
-        """What its requests and answers take."""
+        """Bytes of its requests and answers."""
         return self._held + self._link.queued_bytes
 
     @property
@@ -158,7 +170,7 @@ class FramesConnection:
 
     @property
     def busy(self) -> bool:
-        """Answers are to come, or to leave."""
+        """True while answers are to come, or to leave."""
         return bool(self._under_way or self._line or self._link.queued_bytes)
 
     def close(self) -> None:
@@ -189,10 +201,11 @@ class FramesConnection:
         if self._paused:
             self._wait_in_line(frame)
         elif not self.closed:
+            # The payloads stay views of the frame until they are stored; see KEPT_VIEW_BYTES.
             self._begin(memoryview(bytes(frame)) if len(frame) < KEPT_VIEW_BYTES else frame)
 
     def batch_done(self) -> None:
-        """Note that all that arrived together was begun; that may be half a frame, which is no request yet."""
+        """Note that all that arrived together was begun; half a frame alone does not count as a request."""
         if self._fresh and not self.closed:
             self._fresh = False
             self.heard_at = self._loop.time()
@@ -210,12 +223,12 @@ class FramesConnection:
         if self._watching is not None:
             self._watching.cancel()
         self._host.ended(self)
-        self._host.service.caller_gone(self.caller)
+        self._host.service.caller_gone(self.caller)  # last: what it answers from here on finds the connection closed
 
     # ------------------------------------------------------------------------------------ requests
 
     def _begin(self, frame: memoryview) -> None:
-        """Give a request to the service, or refuse it. It never raises."""
+        """Give a request to the service, or refuse it. Never raises."""
         try:
             number, request = decode_request(frame)
         except DistributedLogError as error:
@@ -238,6 +251,7 @@ class FramesConnection:
             if request.max_bytes > limits.read_bytes:
                 request = replace(request, max_bytes=limits.read_bytes)
             self._reads.add(number)
+        # Counted before the service has it: it may answer within this call, and the answer takes the count back.
         under_way[number] = cost
         self._held += cost
         try:
@@ -272,19 +286,19 @@ class FramesConnection:
         return None
 
     def _break_off(self, frame: memoryview, error: DistributedLogError) -> None:
-        """Note that what the client sent is no request: say so, and end."""
+        """Say that the bytes are not a request, and end: where the next one begins is not known any more."""
         self._host.lines.log(logging.WARNING, "closing the connection to %s: %s", self.peer, error)
         number: int = HEADER.unpack_from(frame)[3] if len(frame) >= HEADER.size else NO_REQUEST
         if number in self._under_way:
             number = NO_REQUEST  # the answer to the request that was begun under it is not known
         self._send(number, refusal_of(error))
-        self._paused = True
+        self._paused = True  # what had arrived behind it is not begun
         self._link.close()
 
     # ------------------------------------------------------------------------------------ answers
 
     def answered(self, number: int, answer: Answer) -> None:
-        """Note that the service has answered. Dropped where the client is gone, or has its answer already."""
+        """Send the service's answer. It is dropped where the client is gone, or has its answer already."""
         cost = self._under_way.pop(number, None)
         if cost is None:
             if not self.closed:
@@ -323,11 +337,12 @@ class FramesConnection:
     # ------------------------------------------------------------------------------------ bounds
 
     def look(self, now: float) -> str | None:
-        """Return why the connection is to be closed now, if it is; called every now and then."""
+        """Return why the connection is to be closed now, None where it is not; called at intervals."""
         limits, queued = self._limits, self._link.queued_bytes
         if self.heard_at is None:
             late = (now - self.opened_at) * 1000 > limits.first_request_ms
             return f"it has sent no request within {limits.first_request_ms} ms" if late else None
+        # As many bytes in the queue as before, and no answer added: the client has taken nothing meanwhile.
         state = (queued, self._sent)
         if not queued or state != self._sent_before:
             self._sent_before, self._stuck_since = state, None
@@ -397,7 +412,8 @@ class FramesConnection:
         self._try_to_go_on()
 
     def _try_to_go_on(self) -> None:
-        """Hundreds of requests may end in one turn of the loop: the line goes on once, in one of the next."""
+        """Have the line go on, where there is room again."""
+        # Not at once: hundreds of requests may end in one turn of the loop, and the line goes on once for all of them.
         if self._paused and not self.closed and self._may_go_on():
             self._host.turns.join(self._go_on)
 

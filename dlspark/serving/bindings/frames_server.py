@@ -1,12 +1,12 @@
 """`FramesServer`: the frames binding of a `ProxyService`, for thin clients in Python and Java that move many records.
 
 It accepts connections (`frames_connection`), bounds their number and what they hold together, and closes those that say
-nothing: a new one that asks nothing in time, one that asks nothing for long, one that takes none of its answers. Who is
-closed for a newcomer: see `Admission`. A client whose host vanished is noticed by TCP's keep-alive.
+nothing: a new one that asks nothing in time, one that asks nothing for long, one that takes none of its answers. Which
+one is closed for a newcomer: see `Admission`. A client whose host vanished is noticed by TCP's keep-alive.
 
 `close` is graceful: no new connection, every new request is refused with SERVICE_UNAVAILABLE (not done: clients go
 elsewhere), what is under way is answered for as long as the caller allows, and then the connections end. A client whose
-last request crosses that end is told that it was not begun, and closes the connection; one that does not is not waited
+last request crosses that end hears that it was not begun, and closes the connection; one that does not is not waited
 for longer than `LEAVE_S`.
 """
 
@@ -16,10 +16,9 @@ import asyncio
 import logging
 
 from dlspark.errors import NotAppliedError
-from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_connection import FramesConnection
-from dlspark.serving.bindings.service import ProxyService
-from metadata.foundation.errors import check
+from dlspark.serving.bindings.service import FramesLimits, ProxyService
+from metadata.foundation.errors import check, present
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError
@@ -31,13 +30,13 @@ from storage_node.transport.turns import Turns
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often connections are looked at, or a quarter of the shortest time that they may take where that is less."""
+"""The interval at which connections are looked at; a quarter of the shortest time that they may take, if less."""
 FLUSH_LOOK_S = 0.01
-"""How often it is seen, at the end, whether the last answers have left."""
+"""The interval at which it is seen, at the end, whether the last answers have left."""
 LEAVE_S = 2.0
-"""How long clients have, at the end, to hear that nothing more is begun, and to close their connections."""
+"""The time that clients have, at the end, to hear that nothing more is begun, and to close their connections."""
 CLOSE_GRACE_S = 5.0
-"""How long `close` waits for answers by default."""
+"""The time for which `close` waits for answers by default."""
 
 
 def frames_network(limits: FramesLimits) -> TcpNetwork:
@@ -47,7 +46,12 @@ def frames_network(limits: FramesLimits) -> TcpNetwork:
 
 
 class FramesServer:
-    """Serves `service` on one port of `network`; for the loop on which it is started."""
+    """How do clients reach a service by frames? Serves it on one port, for the loop on which it is started.
+
+    Args:
+        network: TCP, or a simulated one; `frames_network` makes one whose memory these limits bound.
+        service: takes all requests; nothing else answers them, but refusals of what is not begun.
+    """
 
     def __init__(self, network: Network, service: ProxyService, *, limits: FramesLimits | None = None) -> None:
         self.service = service
@@ -73,9 +77,7 @@ class FramesServer:
     @property
     def port(self) -> int:
         """The port that is listened on. Raises InvariantViolation before `start`."""
-        check(self._listener is not None, "the frames server is not started")
-        assert self._listener is not None
-        return self._listener.port
+        return present(self._listener, "the frames server is not started").port
 
     @property
     def connection_count(self) -> int:
@@ -89,7 +91,7 @@ class FramesServer:
 
     @property
     def held_bytes(self) -> int:
-        """What requests and answers of all connections take now."""
+        """Bytes of the requests and answers of all connections."""
         return sum(connection.held_bytes for connection in self._connections)
 
     async def start(self, host: str, port: int) -> None:
@@ -116,6 +118,7 @@ class FramesServer:
                 self._timer.cancel()
             for connection in list(self._connections):
                 connection.leave()
+        # The client closes first, and we only when it does not: a reset could overtake what `leave` has said.
         deadline = loop.time() + LEAVE_S
         while loop.time() < deadline and self._connections:
             await self._next_change(min(FLUSH_LOOK_S, deadline - loop.time()))
@@ -125,6 +128,7 @@ class FramesServer:
             await self._next_change(FLUSH_LOOK_S)
 
     async def _next_change(self, within_s: float) -> None:
+        # A connection says when it is done (`settled`); what little its socket has not taken by then leaves unsaid.
         self._changed = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._changed], timeout=within_s)
         self._changed = None
@@ -134,6 +138,7 @@ class FramesServer:
     def _accept(self, link: Link) -> FrameHandler:
         if self.stopping:
             raise NotAppliedError("the proxy is being stopped", node=link.peer)
+        # Beyond the limit one connection leaves: the newcomer, where all others are in use.
         connection = FramesConnection(self, link)
         leaving = self._admission.arrived(connection)
         if leaving is connection:
@@ -147,7 +152,7 @@ class FramesServer:
         return connection
 
     def heard(self, connection: FramesConnection) -> None:
-        """Requests came from this connection: from now on it is the one that was idle for the shortest time."""
+        """Note that requests came from this connection: it is the one now that was idle for the shortest time."""
         self._admission.heard(connection)
 
     def ended(self, connection: FramesConnection) -> None:

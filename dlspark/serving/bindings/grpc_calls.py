@@ -2,8 +2,8 @@
 
 What a proxy refuses travels in the message's status. A call ends with an error of gRPC for what no message can say:
 
-    INVALID_ARGUMENT     the bytes are no message, or one that makes no sense
-    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way, of its host (`grpc_hosts`) or of all
+    INVALID_ARGUMENT     the bytes are not a message, or one that makes no sense
+    RESOURCE_EXHAUSTED   the message is too long, or too many calls are under way: of its host (`CallsOfHosts`), of all
     UNAVAILABLE          the proxy stops: what is under way was answered, a stream of requests or of records ends
     DEADLINE_EXCEEDED    the client's deadline was over before the request was begun
 
@@ -23,16 +23,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dlspark.errors import DistributedLogError
-from dlspark.serving.bindings.bounds import REQUEST_BYTES, GrpcLimits, write_bytes
-from dlspark.serving.bindings.grpc_hosts import peer_address
-from dlspark.serving.bindings.service import Caller, ProxyService
+from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
-from dlspark.serving.protocol import rpc_messages
+from dlspark.serving.protocol import rpc_answers, rpc_requests
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -57,7 +56,7 @@ from storage_node.errors import ProtocolError
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_MS: Final = 10_000
-"""How often a Read says that there is nothing, where its client leaves that to the proxy."""
+"""The interval at which a Read says that there is nothing, where its client leaves that to the proxy."""
 LEAST_HEARTBEAT_MS: Final = 500
 MOST_HEARTBEAT_MS: Final = 60_000
 """No longer than a read proxy keeps a read that waits."""
@@ -65,9 +64,9 @@ LARGE_BYTES: Final = 256 * 1024
 """A request that counts more is begun in a turn of the loop of its own: many of them arrive together, and each may be
 sixteen thousand records. Requests of other clients come between them."""
 COPIES: Final = 2
-"""How often a response is in memory until it is taken: gRPC keeps one of its own."""
+"""Copies of a response in memory until it is taken: gRPC keeps one of its own."""
 LOOK_MS: Final = 1_000
-"""How often a Read that waits for its log looks whether it exists."""
+"""The interval at which a Read that waits for its log looks whether it exists."""
 LONGEST_TIMEOUT_MS: Final = 2**32 - 1
 T = TypeVar("T")
 _NOT_YET: Final = pb.ReadResponse(status=pb.Status(code=pb.Status.SUCCESS)).SerializeToString()
@@ -75,10 +74,10 @@ _NOT_YET: Final = pb.ReadResponse(status=pb.Status(code=pb.Status.SUCCESS)).Seri
 
 
 class Call(Protocol):
-    """What the handlers need of gRPC's context of a call."""
+    """A call of gRPC as its handler needs it: gRPC's context."""
 
     def peer(self) -> str:
-        """`ipv4:host:port`, URL-encoded."""
+        """Return `ipv4:host:port`, URL-encoded."""
         ...
 
     def time_remaining(self) -> float | None:
@@ -101,22 +100,32 @@ class Call(Protocol):
 Handler: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 
 
+def peer_address(call: Call) -> str:
+    """Return `host:port` of the client that makes a call."""
+    return unquote(call.peer()).partition(":")[2]
+
+
 class GrpcCalls:
-    """All calls of one server."""
+    """How does a call of gRPC become a request, and an answer its message? All calls of one server.
+
+    Args:
+        names: where proxies speak gRPC, for answers and requests that name one.
+    """
 
     def __init__(self, service: ProxyService, limits: GrpcLimits, names: GrpcNames = NO_NAMES) -> None:
         self.limits = limits
         self.stopping = asyncio.Event()
-        """Nothing new is begun any more."""
+        """Set once nothing new is begun any more."""
         self.held_bytes = 0
         self.under_way = 0
         """Calls that are being handled."""
         self.waiting_reads = 0
         """Reads among them whose log does not exist."""
         self.idle = asyncio.Event()
-        """There are none."""
+        """Set while there are none."""
         self.idle.set()
-        self._turn = asyncio.Lock()
+        self._large = asyncio.Lock()
+        """Held by the one large message that is worked on."""
         self._service = service
         self._names = names
         self._lines = MessageLimit(logger)
@@ -124,18 +133,18 @@ class GrpcCalls:
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what gRPC calls, for each method of the compiled file."""
         found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        for method in rpc_messages.METHODS.values():
+        for method in rpc_requests.METHODS.values():
             if method.requests_stream:
                 found[method.name] = grpc.stream_stream_rpc_method_handler(self._append)
             elif method.responses_stream:
                 found[method.name] = grpc.unary_stream_rpc_method_handler(self._read)
             else:
                 found[method.name] = grpc.unary_unary_rpc_method_handler(self._unary(method))
-        return grpc.method_handlers_generic_handler(rpc_messages.SERVICE, found)
+        return grpc.method_handlers_generic_handler(rpc_requests.SERVICE, found)
 
     # ------------------------------------------------------------------------------------ single requests
 
-    def _unary(self, method: rpc_messages.RpcMethod) -> Handler:
+    def _unary(self, method: rpc_requests.RpcMethod) -> Handler:
         async def handle(data: bytes, call: Call) -> bytes:
             message, request = await self._understood(method, data, call)
             caller = self._begin(call)
@@ -147,7 +156,7 @@ class GrpcCalls:
 
         return handle
 
-    async def _understood(self, method: rpc_messages.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
+    async def _understood(self, method: rpc_requests.RpcMethod, data: bytes, call: Call) -> tuple[Message, Request]:
         """Return the message and the request that `data` is; ends the call where it is none."""
         try:
             return self.parsed(method, data)
@@ -170,7 +179,8 @@ class GrpcCalls:
         self.held_bytes += cost
         try:
             if cost > LARGE_BYTES:
-                async with self._turn:
+                # One at a time, each in a turn of the loop of its own: calls of other clients come between them.
+                async with self._large:
                     await asyncio.sleep(0)
             self.submit(request, caller, take)
             return await answered
@@ -201,7 +211,7 @@ class GrpcCalls:
         await append.finish()
 
     async def _read(self, data: bytes, call: Call) -> None:
-        method = rpc_messages.METHODS["Read"]
+        method = rpc_requests.METHODS["Read"]
         message, request = await self._understood(method, data, call)
         if not isinstance(request, ReadBatch) or not isinstance(message, pb.ReadRequest):
             raise TypeError(f"a Read is a {type(request).__name__}")
@@ -231,32 +241,32 @@ class GrpcCalls:
     def encoded(self, name: str, answer: Answer, correlation: int = 0) -> bytes:
         """Return the message with which a call of this name is answered."""
         try:
-            message = rpc_messages.answer_to_pb(name, answer, correlation=correlation, names=self._names)
+            message = rpc_answers.answer_to_pb(name, answer, correlation=correlation, names=self._names)
         except DistributedLogError as error:
-            message = rpc_messages.answer_to_pb(name, cannot_be_sent(name, error), correlation=correlation)
+            message = rpc_answers.answer_to_pb(name, cannot_be_sent(name, error), correlation=correlation)
         return message.SerializeToString()
 
     async def read_responses(self, answer: Delivery) -> list[bytes]:
         """Return the messages with which a Read is answered. Other clients come between them; and one large delivery is
         taken apart at a time, for its records take many times the memory of its bytes. Raises DistributedLogError."""
-        messages = rpc_messages.read_responses(answer)
+        messages = rpc_answers.read_responses(answer)
         if sum(map(len, answer.parts)) <= LARGE_BYTES:
             return [message.SerializeToString() for message in messages]
         made = []
-        async with self._turn:
+        async with self._large:
             for message in messages:
                 made.append(message.SerializeToString())
                 await asyncio.sleep(0)
         return made
 
-    def parsed(self, method: rpc_messages.RpcMethod, data: bytes) -> tuple[Message, Request]:
+    def parsed(self, method: rpc_requests.RpcMethod, data: bytes) -> tuple[Message, Request]:
         """Return the message and the request that `data` is; proxies that it names have their locations. Raises
         ProtocolError."""
         try:
             message = method.request.FromString(data)
         except DecodeError as error:
             raise ProtocolError(f"the bytes are no {method.request.DESCRIPTOR.name}: {error}") from None
-        request = rpc_messages.request_from_pb(method.name, message)
+        request = rpc_requests.request_from_pb(method.name, message)
         if isinstance(request, MoveStream):
             request = replace(request, target=self._names.location(request.target))
         if isinstance(request, Handshake | AcceptStreams | ListProxies) or not request.context.tried_hosts:
@@ -271,7 +281,7 @@ class GrpcCalls:
         return size + REQUEST_BYTES
 
     def objection(self, cost: int) -> Refusal | None:
-        """Return why a request is not begun, whatever the service would say."""
+        """Return the refusal of a request that is not begun, whatever the service would say; None where it is."""
         if self.stopping.is_set():
             return stopping()
         if self.held_bytes + cost > self.limits.memory_bytes:
@@ -279,7 +289,7 @@ class GrpcCalls:
         return None
 
     def submit(self, request: Request, caller: Caller, reply: Callable[[Answer], None]) -> None:
-        """Give a request to the service; a mistake there leaves no caller without an answer."""
+        """Give a request to the service; where that raises, the caller has an answer all the same."""
         try:
             self._service.submit(request, caller, reply)
         except Exception as error:  # the boundary: see above
@@ -334,7 +344,7 @@ class _Append:
             await self._call.abort(grpc.StatusCode.UNAVAILABLE, "the proxy is being stopped")
 
     async def _read_all(self) -> None:
-        method, eof = rpc_messages.METHODS["Append"], grpc.aio.EOF
+        method, eof = rpc_requests.METHODS["Append"], grpc.aio.EOF
         while True:
             await self._room.wait()
             data = await self._call.read()
@@ -351,6 +361,8 @@ class _Append:
         calls, limits = self._calls, self._calls.limits
         cost = calls.cost(request, size)
         refusal = calls.objection(cost)
+        # A request that is refused counts as well, until its answer is taken: else a client that takes none could have
+        # any number of refusals kept for it.
         self._under_way += 1
         self._held += cost
         calls.held_bytes += cost
@@ -419,7 +431,7 @@ class _Read:
             return
 
     async def _next(self) -> Answer | None:
-        """Return what the service answers; None where the log is waited for, and did not exist for as long as a read
+        """Return the service's answer; None where the log is waited for, and did not exist for as long as a read
         waits."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._request.wait_ms / 1000
@@ -431,8 +443,8 @@ class _Read:
                 return too_many_wait()
             self._count_waiting(waits=True)
             if self._request.start is ReadFrom.LATEST:
-                # All that will be in the log is written after the call: who asked for that gets all of it, and hears at
-                # once that it is so.
+                # All that will be in the log is written after the call, which is what its client asked for: it gets all
+                # of it, and hears at once that it is so.
                 self._request = replace(self._request, start=ReadFrom.OLDEST)
                 return None
             await self._unless_stopping(asyncio.sleep(LOOK_MS / 1000))
@@ -448,8 +460,7 @@ class _Read:
         return await self._unless_stopping(calls.ask(request, self._caller, 0, self._call)) or stopping()
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what is waited for, None where the server began to stop before it came: it may have waited for
-        long."""
+        """Return the result of `work`, None where the server began to stop first: it may have waited for long."""
         asking = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._calls.stopping.wait())
         try:
@@ -495,25 +506,25 @@ class _Once:
 
 
 def cannot_be_sent(name: str, error: DistributedLogError) -> Refusal:
-    """Return what is answered where the service's answer makes no message."""
+    """Return the refusal that is sent where the service's answer cannot be: that it was done must not be lost."""
     logger.error("an answer to %s cannot be sent: %s", name, error)
     text = f"it was done, and its answer cannot be sent: {error.message}"
     return Refusal(StatusCode.UNEXPECTED, text, applied=Applied.UNKNOWN)
 
 
 def stopping() -> Refusal:
-    """Return what is answered while the server stops."""
+    """Return the refusal of a request that comes while the server stops."""
     return Refusal(StatusCode.SERVICE_UNAVAILABLE, "the proxy is being stopped")
 
 
 def too_many_wait() -> Refusal:
-    """Return what is answered where so many Reads wait for their logs as may."""
+    """Return the refusal of a Read where as many wait for their logs as may."""
     message = "the log does not exist, and as many readers wait for theirs as may"
     return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
 
 
 def over_capacity() -> Refusal:
-    """Return what is answered while all calls together take all the memory that they may."""
+    """Return the refusal of a request while all calls together take all the memory that they may."""
     message = "the requests and answers of all clients take all the memory that they may"
     return Refusal(StatusCode.OVER_CAPACITY, message, advice="Ask again later, or ask another proxy")
 

@@ -3,45 +3,176 @@
 For administration, batches and tailing from programs in any language: every call costs far more than a frame does, so
 records that are written one by one belong on frames (`frames_client`), or many of them into one Write or Append.
 
-Who asks `grpc.health.v1.Health` about "" or the service learns whether the proxy takes calls. `close` is graceful: NOT
-SERVING first, then every new request is refused with SERVICE_UNAVAILABLE, and calls under way end within the grace.
+A client that asks `grpc.health.v1.Health` about "" or the service learns whether the proxy takes calls. `close` is
+graceful: NOT SERVING first, then every new request is refused with SERVICE_UNAVAILABLE, and calls under way end within
+the grace. A process that has imported this must not fork afterwards: gRPC's threads are gone in the child, its locks
+are not.
 
-A process that has imported this must not fork afterwards: gRPC's threads are gone in the child, its locks are not.
+How many calls one client's host has at a time, of whatever service, from their first bytes on (`CallsOfHosts`). gRPC
+counts a call as soon as its headers are there, bounds the calls of all clients together, and refuses everyone beyond
+that. The bound of one host leaves room to the others. So it has to count what gRPC counts: calls whose message has not
+come, and those of health and reflection. The host is known from the call's context, which a handler gets only behind
+the message. So each handler is given to gRPC as one that takes a stream of requests, and the message of a call that has
+but one is read here, within a time.
+
+Options of channels are made together for both sides: what one side does the other must bear. A server of gRPC ends a
+connection (GOAWAY, too_many_pings) that is pinged more often than every five minutes while it sends nothing, and more
+often than every two hours while there are no calls on it, unless its options say otherwise. Here `least_ping_ms` says
+how often, and it holds without calls, too. Pings that come sooner are counted (strikes) until the server sends
+something; MAX_STRIKES of them may come late or together, as they do when a process was held up. Lengths of messages
+come from the request's limit, not from gRPC's default of 4 MB.
+
+Fault model: a client may begin calls and send nothing, watch the health of a proxy on a thousand streams, or vanish;
+its calls end with its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from inspect import isasyncgen
+from typing import Any, Final, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from dlspark.serving.bindings.bounds import GrpcLimits
-from dlspark.serving.bindings.grpc_calls import GrpcCalls
-from dlspark.serving.bindings.grpc_hosts import CallsOfHosts
-from dlspark.serving.bindings.grpc_options import server_options
-from dlspark.serving.bindings.service import ProxyService
+from dlspark.serving.bindings.grpc_calls import GrpcCalls, peer_address
+from dlspark.serving.bindings.service import STEP_BYTES, GrpcLimits, ProxyService
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
-from dlspark.serving.protocol.rpc_messages import SERVICE
+from dlspark.serving.protocol.rpc_requests import SERVICE
 from metadata.foundation.addresses import address_text
 from metadata.foundation.errors import check
 from metadata.foundation.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
+Options: TypeAlias = tuple[tuple[str, int], ...]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 CLOSE_GRACE_S = 5.0
-"""How long `close` waits for calls by default."""
+"""The time for which `close` waits for calls by default."""
 LAST_WORDS_S = 0.2
-"""What calls that have their answers get at least to deliver them."""
+"""The time that calls with their answers have, at least, to deliver them."""
+CLIENT_KEEPALIVE_MS: Final = 30_000
+CLIENT_KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MAX_STRIKES: Final = 2
+"""gRPC's own number; 0 would mean that pings are never too many."""
+
+
+def server_options(limits: GrpcLimits) -> Options:
+    """Return the options of a server with these limits."""
+    return (
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", max(limits.message_bytes, limits.read_bytes) + STEP_BYTES),
+        ("grpc.max_concurrent_streams", limits.streams_per_connection),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
+        ("grpc.server_handshake_timeout_ms", limits.handshake_ms),
+        ("grpc.max_connection_idle_ms", limits.idle_ms),
+        ("grpc.keepalive_time_ms", limits.keepalive_ms),
+        ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.least_ping_ms),
+        ("grpc.http2.max_ping_strikes", MAX_STRIKES),
+        ("grpc.so_reuseport", 0),  # two proxies that share a port by mistake would share its clients by chance
+    )
+
+
+def client_options(
+    *, message_bytes: int = GrpcLimits().message_bytes, keepalive_ms: int = CLIENT_KEEPALIVE_MS
+) -> Options:
+    """Return the options of a client's channel to such a server: it takes what the server sends, and lives while it is
+    idle."""
+    return (
+        ("grpc.max_receive_message_length", message_bytes + STEP_BYTES),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", CLIENT_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+class CallsOfHosts(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
+    """How many calls has each client's host, and is one more too many? Stands before all handlers of one server."""
+
+    def __init__(self, limits: GrpcLimits) -> None:
+        self._limits = limits
+        self._taken: dict[str, int] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler of a call with the count before it; None where there is no such call."""
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else self._counted(handler)
+
+    def _counted(self, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        handle = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        async def run(requests: object, context: Context) -> object:
+            async with self._slot(context):
+                asked = requests if handler.request_streaming else await self._message(context)
+                answered = handle(asked, context)
+                # Health and reflection answer with generators; our own handlers write by themselves, or return one.
+                if not isasyncgen(answered):
+                    return await answered
+                async for answer in answered:
+                    await context.write(answer)
+                return None
+
+        streams = handler.response_streaming
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        made: grpc.RpcMethodHandler[Any, Any] = make(run, handler.request_deserializer, handler.response_serializer)
+        return made
+
+    @asynccontextmanager
+    async def _slot(self, context: Context) -> AsyncIterator[None]:
+        """Count a call, or end it where its host has all the calls that it may have."""
+        host = peer_address(context).rpartition(":")[0]
+        taken = self._taken.get(host, 0)
+        if taken >= self._limits.calls_per_host:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{taken} calls of {host} are under way")
+        self._taken[host] = taken + 1
+        try:
+            yield
+        finally:
+            self._taken[host] -= 1
+            if not self._taken[host]:
+                del self._taken[host]
+
+    async def _message(self, context: Context) -> object:
+        """Return the one message of a call; ends the call where it has none, or that takes too long."""
+        reading = asyncio.ensure_future(context.read())
+        try:  # not `wait_for`, which may pass over that the call is cancelled when the message comes
+            await asyncio.wait([reading], timeout=self._limits.message_ms / 1000)
+        finally:
+            reading.cancel()
+        if not reading.done():
+            said = f"its message has not come within {self._limits.message_ms} ms"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, said)
+        message = reading.result()
+        if message is grpc.aio.EOF:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        return message
 
 
 class GrpcServer:
-    """Serves `service` on one port; for the loop on which it is started."""
+    """How do clients in any language reach a service? Serves it on one port, for the loop on which it is started.
+
+    Args:
+        service: takes all requests.
+        names: where proxies speak gRPC, for answers and requests that name one.
+    """
 
     def __init__(self, service: ProxyService, *, limits: GrpcLimits | None = None, names: GrpcNames = NO_NAMES) -> None:
-        """`names`: where proxies speak gRPC, for answers and requests that name one."""
         self.limits = limits or GrpcLimits()
         self._service = service
         self._names = names
@@ -64,7 +195,7 @@ class GrpcServer:
 
     @property
     def held_bytes(self) -> int:
-        """What requests without an answer take now."""
+        """Bytes of the requests without an answer."""
         return 0 if self._calls is None else self._calls.held_bytes
 
     async def start(self, host: str, port: int) -> None:
@@ -98,6 +229,7 @@ class GrpcServer:
         server, calls, health_of_it = self._server, self._calls, self._health
         if server is None or calls is None or health_of_it is None:
             return
+        # Health first: a balancer that goes by it sends nothing more here, while what is under way is still answered.
         await health_of_it.enter_graceful_shutdown()
         calls.stopping.set()
         loop = asyncio.get_running_loop()

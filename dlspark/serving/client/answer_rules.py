@@ -1,4 +1,5 @@
-"""What a client does about each answer, as tables: by status code, by error, and by what was asked. No I/O.
+"""What a client does about each answer, as tables: by status code, by reason, and by what was asked; and the refusals
+that a client gives its callers itself. No I/O.
 
     FINISH        the answer is the caller's
     FOLLOW        ask the proxy that the answer names, and remember it as the owner
@@ -11,15 +12,22 @@ The codes are upstream's (docs/reference/serving.md#status-codes), and so is wha
 not have stands over them: a reason that says that the request itself is refused (`FINAL_REASONS`) ends it, whatever its
 code does for other failures; and whether a request may be sent again after an answer was lost is decided by
 what it asks for (`is_repeatable`), never by the code.
+
+Nothing here, or in what a client does with an answer, looks at the name of an error: names are the wire's. What arrives
+has a `Reason` by the time that anything is decided (`operations.Refusal`), and a refusal of the client's own is made of
+an error (`failures.refusal_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from dlspark.errors import ProxyLostError, ProxyUnreachableError
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Applied,
     BeginEpoch,
@@ -138,3 +146,22 @@ def is_repeatable(request: StreamRequest, *, resend_writes: bool = False) -> boo
     if isinstance(request, WriteRecords):
         return request.stamp is not None or request.expected_position is not None or resend_writes
     return isinstance(request, REPEATABLE)
+
+
+# ---------------------------------------------------------------------- refusals of the client's own
+
+
+def unreachable_refusal(message: str) -> Refusal:
+    """Return the answer to a request that no proxy has: it was not done."""
+    return refusal_of(ProxyUnreachableError(message))
+
+
+def lost_refusal(message: str) -> Refusal:
+    """Return the answer to a request of which nobody knows whether it was done: the connection to its proxy ended."""
+    return refusal_of(ProxyLostError(message))
+
+
+def doubtful_refusal(refusal: Refusal, message: str) -> Refusal:
+    """Return `refusal` as the answer to a request of which another attempt may have been done."""
+    lost = lost_refusal(message)
+    return replace(refusal, message=lost.message, applied=lost.applied, error=lost.error, reason=lost.reason)

@@ -1,4 +1,4 @@
-"""`Batcher`: records of one stream, gathered into requests by bytes, count and time. No I/O.
+"""`RecordAccumulator`: records of one stream, gathered into requests by bytes, count and time. No I/O.
 
 A record never travels alone while others wait: a request is taken only when it may be sent at once, and takes all that
 waits, up to its bounds. So with few records each is sent at once, and with many the requests grow by themselves.
@@ -7,27 +7,27 @@ waits, up to its bounds. So with few records each is sent at once, and with many
     it is taken           by the edge, when the producer has room
 
 The order of records is that in which they were added. A record keeps its key; what becomes of a request becomes of its
-records (`fates`). What waits is bounded (`has_room`): whoever adds more must wait, or is refused.
+records (`record_outcomes`). What waits is bounded (`has_room`): a caller that adds more must wait, or is refused.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
-    Applied,
     BulkReceipt,
     Refusal,
     StatusCode,
     WriteReceipt,
     WriteRecords,
 )
-from metadata.foundation.errors import check
+from metadata.foundation.errors import OutcomeUnknownError, check
 from storage_node.protocol.frames import Buffer
 
 RECORD_ROOM_BYTES: Final = 32
@@ -36,7 +36,7 @@ RECORD_ROOM_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:
-    """What bounds a request, and what waits."""
+    """How large a request may get, how long a record waits for others, and how much may wait."""
 
     max_bytes: int = 256 * 1024
     max_records: int = 4_096
@@ -46,7 +46,7 @@ class BatchBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBatch:
+class ProducerBatch:
     """The records of one request, in their order."""
 
     keys: tuple[Hashable, ...]
@@ -67,8 +67,8 @@ class _Waiting:
     since: float
 
 
-class Batcher:
-    """Records that wait for a request of their stream, and the room that those under way take."""
+class RecordAccumulator:
+    """Records that wait for a request of their stream, and the room of records under way."""
 
     def __init__(self, limits: BatchBounds | None = None) -> None:
         self._limits = limits if limits is not None else BatchBounds()
@@ -78,7 +78,7 @@ class Batcher:
         self._pending_records = 0
 
     def __len__(self) -> int:
-        """Return records that wait to be taken."""
+        """Return how many records wait to be taken."""
         return len(self._waiting)
 
     @property
@@ -90,6 +90,7 @@ class Batcher:
     def has_room(self) -> bool:
         """Whether another record may be added. A single record always finds room where there is nothing else."""
         limits = self._limits
+        # Asked before a record is added, not with its size: a record larger than the bound would never find room.
         return self._pending_bytes < limits.max_pending_bytes and self._pending_records < limits.max_pending_records
 
     def add(self, key: Hashable, payload: Buffer, now: float, transaction_id: int | None = None) -> bool:
@@ -108,7 +109,7 @@ class Batcher:
         return True
 
     def give_up(self, key: Hashable) -> bool:
-        """Take a record back that was not taken into a request yet. Says whether it was there to be taken back."""
+        """Take a record back that was not taken into a request yet; return whether it was there to be taken back."""
         found = self._waiting.pop(key, None)
         if found is None:
             return False
@@ -132,7 +133,7 @@ class Batcher:
             return oldest
         return oldest + limits.linger_ms / 1000
 
-    def take(self) -> RecordBatch:
+    def take(self) -> ProducerBatch:
         """Return the next request's records: the oldest ones, as many as fit. Something must wait.
 
         Records with transaction ids of their own and records without are not in one request.
@@ -143,6 +144,7 @@ class Batcher:
         size = 0
         for key, record in self._waiting.items():
             grown = size + len(record.payload) + RECORD_ROOM_BYTES
+            # The first record is always taken, however long: a request of it alone is the smallest that there is.
             full = grown > self._limits.max_bytes or len(taken) >= self._limits.max_records
             if taken and (full or (record.transaction_id is None) is not (taken[0].transaction_id is None)):
                 break
@@ -153,9 +155,9 @@ class Batcher:
             del self._waiting[key]
         self._waiting_bytes -= size
         ids = tuple(record.transaction_id for record in taken if record.transaction_id is not None)
-        return RecordBatch(tuple(keys), tuple(record.payload for record in taken), ids or None, size)
+        return ProducerBatch(tuple(keys), tuple(record.payload for record in taken), ids or None, size)
 
-    def settled(self, batch: RecordBatch) -> None:
+    def settled(self, batch: ProducerBatch) -> None:
         """Note that the fate of a request is known: its room is free."""
         self._release(batch.bytes, len(batch.keys))
 
@@ -165,8 +167,8 @@ class Batcher:
         check(self._pending_bytes >= 0 and self._pending_records >= 0, "more records were settled than were added")
 
 
-def fates(batch: RecordBatch, answer: Answer) -> Iterator[tuple[Hashable, DLSN | Refusal | None]]:
-    """Yield what became of each record: its place, None where it is stored and its place is forgotten, or why not.
+def record_outcomes(batch: ProducerBatch, answer: Answer) -> Iterator[tuple[Hashable, DLSN | Refusal | None]]:
+    """Yield what became of each record: its DLSN, None where it is stored and its DLSN is forgotten, or why not.
 
     An answer that does not fit the request says nothing of them: their outcome is unknown.
     """
@@ -177,13 +179,14 @@ def fates(batch: RecordBatch, answer: Answer) -> Iterator[tuple[Hashable, DLSN |
     elif isinstance(answer, BulkReceipt) and len(answer.results) == len(batch.keys):
         yield from zip(batch.keys, answer.results, strict=True)
     else:
-        refusal = answer if isinstance(answer, Refusal) else _misfit(batch, answer)
+        # A proxy that answers so may have written it: that it was not written is never concluded from nonsense.
+        refusal = answer if isinstance(answer, Refusal) else _misfit_refusal(batch, answer)
         for key in batch.keys:
             yield key, refusal
 
 
-def _misfit(batch: RecordBatch, answer: Answer) -> Refusal:
+def _misfit_refusal(batch: ProducerBatch, answer: Answer) -> Refusal:
     message = f"a request of {len(batch.keys)} records was answered with {type(answer).__name__}"
     if isinstance(answer, WriteReceipt):
         message = f"{message} for {answer.records}"
-    return Refusal(StatusCode.UNEXPECTED, message, applied=Applied.UNKNOWN, error="OutcomeUnknownError")
+    return replace(refusal_of(OutcomeUnknownError(message)), code=StatusCode.UNEXPECTED)

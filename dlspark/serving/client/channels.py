@@ -1,6 +1,6 @@
 """`Channels`: the connections of one client, made when something is first sent, and again after a loss.
 
-A proxy has a connection for requests, and further ones, *lanes*, for its client's readers: what a long poll promises to
+A proxy has a connection for requests, number 0, and further ones for its client's readers: what a long poll promises to
 bring counts against a connection at the proxy, and writes must not wait for it.
 
     not connected       what is sent waits in line, bounded, until the connection is made or has failed
@@ -73,29 +73,29 @@ class ChannelFailure:
     error: DistributedLogError
 
 
-Heard: TypeAlias = "Callable[[Answer | ChannelFailure], None]"
+AnswerHandler: TypeAlias = "Callable[[Answer | ChannelFailure], None]"
 
 
-class Sending:
+class ChannelRequest:
     """A request that was given to a channel."""
 
-    __slots__ = ("_channel", "_heard", "_lane", "_number", "_request")
+    __slots__ = ("_channel", "_number", "_on_answer", "_owner", "_request")
 
-    def __init__(self, lane: _Channel, request: Request, heard: Heard) -> None:
-        self._lane = lane
+    def __init__(self, owner: _Channel, request: Request, on_answer: AnswerHandler) -> None:
+        self._owner = owner
         self._request: Request | None = request
-        self._heard: Heard | None = heard
+        self._on_answer: AnswerHandler | None = on_answer
         self._channel: ProxyChannel | None = None
         self._number = 0
 
     def cancel(self) -> None:
         """Report nothing any more; what was sent may still be done."""
-        if self._heard is None:
+        if self._on_answer is None:
             return
-        self._heard = self._request = None
+        self._on_answer = self._request = None
         if self._channel is not None:
             self._channel.forget(self._number)
-            self._lane.settled()
+            self._owner.settled()
 
     def send(self, channel: ProxyChannel) -> None:
         """Give it to a connection, unless it was given up."""
@@ -103,35 +103,38 @@ class Sending:
         if request is None:
             return
         self._channel = channel
-        self._lane.under_way += 1
+        self._owner.under_way += 1
         self._number = channel.submit(request, self._answered)
 
     def fail_soon(self, error: DistributedLogError) -> None:
-        """The same from the loop: who sends to the next proxy in answer to a failure must not get deeper each time."""
+        """Do as `fail`, from the loop: a caller that sends to the next proxy in answer must not get deeper each
+        time."""
         asyncio.get_running_loop().call_soon(self.fail, error)
 
     def fail(self, error: DistributedLogError) -> None:
         """Note that it was not sent, and will not be."""
-        heard, self._heard, self._request = self._heard, None, None
-        if heard is not None:
-            heard(ChannelFailure(error))
+        on_answer, self._on_answer, self._request = self._on_answer, None, None
+        if on_answer is not None:
+            on_answer(ChannelFailure(error))
 
     def _answered(self, answer: Answer) -> None:
-        heard, self._heard, self._request = self._heard, None, None
-        if heard is None:
+        on_answer, self._on_answer, self._request = self._on_answer, None, None
+        if on_answer is None:
             return
-        lane, channel = self._lane, self._channel
-        lane.settled()
+        owner, channel = self._owner, self._channel
+        owner.settled()
+        # A refusal that says "lost" may also come from the proxy, and be of another proxy: it is this connection's end
+        # only where the connection has ended.
         if (
             isinstance(answer, Refusal)
             and channel is not None
             and channel.closed
             and (answer.reason in _LOST or answer.applied is Applied.UNKNOWN)
         ):
-            heard(ChannelFailure(error_of(answer, stream=None)))
+            on_answer(ChannelFailure(error_of(answer, stream=None)))
             return
-        lane.heard_at = lane.now()
-        heard(answer)
+        owner.heard_at = owner.now()
+        on_answer(answer)
 
 
 class _Channel:
@@ -164,7 +167,7 @@ class _Channel:
         self.under_way = 0
         """Requests on the connection whose answers are wanted."""
         self.heard_at = self.used_at = 0.0
-        self._waiting: deque[Sending] = deque()
+        self._waiting: deque[ChannelRequest] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._opened_at = 0.0
         self._backoff_s = 0.0
@@ -174,10 +177,10 @@ class _Channel:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way or waits."""
+        """Whether nothing is under way or waits."""
         return not self.under_way and self._opening is None
 
-    def submit(self, sending: Sending) -> None:
+    def submit(self, sending: ChannelRequest) -> None:
         channel = self.channel
         if channel is not None and not channel.closed:
             sending.send(channel)
@@ -252,7 +255,7 @@ class _Channel:
             return
         left_s = self.heard_at + host.silence_s - self.now()
         if left_s <= 0:
-            if self._pinged:
+            if self._pinged:  # and that was not answered either: the host has stopped, or the way to it is cut
                 self._pinged = False
                 logger.warning("the proxy %s says nothing: its connection is closed", self.address)
                 host.end_channel(channel)
@@ -281,7 +284,7 @@ class _Channel:
 
 
 class Channels:
-    """The connections of one client; for one running loop."""
+    """The connections of one client: made when something is sent, and again after a loss. For one running loop."""
 
     def __init__(
         self,
@@ -292,7 +295,7 @@ class Channels:
         silence_ms: int = SILENCE_MS,
         max_channels: int = MAX_CHANNELS,
     ) -> None:
-        """`on_connected` and `on_closed` hear of the connection for requests of an address, not of other lanes."""
+        """`on_connected` and `on_closed` are called for the connection for requests of an address, not for readers'."""
         self.connect = connect
         self.loop = asyncio.get_running_loop()
         self.silence_s = silence_ms / 1000
@@ -300,33 +303,36 @@ class Channels:
         self._on_connected = on_connected
         self._on_closed = on_closed
         self._max_channels = max_channels
-        self._lanes: dict[tuple[str, int], _Channel] = {}
+        self._channels: dict[tuple[str, int], _Channel] = {}
+        """By address and number; 0 is the one for requests."""
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._channels)
 
     def addresses(self) -> Iterable[str]:
         """Return the proxies that requests have a connection to."""
-        return [address for (address, number), lane in self._lanes.items() if not number and lane.channel is not None]
+        requests = ((address, one) for (address, number), one in self._channels.items() if not number)
+        return [address for address, one in requests if one.channel is not None]
 
-    def submit(self, address: str, request: Request, heard: Heard, lane: int = 0) -> Sending:
-        """Send `request` to the proxy at `address`. `heard` is called once, mostly from the loop."""
-        key = (address, lane)
-        found = self._lanes.get(key)
+    def submit(self, address: str, request: Request, on_answer: AnswerHandler, connection: int = 0) -> ChannelRequest:
+        """Send `request` to the proxy at `address`, on this connection. `on_answer` is called once, mostly from the
+        loop."""
+        key = (address, connection)
+        found = self._channels.get(key)
         if found is None:
-            found = _Channel(self, address, lane)
+            found = _Channel(self, address, connection)
             if self._closed:
-                sending = Sending(found, request, heard)
+                sending = ChannelRequest(found, request, on_answer)
                 sending.fail_soon(AlreadyClosedError("the client is closed"))
                 return sending
-            if len(self._lanes) >= self._max_channels and not self._make_room():
-                sending = Sending(found, request, heard)
-                sending.fail_soon(OverCapacityError(f"{len(self._lanes)} connections are in use", node=address))
+            if len(self._channels) >= self._max_channels and not self._make_room():
+                sending = ChannelRequest(found, request, on_answer)
+                sending.fail_soon(OverCapacityError(f"{len(self._channels)} connections are in use", node=address))
                 return sending
-            self._lanes[key] = found
-        sending = Sending(found, request, heard)
+            self._channels[key] = found
+        sending = ChannelRequest(found, request, on_answer)
         found.used_at = self.loop.time()
         found.submit(sending)
         return sending
@@ -334,52 +340,52 @@ class Channels:
     def forget(self, address: str) -> None:
         """Note that the proxy is not one of the fleet any more: its connections are closed once nothing is under
         way."""
-        for key in [key for key, lane in self._lanes.items() if key[0] == address and lane.idle]:
-            self._end_lane(self._lanes.pop(key))
+        for key in [key for key, one in self._channels.items() if key[0] == address and one.idle]:
+            self._end(self._channels.pop(key))
 
-    def end_lane(self, address: str, number: int) -> None:
-        """Nobody uses this lane any more."""
-        lane = self._lanes.pop((address, number), None)
-        if lane is not None:
-            self._end_lane(lane)
+    def end_connection(self, address: str, number: int) -> None:
+        """Close the connection of this number: nothing is sent on it any more."""
+        found = self._channels.pop((address, number), None)
+        if found is not None:
+            self._end(found)
 
-    def lanes_of(self, number: int) -> list[str]:
-        """Return the addresses to which this lane has a connection."""
-        return [address for address, one in self._lanes if one == number]
+    def addresses_of(self, number: int) -> list[str]:
+        """Return the addresses to which there is a connection of this number."""
+        return [address for address, one in self._channels if one == number]
 
     async def close(self) -> None:
         """Close all connections. What is under way ends first, with errors. Idempotent."""
         self._closed = True
-        lanes, self._lanes = list(self._lanes.values()), {}
+        channels, self._channels = list(self._channels.values()), {}
         error = AlreadyClosedError("the client was closed")
-        await asyncio.gather(*(lane.close(error) for lane in lanes))
+        await asyncio.gather(*(one.close(error) for one in channels))
         await end_tasks(self._ending, drop_errors=True)
 
-    # ------------------------------------------------------------------ for lanes
+    # ------------------------------------------------------------------ for channels
 
-    def connected(self, lane: _Channel) -> None:
+    def connected(self, channel: _Channel) -> None:
         """Note that a connection was made."""
-        if self._on_connected is not None and not lane.number:
-            self._on_connected(lane.address)
+        if self._on_connected is not None and not channel.number:
+            self._on_connected(channel.address)
 
-    def disconnected(self, lane: _Channel) -> None:
+    def disconnected(self, channel: _Channel) -> None:
         """Note that a connection has ended."""
-        if self._on_closed is not None and not lane.number and not self._closed:
-            self._on_closed(lane.address)
+        if self._on_closed is not None and not channel.number and not self._closed:
+            self._on_closed(channel.address)
 
     def end_channel(self, channel: ProxyChannel) -> None:
         """Close a connection that says nothing."""
         self._later(channel.close())
 
     def _make_room(self) -> bool:
-        idle = [(lane.used_at, key) for key, lane in self._lanes.items() if lane.idle]
+        idle = [(one.used_at, key) for key, one in self._channels.items() if one.idle]
         if not idle:
             return False
-        self._end_lane(self._lanes.pop(min(idle)[1]))
+        self._end(self._channels.pop(min(idle)[1]))
         return True
 
-    def _end_lane(self, lane: _Channel) -> None:
-        self._later(lane.close(ProxyUnreachableError("the connection was closed as idle", node=lane.address)))
+    def _end(self, channel: _Channel) -> None:
+        self._later(channel.close(ProxyUnreachableError("the connection was closed as idle", node=channel.address)))
 
     def _later(self, ending: Awaitable[None]) -> None:
         async def end() -> None:

@@ -23,7 +23,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.default_namespace import uri_or_default
@@ -35,27 +35,36 @@ from dlspark.serving.client.dispatch import ClientCounters, Dispatcher, InFlight
 from dlspark.serving.client.fleet import Fleet, fleets_of
 from dlspark.serving.client.monitor import INTERVAL_MS, AsyncStreamMonitor
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits
-from dlspark.serving.client.plain_writes import PlainSession, WriteSession
-from dlspark.serving.client.producers import ProducerSession, SessionLimits
-from dlspark.serving.client.producing import AsyncProducer, PendingBudget
-from dlspark.serving.client.read_routes import ReadRoutes
-from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart
+from dlspark.serving.client.producers import ProducerSession
+from dlspark.serving.client.producing import AsyncProducer, BufferPool
+from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart, ReadRoutes
 from dlspark.serving.client.requests import Finished
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.client.stream_operations import StreamOperations
+from dlspark.serving.client.write_sessions import PlainSession, SessionLimits, WriteSession
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
+    BeginEpoch,
+    CreateStream,
+    DeleteStream,
+    Done,
+    EpochBegun,
+    FindOwner,
     Handshake,
     Heartbeat,
+    MoveStream,
+    OwnerFound,
     ProxyInfo,
     ReadForm,
     Refusal,
+    ReleaseStream,
     Request,
+    SetFencingToken,
+    TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.routing.hosts import Route
+from dlspark.serving.routing.hosts import Route, address_of
 from dlspark.serving.routing.other_routes import RegionChain
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
@@ -74,8 +83,16 @@ LOCAL_REGION: Final = "local"
 _RANDOM: Final = random.SystemRandom()
 
 
-class AsyncClient(OnOneLoop, StreamOperations):
-    """A client of write and read proxies. Make it with `connect`, and close it."""
+class AsyncClient(OnOneLoop):
+    """Writes and reads logs through proxies, without ZooKeeper or storage nodes in reach.
+
+    Make it with `connect`, and close it; it is an asynchronous context manager. All calls come from the loop that made
+    it. `write` and `producer` write, `reader` reads; the rest asks about streams and proxies.
+
+    Every operation raises what the proxy's refusal says: LogNotFoundError, RequestDeniedError and so on;
+    ProxyUnreachableError where no proxy could be asked in time, and an OutcomeUnknownError where one was, and nobody
+    knows what came of it. Times and retries are the settings'.
+    """
 
     def __init__(
         self,
@@ -87,7 +104,16 @@ class AsyncClient(OnOneLoop, StreamOperations):
         clock: Clock | None = None,
         random_bits: Callable[[int], int] = _RANDOM.getrandbits,
     ) -> None:
-        """For `connect` and for tests. Nothing is asked before `open`."""
+        """For `connect` and for tests. Nothing is asked before `open`.
+
+        Args:
+            fleets: the proxies of each region, the local one's first.
+            settings: the client's.
+            connect: makes a connection to an address.
+            read_fleets: the proxies to read through; none: those of `fleets`.
+            clock: goes on while the machine is suspended.
+            random_bits: gives a number of so many bits, for names and epochs that no other client has.
+        """
         self.settings = settings
         self._fleets = list(fleets)
         self._read_fleets = list(read_fleets)
@@ -95,7 +121,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         self._clock = clock if clock is not None else SystemClock()
         self._random_bits = random_bits
         self._regions: list[Route] = []
-        self._budget = PendingBudget(settings.max_pending_bytes, settings.max_pending_records)
+        self._buffer_pool = BufferPool(settings.max_pending_bytes, settings.max_pending_records)
         self._unique = f"{settings.client_id or settings.name}-{uuid.UUID(int=random_bits(128), version=4)}"
         self._incarnation = 0
         self._producers: OrderedDict[tuple[str, str | None], AsyncProducer] = OrderedDict()
@@ -114,13 +140,19 @@ class AsyncClient(OnOneLoop, StreamOperations):
         read_from: str | Sequence[str] | None = None,
         network: Network | None = None,
     ) -> AsyncClient:
-        """Return a client of the proxies at `where`: "host:port,host:port", or a namespace's URI, in which they are
-        announced; a sequence has one such text for each region, the local one first. None: what the settings name, else
-        the namespace that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+        """Return a client. Connections are made when they are needed; a namespace is looked up now.
 
-        `read_from`: the same for the proxies to read through; None: the read proxies that are announced, else the write
-        proxies. Connections are made when they are needed; a namespace is looked up now, and waits for a proxy.
-        Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where none is announced.
+        Args:
+            where: the proxies, "host:port,host:port", or a namespace's URI, in which they are announced; a sequence has
+                one such text for each region, the local one first. None: what the settings name, else the namespace
+                that DLSPARK_URI names, else that of a sandbox which runs on this machine.
+            settings: settings, or their values by key (docs/settings/thin-client.md).
+            read_from: as `where`, the proxies to read through; None: the read proxies that are announced, else the
+                write proxies.
+            network: makes the connections; None: TCP.
+
+        Raises CallerError, SettingsError, MetadataUnavailableError, or NoProxiesError where no proxy is announced in
+        time.
         """
         made = settings if isinstance(settings, ThinClientSettings) else ThinClientSettings.from_mapping(settings or {})
         named = where if where is not None else list(made.regions()) or uri_or_default(None, _NAME_ONE)
@@ -185,7 +217,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         for payload in payloads:
             await producer.wait_for_room()
             futures.append(producer.send(payload))
-        done = await asyncio.gather(*futures, return_exceptions=True)
+        done = await asyncio.gather(*futures, return_exceptions=True)  # the others are waited for when one fails
         for one in done:
             if isinstance(one, BaseException):
                 raise one
@@ -207,8 +239,11 @@ class AsyncClient(OnOneLoop, StreamOperations):
     def producer(self, stream: str, name: str | None = None) -> AsyncProducer:
         """Return the producer of this name on the stream, the same one each time until it is closed or fenced.
 
-        Without a name it is the client's own (`producerName`, or a name that no other client has). A name is one
-        process's at a time: the one that begins with it last fences the others.
+        Args:
+            stream: the log.
+            name: one process's at a time: the one that begins with it last fences the others. None: the client's own
+                (`producerName`, or a name that no other client has).
+
         Raises AlreadyClosedError, or OverCapacityError where `MAX_PRODUCERS` are in use.
         """
         self._check_loop()
@@ -257,7 +292,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
                 settings.max_pending_bytes,
                 settings.max_pending_records,
             ),
-            budget=self._budget,
+            buffer_pool=self._buffer_pool,
             clock=self._clock,
             request_timeout_ms=settings.request_timeout_ms,
             closed=forget,
@@ -294,7 +329,8 @@ class AsyncClient(OnOneLoop, StreamOperations):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> AsyncStreamMonitor:
-        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`."""
+        """Return a monitor that sends a heartbeat to each stream every `interval_ms`: see `AsyncStreamMonitor`, which
+        has the other arguments."""
         self._check_loop()
         dispatcher = self._working()
 
@@ -318,15 +354,71 @@ class AsyncClient(OnOneLoop, StreamOperations):
         max_bytes: int | None = None,
         poll_ms: int | None = None,
     ) -> AsyncProxyReader:
-        """Return a reader of the stream from `start`: a DLSN or its text, a transaction id, "earliest" or "latest".
+        """Return a reader of the stream. Nothing is asked before the first read.
 
-        `form`: "records", "entries" as they are stored, or "arrow". `max_bytes`: about what one poll brings; `poll_ms`:
-        how long a proxy keeps a poll at the end of the log. Nothing is asked before the first read. Raises CallerError.
+        Args:
+            stream: the log.
+            start: a DLSN or its text, a transaction id, "earliest" or "latest".
+            form: "records", "entries" as they are stored, or "arrow".
+            max_bytes: about what one poll brings; None: 512 KiB.
+            poll_ms: how long a proxy keeps a poll at the end of the log; None: 10 s.
+
+        Raises CallerError for what cannot be, AlreadyClosedError.
         """
         self._check_loop()
         if self._closing.begun or self._reads is None:
             raise AlreadyClosedError("the client is closed")
         return self._reads.reader(stream, start, form=form, max_bytes=max_bytes, poll_ms=poll_ms)
+
+    # ------------------------------------------------------------------ streams
+
+    async def create(self, stream: str) -> None:
+        """Create the log. Raises LogExistsError where it is there."""
+        _expect(await self.ask(CreateStream(stream)), Done)
+
+    async def delete(self, stream: str) -> None:
+        """Delete the log and all that is in it. Raises LogNotFoundError."""
+        _expect(await self.ask(DeleteStream(stream)), Done)
+
+    async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
+        """Hide every record below `dlsn`; return the position that the log was truncated to."""
+        wanted = DLSN.parse(dlsn) if isinstance(dlsn, str) else dlsn
+        done = _expect(await self.ask(TruncateStream(stream, wanted)), Done)
+        return wanted if done.dlsn is None else done.dlsn
+
+    async def release(self, stream: str) -> None:
+        """Have the proxy that owns the stream give it up; the next write makes a proxy own it."""
+        _expect(await self.ask(ReleaseStream(stream)), Done)
+
+    async def move(self, stream: str, target: str) -> None:
+        """Have the proxy that owns the stream hand it over to the one at `target` (`host:port`)."""
+        _expect(await self.ask(MoveStream(stream, target)), Done)
+
+    async def owner(self, stream: str) -> str:
+        """Return the address of the proxy that owns the stream, or would own it."""
+        return address_of(_expect(await self.ask(FindOwner(stream)), OwnerFound).location)
+
+    async def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
+        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see that it
+        lives."""
+        _expect(await self.ask(Heartbeat(stream, to_readers)), Done)
+
+    async def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
+        """Begin a producer's next epoch, or the one that is named, and return it: requests of older ones are refused
+        from now on, whichever client sends them."""
+        return _expect(await self.ask(BeginEpoch(stream, producer, epoch)), EpochBegun).epoch
+
+    async def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
+        """Have every write that names another fencing token refused from now on.
+
+        Args:
+            stream: the log.
+            token: empty bytes: none.
+            expected: the token that the log must have now; None: any.
+
+        Raises ConditionError where it has another.
+        """
+        _expect(await self.ask(SetFencingToken(stream, token, expected)), Done)
 
     # ------------------------------------------------------------------ proxies
 
@@ -352,7 +444,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
         await self._ask_at(proxy, AcceptStreams(enabled))
 
     async def ask(self, request: StreamRequest) -> Answer:
-        """Take a request to the proxy that serves its stream, and return its answer, which is no refusal.
+        """Take a request to the proxy that serves its stream, and return its answer.
 
         Raises what a refusal says. Cancelled, what was sent may still be done.
         """
@@ -401,6 +493,7 @@ class AsyncClient(OnOneLoop, StreamOperations):
 
     async def _close(self) -> None:
         producers = list(self._producers.values())
+        # In this order: producers flush through the dispatcher, which ends requests through its connections.
         steps: list[Callable[[], Coroutine[Any, Any, None]]] = [other.close for other in list(self._others)]
         steps.append(lambda: _close_all(producers))
         if self._reads is not None:
@@ -436,12 +529,22 @@ def _unwrapped(settle: Callable[[Answer], None]) -> Callable[[Finished], None]:
     return lambda finished: settle(finished.for_caller)
 
 
+_Wanted = TypeVar("_Wanted")
+
+
+def _expect(answer: Answer, wanted: type[_Wanted]) -> _Wanted:
+    """Return the answer, which must be of this kind."""
+    if not isinstance(answer, wanted):
+        raise ProtocolError(f"a proxy answered with {type(answer).__name__}, {wanted.__name__} was expected")
+    return answer
+
+
 _NETWORKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Network]] = weakref.WeakKeyDictionary()
 """The clients of one loop share what connections receive into: megabytes each otherwise."""
 
 
 def _over_frames(network: Network | None) -> Connect:
-    """Connections over frames, on this network."""
+    """Return what makes connections over frames, on this network."""
     from dlspark.serving.bindings.frames_client import FramesClient
     from storage_node.transport.tcp import TcpNetwork
 

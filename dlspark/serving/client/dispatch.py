@@ -20,12 +20,12 @@ from typing import Final, TypeAlias
 
 from dlspark.errors import AlreadyClosedError, ProxyLostError
 from dlspark.serving.client.answer_rules import StreamRequest
-from dlspark.serving.client.channels import ChannelFailure, Channels, Sending
-from dlspark.serving.client.ownership import Handshakes, Ownerships
-from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RequestWay, WayLimits
-from dlspark.serving.protocol.checksums import request_checksum
+from dlspark.serving.client.channels import ChannelFailure, ChannelRequest, Channels
+from dlspark.serving.client.ownership import Handshakes, OwnershipCache
+from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RetryLimits, RoutedRequest
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, Refusal
+from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.routing.hosts import Route
 from metadata.foundation.errors import OutcomeUnknownError
 
@@ -35,12 +35,12 @@ HANDSHAKE_TIMEOUT_S: Final = 10.0
 """A proxy that does not answer a handshake in this time has failed."""
 MAX_TIME_LIMITS: Final = 64
 """Different time limits whose queues are kept though they are empty."""
-Settle: TypeAlias = Callable[[Finished], None]
+CompletionHandler: TypeAlias = Callable[[Finished], None]
 
 
 @dataclass(slots=True)
 class ClientCounters:
-    """What a client has done."""
+    """What a client has done so far: see `AsyncClient.counters`."""
 
     requests: int = 0
     """Requests that were begun; a batch of records is one."""
@@ -57,7 +57,7 @@ class ClientCounters:
     handshakes_failed: int = 0
 
 
-class _Expiries:
+class _TimeLimitQueue:
     """Requests that have the same time limit, in the order in which it ends; one timer for all."""
 
     __slots__ = ("_due", "_fire", "_loop", "_now", "_timer")
@@ -106,92 +106,98 @@ class _Expiries:
 
 
 class InFlightRequest:
-    """A request on its way; made by `Dispatcher.begin`."""
+    """A request on its way through the proxies; made by `Dispatcher.begin`.
+
+    It runs the machine of the request (`RoutedRequest`): events go in with the time, and the one effect that comes back
+    is done here.
+    """
 
     __slots__ = (
+        "_connection",
         "_dispatcher",
-        "_lane",
         "_older",
         "_resuming",
+        "_routed",
         "_sending",
         "_settle",
         "_silence",
         "_time_limit",
-        "_way",
         "asking",
         "attempt",
     )
 
-    def __init__(self, dispatcher: Dispatcher, way: RequestWay, settle: Settle, lane: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, routed: RoutedRequest, settle: CompletionHandler, connection: int
+    ) -> None:
         self._dispatcher = dispatcher
-        self._way: RequestWay | None = way
+        self._routed: RoutedRequest | None = routed
         self._settle = settle
-        self._lane = lane
-        self._sending: Sending | None = None
-        self._older: list[Sending] = []
+        self._connection = connection
+        self._sending: ChannelRequest | None = None
+        self._older: list[ChannelRequest] = []
         """Attempts that were given up, and may still be answered."""
         self._resuming: asyncio.TimerHandle | None = None
-        self._time_limit: _Expiries | None = None
-        self._silence: _Expiries | None = None
+        self._time_limit: _TimeLimitQueue | None = None
+        self._silence: _TimeLimitQueue | None = None
         self.attempt = -1
         self.asking = False
         """Whether a proxy has it now."""
 
     @property
     def asked(self) -> str:
-        """Whom it was sent to, and what the last one said; empty once it has ended."""
-        return self._way.asked if self._way is not None else ""
+        """The proxies that it was sent to, and what the last one said; empty once it has ended."""
+        return self._routed.asked if self._routed is not None else ""
 
     def cancel(self) -> None:
         """Ask no further; the outcome is not reported any more. What was sent may still be done. Idempotent."""
-        if self._way is not None:
+        if self._routed is not None:
             self._end()
 
     def begin(self, now: float) -> None:
-        way = self._way
-        if way is None:
+        routed = self._routed
+        if routed is None:
             return
-        effect = way.begin(now)
-        if way.deadline is not None and effect is not None:
-            self._time_limit = self._dispatcher.expiries("deadline", way.deadline - now)
-            self._time_limit.add(self, way.deadline)
+        effect = routed.begin(now)
+        if routed.deadline is not None and effect is not None:
+            self._time_limit = self._dispatcher.queue_of("deadline", routed.deadline - now)
+            self._time_limit.add(self, routed.deadline)
         self._apply_effect(effect, now)
 
-    def time_is_up(self) -> None:
-        if self._way is not None:
+    def on_deadline(self) -> None:
+        if self._routed is not None:
             now = self._dispatcher.now()
-            self._apply_effect(self._way.deadline_passed(now), now)
+            self._apply_effect(self._routed.deadline_passed(now), now)
 
-    def is_silent(self) -> None:
-        if self._way is not None:
+    def on_silence(self) -> None:
+        if self._routed is not None:
             now = self._dispatcher.now()
-            self._apply_effect(self._way.silent(self.attempt, now), now)
+            self._apply_effect(self._routed.silent(self.attempt, now), now)
 
     def interrupt(self, answer: Answer) -> None:
         """End it with this answer."""
-        if self._way is not None:
+        if self._routed is not None:
             self._end()
             self._settle(Finished(answer))
 
-    def _heard(self, attempt: int, answer: Answer | ChannelFailure) -> None:
-        way = self._way
-        if way is None:
+    def _answered(self, attempt: int, answer: Answer | ChannelFailure) -> None:
+        routed = self._routed
+        if routed is None:
             return
         if self._silence is not None and attempt == self.attempt:
             self._silence.remove(self)
         now = self._dispatcher.now()
         if isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
-            effect = way.failed(attempt, now, sent=sent, reason=answer.error.message)
+            effect = routed.failed(attempt, now, sent=sent, reason=answer.error.message)
         else:
-            effect = way.answered(attempt, answer, now)
+            effect = routed.answered(attempt, answer, now)
         self._apply_effect(effect, now)
 
     def _resume(self) -> None:
         self._resuming = None
-        if self._way is not None:
+        if self._routed is not None:
             now = self._dispatcher.now()
-            self._apply_effect(self._way.resumed(now), now)
+            self._apply_effect(self._routed.resumed(now), now)
 
     def _apply_effect(self, effect: Effect | None, now: float) -> None:
         if effect is None:
@@ -215,18 +221,19 @@ class InFlightRequest:
         self.asking = True
         self._dispatcher.counters.attempts += 1
         if effect.wait_s is not None:
-            self._silence = self._dispatcher.expiries("silence", effect.wait_s)
+            self._silence = self._dispatcher.queue_of("silence", effect.wait_s)
             self._silence.add(self, now + effect.wait_s)
         sending = self._dispatcher.channels.submit(
-            effect.address, effect.request, partial(self._heard, effect.attempt), self._lane
+            effect.address, effect.request, partial(self._answered, effect.attempt), self._connection
         )
-        if self._way is None:
+        # The answer may have come before `submit` returned: the request has ended then, or was sent to another proxy.
+        if self._routed is None:
             sending.cancel()
         elif self.attempt == effect.attempt:
             self._sending = sending
 
     def _end(self) -> None:
-        self._way = None
+        self._routed = None
         self.asking = False
         if self._time_limit is not None:
             self._time_limit.remove(self)
@@ -243,23 +250,28 @@ class InFlightRequest:
 
 
 class Dispatcher:
-    """The requests of one client; for one running loop."""
+    """Takes the requests of one client through proxies, and keeps its cache of owners fresh. For one running loop."""
 
     def __init__(
         self,
         channels: Callable[[Callable[[str], None], Callable[[str], None]], Channels],
         route: Route,
-        ownerships: Ownerships,
-        limits: WayLimits,
+        ownerships: OwnershipCache,
+        limits: RetryLimits,
         handshakes: Handshakes,
         *,
         checksum: bool = True,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """`channels` makes the connections, given whom to notify of those that were made and that have ended.
-
-        `checksum`: whether requests carry one. `now`: seconds that go on while the machine is suspended, for a request
-        that slept too long is not sent again (I19); None: the loop's time.
+        """Args:
+        channels: makes the connections, given what to call when one was made, and when one has ended.
+        route: chooses a proxy for a stream whose owner is not known.
+        ownerships: the cache of owners.
+        limits: of requests that have no limits of their own.
+        handshakes: when proxies are asked what they own.
+        checksum: whether requests carry one.
+        now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
+            (I19); None: the loop's time.
         """
         self.loop = asyncio.get_running_loop()
         self.now = now or self.loop.time
@@ -273,9 +285,9 @@ class Dispatcher:
         self._checksum = checksum
         self._handshakes = handshakes
         self._next_handshakes: asyncio.TimerHandle | None = None
-        self._shaking: dict[str, tuple[Sending, asyncio.TimerHandle]] = {}
+        self._handshaking: dict[str, tuple[ChannelRequest, asyncio.TimerHandle]] = {}
         self._in_flight: dict[InFlightRequest, None] = {}
-        self._expiries: dict[tuple[str, float], _Expiries] = {}
+        self._queues: dict[tuple[str, float], _TimeLimitQueue] = {}
         self._closed = False
 
     @property
@@ -286,13 +298,13 @@ class Dispatcher:
     def begin(
         self,
         request: StreamRequest,
-        settle: Settle,
+        settle: CompletionHandler,
         *,
-        lane: int = 0,
+        connection: int = 0,
         timeout_ms: int | None = None,
         route: Route | None = None,
-        ownerships: Ownerships | None = None,
-        limits: WayLimits | None = None,
+        ownerships: OwnershipCache | None = None,
+        limits: RetryLimits | None = None,
     ) -> InFlightRequest:
         """Take `request` to the proxy that serves its stream. `settle` is called once, perhaps before this returns,
         with what it ended with; a refusal in that is final.
@@ -300,7 +312,7 @@ class Dispatcher:
         Another route, cache and limits than those for writing are for reading, which any proxy may serve.
         """
         self.counters.requests += 1
-        way = RequestWay(
+        routed = RoutedRequest(
             request,
             self.route if route is None else route,
             self.ownerships if ownerships is None else ownerships,
@@ -308,7 +320,7 @@ class Dispatcher:
             timeout_ms=timeout_ms,
             checksum=request_checksum(request) if self._checksum else None,
         )
-        in_flight = InFlightRequest(self, way, settle, lane)
+        in_flight = InFlightRequest(self, routed, settle, connection)
         if self._closed:
             in_flight.interrupt(refusal_of(AlreadyClosedError("the client is closed; nothing was sent")))
             return in_flight
@@ -325,24 +337,25 @@ class Dispatcher:
             in_flight.interrupt(lost if in_flight.attempt >= 0 else unsent)
         if self._next_handshakes is not None:
             self._next_handshakes.cancel()
-        for _, timer in self._shaking.values():
+        for _, timer in self._handshaking.values():
             timer.cancel()
-        self._shaking.clear()
-        for expiries in self._expiries.values():
-            expiries.close()
+        self._handshaking.clear()
+        for queue in self._queues.values():
+            queue.close()
         await self.channels.close()
 
     # ------------------------------------------------------------------ for requests
 
-    def expiries(self, kind: str, limit_s: float) -> _Expiries:
-        """Return the queue of those with this time limit."""
+    def queue_of(self, kind: str, limit_s: float) -> _TimeLimitQueue:
+        """Return the queue of requests with this time limit."""
+        # Rounded: what is left of a time differs by microseconds from request to request, and each would get a queue.
         key = (kind, round(limit_s, 3))
-        found = self._expiries.get(key)
+        found = self._queues.get(key)
         if found is None:
-            if len(self._expiries) >= MAX_TIME_LIMITS:
-                self._expiries = {one: queue for one, queue in self._expiries.items() if queue.is_used}
-            fire = InFlightRequest.time_is_up if kind == "deadline" else InFlightRequest.is_silent
-            found = self._expiries[key] = _Expiries(self.loop, self.now, fire)
+            if len(self._queues) >= MAX_TIME_LIMITS:
+                self._queues = {one: queue for one, queue in self._queues.items() if queue.is_used}
+            fire = InFlightRequest.on_deadline if kind == "deadline" else InFlightRequest.on_silence
+            found = self._queues[key] = _TimeLimitQueue(self.loop, self.now, fire)
         return found
 
     def ended(self, in_flight: InFlightRequest) -> None:
@@ -362,31 +375,31 @@ class Dispatcher:
     def _plan_handshakes(self) -> None:
         due = self._handshakes.next_due()
         if due is not None and self._next_handshakes is None and not self._closed:
-            self._next_handshakes = self.loop.call_later(max(due - self.now(), 0), self._shake_all_due)
+            self._next_handshakes = self.loop.call_later(max(due - self.now(), 0), self._send_due_handshakes)
 
-    def _shake_all_due(self) -> None:
+    def _send_due_handshakes(self) -> None:
         self._next_handshakes = None
         for address, handshake in self._handshakes.due(self.now()):
             self._send_handshake(address, handshake)
         self._plan_handshakes()
 
     def _send_handshake(self, address: str, handshake: Handshake) -> None:
-        if address in self._shaking:
+        if address in self._handshaking:
             return  # the one before is not answered yet
         timer = self.loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out, address)
         sending = self.channels.submit(address, handshake, partial(self._handshake_answered, address))
-        self._shaking[address] = sending, timer
+        self._handshaking[address] = sending, timer
 
     def _handshake_timed_out(self, address: str) -> None:
-        sending, _ = self._shaking.pop(address)
+        sending, _ = self._handshaking.pop(address)
         sending.cancel()
         logger.warning("the proxy %s did not answer a handshake in %g s", address, HANDSHAKE_TIMEOUT_S)
         self._lost(address)
 
     def _handshake_answered(self, address: str, answer: Answer | ChannelFailure) -> None:
-        shaking = self._shaking.pop(address, None)
-        if shaking is not None:
-            shaking[1].cancel()
+        under_way = self._handshaking.pop(address, None)
+        if under_way is not None:
+            under_way[1].cancel()
         if self._closed:
             return
         if isinstance(answer, ProxyInfo):

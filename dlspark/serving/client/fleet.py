@@ -1,14 +1,14 @@
 """Which proxies there are: a list that is given, or what is announced in a namespace.
 
     "host:port,host:port"           these, for as long as the client lives
-    "distributedlog://zk:2181/ns"   those that are announced in the namespace, as they come and go
+    "distributedlog://zk:2181/ns"   the proxies that are announced in the namespace, as they come and go
 
 Each is one region's. A client of several regions has several fleets, the local one first. A list needs nothing but the
 proxies themselves: what talks to ZooKeeper is imported only where a namespace is given, and then only to learn
 addresses.
 
 Fault model: ZooKeeper may be away, when the last list stays; a list may be old, or name proxies that are not there:
-whoever asks them finds out. A fleet must never make its client wait once it is open.
+a client that asks them finds out. A fleet must never make its client wait once it is open.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SCHEME: Final = "distributedlog"
 FIRST_LIST_S: Final = 10.0
 """How long opening waits for the first proxy to be announced."""
 MAX_LISTED: Final = 10_000
 """Proxies that a list may name."""
 SESSION_TIMEOUT_MS: Final = 30_000
-Heard: TypeAlias = Callable[[], None]
+ChangeHandler: TypeAlias = Callable[[], None]
 
 
 class NoProxiesError(NotAppliedError):
@@ -42,20 +41,20 @@ class NoProxiesError(NotAppliedError):
 
 
 class Fleet(Protocol):
-    """The proxies of one region."""
+    """Knows the proxies of one region."""
 
     @property
     def write_hosts(self) -> tuple[ProxyHost, ...]:
-        """Those that write."""
+        """The write proxies."""
         ...
 
     @property
     def read_hosts(self) -> tuple[ProxyHost, ...]:
-        """Those that are there for reading; without any, the others are asked."""
+        """The read proxies; without any, write proxies are asked."""
         ...
 
-    async def open(self, heard: Heard) -> None:
-        """Learn the first list; `heard` is called from the loop whenever another one has come."""
+    async def open(self, on_change: ChangeHandler) -> None:
+        """Learn the first list; `on_change` is called from the loop whenever another one has come."""
         ...
 
     async def close(self) -> None:
@@ -64,44 +63,48 @@ class Fleet(Protocol):
 
 
 class StaticFleet:
-    """A list that does not change."""
+    """Knows proxies from a list that does not change."""
 
     def __init__(self, addresses: Sequence[str], read_addresses: Sequence[str] = ()) -> None:
-        """Addresses are `host:port`. Raises CallerError."""
+        """Take addresses, `host:port`. Raises CallerError."""
         self.write_hosts = tuple(ProxyHost(address) for address in addresses)
         self.read_hosts = tuple(ProxyHost(address) for address in read_addresses)
 
-    async def open(self, heard: Heard) -> None:
+    async def open(self, on_change: ChangeHandler) -> None:
         """Note that it is known already."""
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 class AnnouncedFleet:
-    """The proxies that are announced in a namespace, watched by a ZooKeeper session of its own."""
+    """Knows the proxies that are announced in a namespace, by a ZooKeeper session of its own."""
 
     def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
-        """Raises CallerError for what is no namespace's URI. `open_store` gives a store for its servers, which the
-        fleet closes; by default a ZooKeeper session is opened."""
+        """Args:
+        uri: the namespace's.
+        open_store: gives a store for its servers, which the fleet closes; by default a ZooKeeper session is opened.
+
+        Raises CallerError for a text that is not a namespace's URI.
+        """
         from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)
         self._open_store = open_store
         self._store: MetadataStore | None = None
         self._watches: list[MemberWatch] = []
-        self._heard: Heard | None = None
+        self._on_change: ChangeHandler | None = None
         self._first: asyncio.Event = asyncio.Event()
         self.write_hosts: tuple[ProxyHost, ...] = ()
         self.read_hosts: tuple[ProxyHost, ...] = ()
 
-    async def open(self, heard: Heard) -> None:
+    async def open(self, on_change: ChangeHandler) -> None:
         """Connect, and wait for the first proxy. Raises MetadataUnavailableError, or NoProxiesError where none is
         announced within `FIRST_LIST_S`."""
         from dlspark.serving.process.membership import READ_PROXIES, WRITE_PROXIES, watch_members
         from metadata.store import join
 
-        self._heard = heard
+        self._on_change = on_change
         try:
             self._store = store = await self._connect()
             for folder, changed in ((WRITE_PROXIES, self._write_changed), (READ_PROXIES, self._read_changed)):
@@ -138,12 +141,12 @@ class AnnouncedFleet:
         logger.info("%s has %d proxies that %s", self._uri, len(hosts), "write" if writes else "read")
         if hosts or others:
             self._first.set()
-        if self._heard is not None:
-            self._heard()
+        if self._on_change is not None:
+            self._on_change()
 
     async def close(self) -> None:
         """End the session. Idempotent."""
-        self._heard = None
+        self._on_change = None
         watches, self._watches = self._watches, []
         store, self._store = self._store, None
         await each([watch.close for watch in watches])

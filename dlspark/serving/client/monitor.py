@@ -4,8 +4,8 @@ It shows from a client's side whether streams can be written, without writing to
 stream, and puts no record into it. Streams are split between instances by their hash, upstream's, so that several
 monitors of the same list ask each stream once.
 
-Fault model: whatever a stream's heartbeat meets is counted, and asked again at the next turn. A stream that does not
-answer holds up no other, and is not asked twice at a time.
+Fault model: whatever a stream's heartbeat meets is counted, and asked again at the next interval. A stream that does
+not answer holds up no other, and is not asked twice at a time.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Final, Protocol
 
 from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal
-from dlspark.serving.routing.hashing import hash_int
+from dlspark.serving.routing.hosts import hash_int
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 
 INTERVAL_MS: Final = 100
 
 
-class BeatSender(Protocol):
-    """Sends a request; `AsyncClient` does."""
+class HeartbeatSender(Protocol):
+    """Sends a heartbeat through proxies; `AsyncClient.monitor` gives it."""
 
     def __call__(self, request: Heartbeat, settle: Callable[[Answer], None]) -> Cancellable:
-        """`settle` is called once, perhaps before this returns."""
+        """Send; `settle` is called once, perhaps before this returns."""
         ...
 
 
 @dataclass(slots=True)
 class StreamHealth:
-    """What became of one stream's heartbeats."""
+    """Whether a stream can be written, by its heartbeats so far."""
 
     answered: int = 0
     refused: int = 0
@@ -53,11 +53,14 @@ def is_mine(stream: str, instance: int, instances: int) -> bool:
 
 
 class AsyncStreamMonitor(OnOneLoop):
-    """Monitors streams. Open it with `AsyncClient.monitor`."""
+    """Shows whether streams can be written, and how fast, without writing to them: see `health`.
+
+    Open it with `AsyncClient.monitor`, and close it.
+    """
 
     def __init__(
         self,
-        send: BeatSender,
+        send: HeartbeatSender,
         streams: Iterable[str],
         *,
         instance: int = 0,
@@ -65,7 +68,13 @@ class AsyncStreamMonitor(OnOneLoop):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> None:
-        """`instance` of `instances`, counted from 0. `to_readers`: heartbeats are control records that readers see.
+        """Args:
+        send: sends a heartbeat through proxies.
+        streams: the streams of all instances.
+        instance: which of the instances this one is, counted from 0.
+        instances: how many share the streams.
+        interval_ms: between two heartbeats of a stream.
+        to_readers: heartbeats are control records that readers see.
 
         Raises CallerError for an instance that cannot be, or an interval that is not above 0.
         """
@@ -84,7 +93,7 @@ class AsyncStreamMonitor(OnOneLoop):
 
     @property
     def health(self) -> dict[str, StreamHealth]:
-        """By stream, those of this instance."""
+        """Of each stream of this instance, by name."""
         return dict(self._health)
 
     def watch(self, streams: Iterable[str]) -> None:
@@ -99,7 +108,7 @@ class AsyncStreamMonitor(OnOneLoop):
         new = sorted(wanted - self._health.keys())
         for number, stream in enumerate(new):
             self._health[stream] = StreamHealth()
-            # Spread over an interval: thousands of streams are not asked in one turn of the loop.
+            # Spread over an interval: thousands of streams are not asked in one step of the loop.
             self._plan(stream, self._interval_s * number / len(new))
 
     async def close(self) -> None:
@@ -124,7 +133,7 @@ class AsyncStreamMonitor(OnOneLoop):
         del self._timers[stream]
         began = self._loop.time()
         beat = self._send(Heartbeat(stream, self._to_readers), partial(self._settled, stream, began))
-        if stream not in self._timers:
+        if stream not in self._timers:  # else it was settled at once, and the next one is planned
             self._beats[stream] = beat
 
     def _settled(self, stream: str, began: float, answer: Answer) -> None:

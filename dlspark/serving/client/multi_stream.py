@@ -1,7 +1,8 @@
 """`AsyncMultiStreamWriter`: records go to whichever of several streams takes them soonest.
 
 For writers that care about latency and not about which log a record is in: the streams are shuffled once, record sets
-go to them in turn, and a set that is not answered soon is sent to the next stream as well. The first success counts.
+go to them one after the other, and a set that is not answered soon is sent to the next stream as well. The first
+success counts.
 
 So a record may be written more than once, to several streams: that is the price, as it was upstream. It is never said
 to be written where it was not. What fails on every stream fails, with the last stream's error; where an earlier attempt
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from dlspark.core.codec.dlsn import DLSN
@@ -31,18 +32,18 @@ from dlspark.errors import (
     RecordTooLongError,
     SettingsError,
 )
+from dlspark.serving.client.answer_rules import doubtful_refusal
 from dlspark.serving.client.requests import Cancellable
 from dlspark.serving.protocol.failures import error_of, refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
-    Reason,
     Refusal,
     RequestContext,
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 
@@ -60,17 +61,20 @@ class StreamPosition(NamedTuple):
     dlsn: DLSN
 
 
-class SetSender(Protocol):
-    """Sends a request; `AsyncClient` does."""
+class RecordSetSender(Protocol):
+    """Sends a record set through proxies; `AsyncClient.multi_stream_writer` gives it."""
 
     def __call__(self, request: WriteRecords, settle: Callable[[Answer], None], timeout_ms: int) -> Cancellable:
-        """`settle` is called once, perhaps before this returns; a refusal that it gets is final."""
+        """Send; `settle` is called once, perhaps before this returns, and a refusal that it gets is final."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MultiStreamLimits:
-    """How a multi-stream writer collects and tries; upstream's values."""
+    """How a multi-stream writer collects records, and how soon it tries the next stream; upstream's values.
+
+    Raises SettingsError for what cannot be.
+    """
 
     buffer_bytes: int = 16 * 1024
     flush_ms: int = 2
@@ -95,7 +99,7 @@ class MultiStreamLimits:
             raise SettingsError("times and sizes of a multi-stream writer are above 0")
 
 
-class _Set:
+class _PendingSet:
     """A record set on its way to some of the streams."""
 
     __slots__ = ("_attempts", "_doubtful", "_last", "_next", "_streams", "_timer", "_wait_s", "_writer", "records")
@@ -125,7 +129,7 @@ class _Set:
         def settle(answer: Answer) -> None:
             self._settled(number, stream, answer, payload, deadline)
 
-        self._attempts[number] = None
+        self._attempts[number] = None  # before the call, which may settle it
         attempt = writer.send(request, settle, timeout_ms)
         if number not in self._attempts:
             return  # it was settled at once
@@ -150,6 +154,7 @@ class _Set:
             return
         refusal = answer if isinstance(answer, Refusal) else refusal_of(CallerError("a write got another's answer"))
         self._last = refusal
+        # A later stream may still succeed. If none does, one that may have the records makes all of it doubtful.
         self._doubtful |= refusal.applied is Applied.UNKNOWN
         if refusal.applied is Applied.WRONG or (self._next >= len(self._streams) and not self._attempts):
             self._fail(refusal)
@@ -172,13 +177,7 @@ class _Set:
     def _fail(self, refusal: Refusal) -> None:
         if (self._doubtful or self._attempts) and refusal.applied is not Applied.UNKNOWN:
             message = f"another stream may have the records; the last one refused: {refusal.message}"
-            refusal = replace(
-                refusal,
-                message=message,
-                applied=Applied.UNKNOWN,
-                error=ProxyLostError.__name__,
-                reason=Reason.PROXY_LOST,
-            )
+            refusal = doubtful_refusal(refusal, message)
         for future, _ in self.end():
             if not future.done():
                 future.set_exception(error_of(refusal, stream=None))
@@ -191,7 +190,7 @@ class _Set:
                 future.set_exception(error)
 
     def end(self) -> list[tuple[asyncio.Future[StreamPosition], int]]:
-        """Return it has an outcome."""
+        """End all attempts, and return the records: the set has an outcome."""
         records, self.records = self.records or [], None
         if self._timer is not None:
             self._timer.cancel()
@@ -205,17 +204,27 @@ class _Set:
 
 
 class AsyncMultiStreamWriter(OnOneLoop):
-    """Writes to several streams. Open it with `AsyncClient.multi_stream_writer`."""
+    """Writes each record to whichever of several streams takes it soonest, for latency more than for order.
+
+    Open it with `AsyncClient.multi_stream_writer`, and close it. A record may be in several of the streams.
+    """
 
     def __init__(
         self,
-        send: SetSender,
+        send: RecordSetSender,
         streams: Sequence[str],
         limits: MultiStreamLimits | None = None,
         *,
         shuffle: Callable[[list[str]], None] = random.shuffle,
     ) -> None:
-        """Raises CallerError unless there is a stream, and each is named once."""
+        """Args:
+        send: sends a request through proxies.
+        streams: the logs.
+        limits: how records are collected and tried.
+        shuffle: brings the streams into an order of this writer's own.
+
+        Raises CallerError unless there is a stream, and each is named once.
+        """
         if not streams or len(set(streams)) != len(streams):
             raise CallerError("a multi-stream writer needs streams, each named once", advice="Name two at least")
         self.loop = self._loop = asyncio.get_running_loop()
@@ -226,19 +235,20 @@ class AsyncMultiStreamWriter(OnOneLoop):
         self.speculative = 0
         """Attempts that were made because the one before was not answered soon."""
         self._compression = COMPRESSIONS[self.limits.compression]
-        self._turn = 0
+        self._next_stream = 0
+        """Index of the stream that the next set goes to first."""
         self._buffer: list[bytes] = []
         self._waiting: list[tuple[asyncio.Future[StreamPosition], int]] = []
         self._buffered_bytes = 0
         self._pending_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._sets: dict[_Set, None] = {}
+        self._sets: dict[_PendingSet, None] = {}
         self._settled: asyncio.Event = asyncio.Event()
         self._settled.set()
         self._closed = False
 
     def write(self, payload: bytes | bytearray | memoryview) -> asyncio.Future[StreamPosition]:
-        """Write one record; the future gets where it is. Nothing is sent before this turn of the loop ends.
+        """Write one record; the future gets where it is. Nothing is sent before the loop goes on.
 
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many bytes
         wait for their outcome; nothing was written then.
@@ -301,14 +311,14 @@ class AsyncMultiStreamWriter(OnOneLoop):
         self._buffered_bytes = 0
         if not payloads:
             return
-        one = _Set(self, waiting, self._turn)
-        self._turn = (self._turn + 1) % len(self.streams)
+        one = _PendingSet(self, waiting, self._next_stream)
+        self._next_stream = (self._next_stream + 1) % len(self.streams)
         self._sets[one] = None
         encoded = encode_record_set(payloads, self._compression)
         one.send(encoded, self.loop.time() + self.limits.request_timeout_ms / 1000)
 
-    def set_ended(self, one: _Set, size: int) -> None:
-        """One has its outcome (for the sets)."""
+    def set_ended(self, one: _PendingSet, size: int) -> None:
+        """Note that a set has its outcome (for the sets)."""
         if self._sets.pop(one, True) is None:
             self._pending_bytes -= size
             if not self._sets and not self._buffer:

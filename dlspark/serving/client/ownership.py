@@ -1,4 +1,5 @@
-"""`Ownerships`: which proxy is believed to own a stream; `Handshakes`: when proxies are asked what they own. No I/O.
+"""`OwnershipCache`: the proxy that is believed to own a stream; `Handshakes`: when proxies are asked what they own. No
+I/O.
 
     learnt    from an answer to a request on the stream, from a redirect, from a handshake
     dropped   when the proxy refuses the stream, or when its connection fails: then with all streams that it had
@@ -24,13 +25,16 @@ MAX_OWNERSHIPS: Final = 100_000
 ANY_STREAM: Final = ".*"
 
 
-class Ownerships:
-    """Streams and the addresses of the proxies that are believed to own them."""
+class OwnershipCache:
+    """Remembers which proxy is believed to own a stream. It may forget at any time: that costs a redirect."""
 
     def __init__(self, pattern: str = ANY_STREAM, max_streams: int = MAX_OWNERSHIPS) -> None:
-        """`pattern`: which streams of a handshake are taken in. Raises SettingsError for what is no regular expression.
+        """Args:
+        pattern: the streams of a handshake that are taken in. A stream that the client itself asked about is kept
+            whatever the pattern says.
+        max_streams: how many are held.
 
-        A stream that the client itself asked about is kept whatever the pattern says.
+        Raises SettingsError for a pattern that cannot be read.
         """
         try:
             self._wanted = None if pattern == ANY_STREAM else re.compile(pattern)
@@ -49,7 +53,7 @@ class Ownerships:
         return len(self._owners)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Streams and owners."""
+        """Yield streams and owners."""
         return iter(tuple(self._owners.items()))
 
     def owner(self, stream: str) -> str | None:
@@ -64,7 +68,7 @@ class Ownerships:
         return frozenset(self._streams.get(address, ()))
 
     def learn(self, stream: str, location: str) -> bool:
-        """Return a proxy answered for the stream, or was named as its owner. Says whether that is new."""
+        """Note that a proxy answered for the stream, or was named as its owner; return whether that is new."""
         address = address_of(location)
         known = self._owners.pop(stream, None)
         if known is not None and known != address:
@@ -95,15 +99,15 @@ class Ownerships:
         return new
 
     def forget(self, stream: str, address: str | None = None) -> None:
-        """Note that the stream is not, or no longer, at `address`; None: wherever. Another owner's place is left
-        alone."""
+        """Note that the stream is not, or no longer, at `address`; None: wherever. Another owner stays
+        known."""
         known = self._owners.get(stream)
         if known is not None and address in (None, known):
             del self._owners[stream]
             self._unlink(stream, known)
 
     def forget_host(self, address: str) -> int:
-        """Return a proxy is gone, or takes no requests: drop all of its streams, and return their number."""
+        """Drop all streams of a proxy that is gone, or takes no requests; return their number."""
         streams = self._streams.pop(address, set())
         for stream in streams:
             del self._owners[stream]
@@ -117,7 +121,7 @@ class Ownerships:
 
 
 class Handshakes:
-    """When each proxy is asked who it is, and whether it is asked for what it owns.
+    """Says when each proxy is asked for its name, and whether it is asked for what it owns.
 
     A proxy is asked when a connection to it is made, and then every `interval_ms`: one that does not answer has failed.
     Ownerships are asked for with the first handshake, and with each that comes `sync_interval_ms` or more after the
@@ -134,12 +138,12 @@ class Handshakes:
         self._synced: dict[str, float] = {}
 
     def connected(self, address: str, now: float) -> Handshake:
-        """Return a connection was made: what is asked on it."""
+        """Return what is asked on a connection that was made."""
         self._synced.pop(address, None)
         return self._ask(address, now)
 
     def closed(self, address: str) -> None:
-        """There is no connection to the proxy any more: it is not asked."""
+        """Ask a proxy no more, to which there is no connection."""
         self._asked.pop(address, None)
         self._synced.pop(address, None)
 

@@ -44,11 +44,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final
 
 from dlspark.core.codec.producer_records import KEPT, MAX_NUMBER
-from dlspark.serving.client.answer_rules import may_pass
-from dlspark.serving.client.requests import BACKOFF_START_MS, REQUEST_TIMEOUT_MS, BackOff, Finished, lost_refusal
+from dlspark.errors import OverCapacityError, WriteCancelledError
+from dlspark.serving.client.answer_rules import lost_refusal, may_pass, unreachable_refusal
+from dlspark.serving.client.requests import BackOff, Finished
+from dlspark.serving.client.write_sessions import SessionEffect, SessionLimits, Settled, Transmit
+from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -57,59 +60,18 @@ from dlspark.serving.protocol.operations import (
     ProducerStamp,
     Reason,
     Refusal,
-    StatusCode,
     WriteReceipt,
     WriteRecords,
 )
-from metadata.foundation.errors import check
+from metadata.foundation.errors import check, of_class, present
 from storage_node.protocol.tables import Reaction, parse_table
 
-CANCELLED: Final = "WriteCancelledError"
-MAX_QUEUED: Final = 1_024
-"""Requests of one producer that wait for their numbers; a client that gathers records into batches has one or two."""
 JUMP_BITS: Final = 31
 """A new epoch is this many random bits above the old one, so that no other process can have begun the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What bounds a session."""
-
-    max_in_flight: int = KEPT
-    """At most `KEPT`: of more, the log would not know the first ones again."""
-    max_queued: int = MAX_QUEUED
-    request_timeout_ms: int = REQUEST_TIMEOUT_MS
-    """How long one sending of a request may take, all its attempts together; below 0: as long as it is remembered."""
-    memory_s: float = 3_600.0
-    backoff_start_ms: int = BACKOFF_START_MS
-    backoff_max_ms: int = 1_000
-
-
-# ---------------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Transmit:
-    """Send `request` on its way (`RequestWay`), and hand in what it ends with, with this ticket."""
-
-    ticket: int
-    request: WriteRecords | BeginEpoch
-    timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The request that was submitted under `key` has this answer, a WriteReceipt or a Refusal. It comes once."""
-
-    key: Hashable
-    answer: Answer
-
-
-SessionEffect: TypeAlias = Transmit | Settled | BackOff
-
-
 class SessionPhase(Enum):
-    """What a session is doing."""
+    """What a session does now."""
 
     UNBORN = "unborn"
     BEGINNING = "beginning"
@@ -163,7 +125,10 @@ class _Pending:
 
 
 class ProducerSession:
-    """One producer on one stream. Every method returns what is to be done, in this order."""
+    """One producer on one stream: a `WriteSession` whose requests are written once, in their order.
+
+    Every method returns what is to be done, in this order.
+    """
 
     def __init__(
         self,
@@ -174,8 +139,13 @@ class ProducerSession:
         only_user: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """`random_bits` gives a number of so many bits. `only_user`: the name was made up for this session, so that its
-        first epoch is 0 and nobody else can begin it."""
+        """Args:
+        stream: the log.
+        name: the producer's.
+        random_bits: gives a number of so many bits.
+        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
+        limits: what bounds the session.
+        """
         self.phase = SessionPhase.UNBORN
         self.stream = stream
         self.name = name
@@ -220,7 +190,7 @@ class ProducerSession:
         return not self._queue and not self._window and not self._tickets
 
     def __len__(self) -> int:
-        """Requests whose outcome is not known."""
+        """Return how many requests have no outcome yet."""
         return len(self._queue) + len(self._window)
 
     # ------------------------------------------------------------------ events
@@ -229,11 +199,10 @@ class ProducerSession:
         """Write `request`, which has no stamp; `key` is in no other request that is not settled."""
         check(key not in self._keys and request.stamp is None, "a request was submitted twice to a producer")
         if self._reacts(SessionEvent.SUBMIT) is Reaction.REFUSE:
-            check(self.ended is not None, "a producer has ended without a reason")
-            return [Settled(key, self.ended)] if self.ended is not None else []
+            return [Settled(key, present(self.ended, "a producer has ended without a reason"))]
         if len(self._queue) >= self._limits.max_queued:
             message = f"{len(self._queue)} requests of producer {self.name!r} wait to be sent"
-            return [Settled(key, Refusal(StatusCode.OVER_CAPACITY, message, error="OverCapacityError"))]
+            return [Settled(key, refusal_of(OverCapacityError(message)))]
         pending = _Pending(key, request)
         self._keys[key] = pending
         self._queue.append(pending)
@@ -242,8 +211,8 @@ class ProducerSession:
         return self._fill(now)
 
     def give_up(self, key: Hashable, now: float) -> list[SessionEffect]:
-        """Return the caller of a request does not wait any longer. It is settled: as not written where it was never
-        sent, with an unknown outcome otherwise. Nothing happens to one that is settled already."""
+        """Settle a request whose caller does not wait any longer: as not written where it was never sent, with an
+        unknown outcome otherwise. Nothing happens to one that is settled already."""
         if self._reacts(SessionEvent.GIVEN_UP) is Reaction.IGNORE:
             return []
         pending = self._keys.get(key)
@@ -252,7 +221,7 @@ class ProducerSession:
         if pending.under_way or pending.doubtful:
             return self._settle(pending, lost_refusal(f"request of producer {self.name!r} was not answered in time"))
         message = f"request of producer {self.name!r} was not sent in time"
-        effects = self._settle(pending, Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error="ProxyUnreachableError"))
+        effects = self._settle(pending, unreachable_refusal(message))
         if pending in self._window:
             self._window.remove(pending)
         else:
@@ -260,7 +229,7 @@ class ProducerSession:
         return effects
 
     def returned(self, ticket: int, finished: Finished, now: float) -> list[SessionEffect]:
-        """Return what was sent came back."""
+        """Go on with what a request ended with, by the ticket with which it was sent."""
         if ticket not in self._tickets:
             check(self.phase is SessionPhase.ENDED, "a ticket came back that a producer did not give out")
             return []
@@ -276,7 +245,7 @@ class ProducerSession:
         return effects + self._fill(now)
 
     def resumed(self, now: float) -> list[SessionEffect]:
-        """Return the back-off is over."""
+        """Go on behind a back-off."""
         return self._go_on(now) if self._acts(SessionEvent.RESUMED) else []
 
     def end(self, reason: Refusal) -> list[SessionEffect]:
@@ -306,9 +275,7 @@ class ProducerSession:
             if answer.next_sequence or answer.epoch <= self.epoch:
                 return self._try_epoch_again()  # another process has written in it
             return self._epoch_begun(answer.epoch, now)
-        check(isinstance(answer, Refusal), "the begin of an epoch was answered with something else")
-        if not isinstance(answer, Refusal):
-            return []
+        answer = of_class(answer, Refusal, "the begin of an epoch was answered with something else")
         if answer.reason is Reason.PRODUCER_FENCED:
             return self._epoch_passed(answer)
         if answer.reason is Reason.PRODUCER_FORGOTTEN:
@@ -329,8 +296,8 @@ class ProducerSession:
         return self._pause()
 
     def _epoch_passed(self, refusal: Refusal) -> list[SessionEffect]:
-        """Return a later epoch has begun. That ends a session which had one; else the name was in use before: go above
-        it."""
+        """End a session that had an epoch, for a later one has begun. One that had none goes above it: the name was in
+        use before."""
         if self.epoch >= 0 or not isinstance(refusal.actual, int):
             return self.end(refusal)
         self._wanted_epoch = max(self._wanted_epoch, refusal.actual)
@@ -384,7 +351,9 @@ class ProducerSession:
 
     def _send(self, pending: _Pending, now: float) -> Transmit:
         if pending.first_sent is None or not pending.doubtful:
-            pending.first_sent = now  # nothing is left of what was sent before
+            # Nothing is left of what was sent before. A copy in doubt counts from its own sending: the log forgets by
+            # that time, and would write an old copy twice (I19).
+            pending.first_sent = now
         pending.under_way = True
         left_ms = max(int((pending.first_sent + self._limits.memory_s - now) * 1000), 1)
         timeout_ms = self._limits.request_timeout_ms
@@ -406,9 +375,7 @@ class ProducerSession:
             self._setbacks = 0
             self._window.remove(pending)
             return self._settle(pending, answer)
-        check(isinstance(answer, Refusal), "a producer's request was answered with something else")
-        if not isinstance(answer, Refusal):
-            return []
+        answer = of_class(answer, Refusal, "a producer's request was answered with something else")
         if answer.reason is Reason.PRODUCER_FORGOTTEN:
             # This copy was not written. Whether another one was is not known any more, and nobody can find out.
             pending.doubtful = pending.doubtful or finished.in_doubt
@@ -421,7 +388,8 @@ class ProducerSession:
             self._fence = answer
         elif answer.reason is Reason.SEQUENCE_GAP:
             self._strict = True
-            self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)  # it was forgotten
+            # A log that waits for number 0, of which it has written some, has forgotten the producer.
+            self._lost_track = self._lost_track or (answer.actual == 0 and self._floor > 0)
         elif answer.reason is Reason.SEQUENCE_PASSED:
             self._window.remove(pending)  # the log has written later ones, and cannot say more
             return self._settle(pending, answer)
@@ -435,7 +403,7 @@ class ProducerSession:
         return []
 
     def _refused(self, pending: _Pending, refusal: Refusal) -> list[SessionEffect]:
-        """Return it was not written and never will be: its number is free."""
+        """Free the number of a request that was not written and never will be."""
         if self._window[-1] is not pending:
             self.phase = SessionPhase.DRAINING  # those behind it must move up
         self._window.remove(pending)
@@ -451,7 +419,7 @@ class ProducerSession:
     # ------------------------------------------------------------------ going on after a setback
 
     def _drained(self, now: float) -> list[SessionEffect]:
-        """Return nothing is under way: go on with what is in the window, after a back-off if that did not help
+        """Go on with what is in the window, now that nothing is under way; after a back-off if that did not help
         before."""
         if self._fence is not None:
             return self.end(self._fence)
@@ -468,7 +436,7 @@ class ProducerSession:
         return pending.doubtful and sent is not None and now - sent >= self._limits.memory_s
 
     def _let_go_of_doubtful(self) -> list[SessionEffect]:
-        """And of those before one that may be written: they would come behind it."""
+        """Settle what is in doubt, and requests before one that may be written: they would come behind it."""
         effects: list[SessionEffect] = []
         behind = self._floor
         for pending in self._window:
@@ -478,13 +446,13 @@ class ProducerSession:
         for pending in self._window:
             if not pending.doubtful and pending.sequence < behind:
                 message = f"requests of producer {self.name!r} behind this one may be written, and it is not"
-                effects += self._settle(pending, Refusal(StatusCode.WRITE_CANCELLED, message, error=CANCELLED))
+                effects += self._settle(pending, refusal_of(WriteCancelledError(message)))
         self._window = [one for one in self._window if not one.doubtful and one.sequence >= behind]
         return effects
 
     def _above_hole(self) -> list[_Pending]:
-        """Return those behind a number that fell out, where the log has refused a gap: it cannot have written any of
-        them, nor will. Nothing is known of those before it by that."""
+        """Return the requests behind a number that fell out, where the log has refused a gap: it has
+        not written any of them, nor will. Nothing is known by that of requests before the number."""
         hole = self._floor
         for pending in self._window:
             if pending.sequence == hole:
@@ -505,6 +473,7 @@ class ProducerSession:
             self._want_later_epoch()
         elif self._window and len(self._above_hole()) == len(self._window):
             if any(pending.doubtful for pending in self._window):
+                # Late copies have the old numbers: given to other requests, they would be written in their stead (I19).
                 self._want_later_epoch()
             else:
                 for number, pending in enumerate(self._window, self._floor):

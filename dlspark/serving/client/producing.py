@@ -1,13 +1,13 @@
 """`AsyncProducer`: a program's records of one stream on their way: gathered, numbered, sent, and answered one by one.
 
-It runs two machines: the batcher decides which records travel together, the session which number a request gets and
+It runs two machines: the accumulator decides which records travel together, the session which number a request gets and
 when it is sent again. A record costs a future and no task; a request goes through proxies by itself (`dispatch`).
 
-    send       a record waits in the batcher; nothing is sent before this turn of the loop ends
-    pump       while the session has room, the next request is taken and submitted
-    returned   a request came back; what it leads to is done, then the pump runs again
+    send       a record waits in the accumulator; nothing is sent before the loop goes on
+    send_ready while the session has room, the next request is taken and submitted
+    returned   a request came back; what it leads to is done, then what is ready is sent
 
-Bounds: what all producers of a client hold together (`PendingBudget`), what a request and a session may have. A record
+Bounds: what all producers of a client hold together (`BufferPool`), what a request and a session may have. A record
 that has no outcome in `requestTimeoutMs` ends: as not written where its request was never sent, else in doubt.
 
 Fault model: see `producers`. A caller that cancels takes its record back where that was not taken into a request yet;
@@ -25,22 +25,33 @@ from types import TracebackType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.errors import AlreadyClosedError, InvalidRecordError, OverCapacityError, RecordTooLongError
-from dlspark.serving.client.batching import RECORD_ROOM_BYTES, BatchBounds, Batcher, RecordBatch, fates
+from dlspark.errors import (
+    AlreadyClosedError,
+    InvalidRecordError,
+    OverCapacityError,
+    RecordTooLongError,
+    ServiceUnavailableError,
+)
+from dlspark.serving.client.batching import (
+    RECORD_ROOM_BYTES,
+    BatchBounds,
+    ProducerBatch,
+    RecordAccumulator,
+    record_outcomes,
+)
 from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
-from dlspark.serving.client.plain_writes import WriteSession
-from dlspark.serving.client.producers import SessionEffect, Settled, Transmit
 from dlspark.serving.client.requests import Finished
+from dlspark.serving.client.write_sessions import SessionEffect, Settled, Transmit, WriteSession
 from dlspark.serving.protocol.failures import error_of, refusal_of
-from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode, WriteReceipt, WriteRecords
-from metadata.foundation.errors import DistributedLogError, check
+from dlspark.serving.protocol.operations import Answer, Refusal, WriteReceipt, WriteRecords
+from metadata.foundation.errors import DistributedLogError, of_class
 from metadata.foundation.opened_here import OnOneLoop
 from storage_node.edge import Clock
 from storage_node.errors import ProtocolError
 
 
-class PendingBudget:
-    """What all records of a client that have no outcome yet may take."""
+class BufferPool:
+    """Bounds what all records of a client that have no outcome yet take: memory, and a number."""
 
     def __init__(self, max_bytes: int, max_records: int) -> None:
         self._max_bytes, self._max_records = max_bytes, max_records
@@ -70,35 +81,36 @@ class PendingBudget:
         self._wake()
 
     async def wait(self) -> None:
-        """Wait for room, in turn with the others that wait."""
+        """Wait for room, behind the others that wait."""
         if self.has_room and not self._waiting:
             return
         while True:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(woken)
             self._wake()
             try:
-                await turn
+                await woken
             except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                if woken in self._waiting:
+                    self._waiting.remove(woken)
                 asyncio.get_running_loop().call_soon(self._wake)
                 raise
-            # Who is behind is woken once this one has had the time to add its record.
+            # The next one is woken once this one has had the time to add its record: woken at once, both would find the
+            # same room.
             asyncio.get_running_loop().call_soon(self._wake)
             if self.has_room:
                 return
 
     def _wake(self) -> None:
         while self._waiting and self.has_room:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
                 return
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _WholeRequest:
     """A request that was made whole by its caller."""
 
     future: asyncio.Future[WriteReceipt]
@@ -106,7 +118,11 @@ class _Whole:
 
 
 class AsyncProducer(OnOneLoop):
-    """Writes records to one stream, in order. Open it with `AsyncClient.producer`; all calls come from one loop."""
+    """Writes records to one stream, in order, each once. `send` returns a future, `write` waits for the outcome.
+
+    Open it with `AsyncClient.producer`, and close it. All calls come from one loop. Records are gathered into requests;
+    one that is lost on its way is sent again under its number, which the log knows (I19).
+    """
 
     def __init__(
         self,
@@ -116,28 +132,38 @@ class AsyncProducer(OnOneLoop):
         name: str | None,
         *,
         limits: BatchBounds,
-        budget: PendingBudget,
+        buffer_pool: BufferPool,
         clock: Clock,
         request_timeout_ms: int,
         closed: Callable[[AsyncProducer], None] | None = None,
     ) -> None:
-        """`name`: None where requests have no producer. `closed` hears of `close`."""
+        """Args:
+        dispatcher: takes requests through proxies.
+        session: numbers and sends them.
+        stream: the log.
+        name: of the producer; None where requests have none.
+        limits: of a request, and of records that wait.
+        buffer_pool: bounds what all producers of the client hold.
+        clock: goes on while the machine is suspended.
+        request_timeout_ms: in which a record has an outcome; below 0: no bound.
+        closed: called by `close`.
+        """
         self.stream = stream
         self.name = name
         self._dispatcher = dispatcher
         self._session = session
-        self._batcher = Batcher(limits)
+        self._accumulator = RecordAccumulator(limits)
         self._linger = limits.linger_ms > 0
-        self._budget = budget
+        self._buffer_pool = buffer_pool
         self._now = clock.elapsed_s
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._timeout_s = request_timeout_ms / 1000 if request_timeout_ms >= 0 else inf
         self._on_closed = closed
         self._number = 0
-        self._hurried: deque[tuple[RecordBatch, float]] = deque()
+        self._flushing: deque[tuple[ProducerBatch, float]] = deque()
         """Requests that were taken before there was room, with the time by which they must be settled."""
-        self._requests: dict[int, tuple[RecordBatch | _Whole, float]] = {}
+        self._requests: dict[int, tuple[ProducerBatch | _WholeRequest, float]] = {}
         """What was submitted and is not settled, likewise."""
         self._in_flight: dict[int, InFlightRequest] = {}
         self._effects: deque[SessionEffect] = deque()
@@ -145,7 +171,7 @@ class AsyncProducer(OnOneLoop):
         self._planned: asyncio.Handle | None = None
         self._planned_for = inf
         self._blocked = False
-        """The session had no room: the pump runs when something comes back."""
+        """The session had no room: more is sent when something comes back."""
         self._resuming: asyncio.TimerHandle | None = None
         self._expiring: asyncio.TimerHandle | None = None
         self._closed = False
@@ -165,13 +191,17 @@ class AsyncProducer(OnOneLoop):
     @property
     def pending(self) -> int:
         """Records and whole requests without an outcome."""
-        batches = [one for one, _ in (*self._requests.values(), *self._hurried)]
-        return len(self._batcher) + sum(len(one.keys) if isinstance(one, RecordBatch) else 1 for one in batches)
+        batches = [one for one, _ in (*self._requests.values(), *self._flushing)]
+        return len(self._accumulator) + sum(len(one.keys) if isinstance(one, ProducerBatch) else 1 for one in batches)
 
     def send(
         self, payload: bytes | bytearray | memoryview, *, transaction_id: int | None = None
     ) -> asyncio.Future[DLSN]:
-        """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its place is forgotten).
+        """Write one record; the future gets its DLSN (DLSN.INVALID where it is stored and its DLSN is forgotten).
+
+        Args:
+            payload: the record; it may be changed once this has returned.
+            transaction_id: the record's; None: the proxy's clock.
 
         Raises AlreadyClosedError, InvalidRecordError, RecordTooLongError, or OverCapacityError where too many records
         wait for their outcome (`wait_for_room`); nothing was done then. The future fails with what the proxies say; an
@@ -182,13 +212,14 @@ class AsyncProducer(OnOneLoop):
             raise AlreadyClosedError("the producer is closed", log=self.stream)
         data = payload_bytes(payload)
         size = len(data)
-        if not self._budget.has_room:
-            raise _over_capacity_error(self._budget)
+        if not self._buffer_pool.has_room:
+            raise _over_capacity_error(self._buffer_pool)
         future: asyncio.Future[DLSN] = self._loop.create_future()
         now = self._time()
-        if not self._batcher.add(future, data, now, transaction_id):
-            raise _over_capacity_error(self._budget)
-        self._budget.take(size + RECORD_ROOM_BYTES)
+        if not self._accumulator.add(future, data, now, transaction_id):
+            raise _over_capacity_error(self._buffer_pool)
+        self._buffer_pool.take(size + RECORD_ROOM_BYTES)
+        # Without a linger the first record has planned the sending of all: a busy producer makes no timer for a record.
         if not self._blocked and (self._planned is None or self._linger):
             self._plan(now)
         return future
@@ -200,20 +231,20 @@ class AsyncProducer(OnOneLoop):
         """
         self._check_loop()
         data = payload_bytes(payload)
-        if not self._budget.has_room or self._budget.has_waiting:
-            await self._budget.wait()
+        if not self._buffer_pool.has_room or self._buffer_pool.has_waiting:
+            await self._buffer_pool.wait()
         future = self.send(data, transaction_id=transaction_id)
         try:
             return await future
         except asyncio.CancelledError:
-            if self._batcher.give_up(future):
-                self._budget.give(len(data) + RECORD_ROOM_BYTES, 1)
+            if self._accumulator.give_up(future):
+                self._buffer_pool.give(len(data) + RECORD_ROOM_BYTES, 1)
             raise
 
     async def wait_for_room(self) -> None:
         """Wait until `send` has room for another record."""
         self._check_loop()
-        await self._budget.wait()
+        await self._buffer_pool.wait()
 
     async def append(
         self,
@@ -222,26 +253,29 @@ class AsyncProducer(OnOneLoop):
         expected_position: int | DLSN | None = None,
         fencing_token: bytes | None = None,
     ) -> DLSN:
-        """Write records whole or not at all, behind those that were sent before; returns the first one's DLSN.
+        """Write records whole or not at all, behind those that were sent before; return the first one's DLSN.
 
-        `expected_position`: the sequence id that the first must get, or the DLSN that must be the log's last one.
-        `fencing_token`: the one that the log must have. Raises ConditionError where that does not hold, with what was
-        found in `actual`; and as `send`.
+        Args:
+            payloads: at least one.
+            expected_position: the sequence id that the first must get, or the DLSN that must be the log's last one.
+            fencing_token: the one that the log must have.
+
+        Raises ConditionError where a condition does not hold, with what was found in `actual`; and as `send`.
         """
         self._check_loop()
         data = tuple(map(payload_bytes, payloads))
         if not data:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
-        await self._budget.wait()
+        await self._buffer_pool.wait()
         if self._closed:
             raise AlreadyClosedError("the producer is closed", log=self.stream)
-        self._hurry()  # what was sent before goes before
-        while self._hurried:
-            batch, due = self._hurried.popleft()
+        self._begin_flush()  # what was sent before goes before
+        while self._flushing:
+            batch, due = self._flushing.popleft()
             self._submit(batch, batch.request(self.stream), due)
         size = sum(map(len, data))
-        self._budget.take(size)
-        whole = _Whole(self._loop.create_future(), size)
+        self._buffer_pool.take(size)
+        whole = _WholeRequest(self._loop.create_future(), size)
         request = WriteRecords(
             self.stream, data, atomic=True, expected_position=expected_position, fencing_token=fencing_token
         )
@@ -253,7 +287,7 @@ class AsyncProducer(OnOneLoop):
     async def flush(self) -> None:
         """Send what waits, and wait until all that was sent has an outcome. Raises the first failure among it."""
         self._check_loop()
-        futures = self._hurry()
+        futures = self._begin_flush()
         if futures:
             await asyncio.wait(futures)
         for future in futures:
@@ -270,7 +304,7 @@ class AsyncProducer(OnOneLoop):
         self._check_loop()
         self._closed = True
         try:
-            if futures := self._hurry():
+            if futures := self._begin_flush():
                 await asyncio.wait(futures)
         finally:
             self.abandon(AlreadyClosedError("the producer was closed", log=self.stream))
@@ -293,10 +327,10 @@ class AsyncProducer(OnOneLoop):
         refusal = refusal_of(error)
         self._effects.extend(self._session.end(refusal))
         self._run()
-        while self._hurried:
-            self._settle_batch(self._hurried.popleft()[0], refusal)
-        while len(self._batcher):
-            self._settle_batch(self._batcher.take(), refusal)
+        while self._flushing:
+            self._settle_batch(self._flushing.popleft()[0], refusal)
+        while len(self._accumulator):
+            self._settle_batch(self._accumulator.take(), refusal)
         for in_flight in self._in_flight.values():
             in_flight.cancel()
         self._in_flight.clear()
@@ -304,55 +338,56 @@ class AsyncProducer(OnOneLoop):
             self._on_closed(self)
             self._on_closed = None
 
-    # ------------------------------------------------------------------ the pump
+    # ------------------------------------------------------------------ sending
 
-    def _hurry(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
+    def _begin_flush(self) -> list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]]:
         """Have everything that waits sent as soon as may be. Returns what has no outcome yet, the oldest first."""
         due = self._time() + self._timeout_s
-        while len(self._batcher):
-            self._hurried.append((self._batcher.take(), due))
+        while len(self._accumulator):
+            self._flushing.append((self._accumulator.take(), due))
         found: list[asyncio.Future[DLSN] | asyncio.Future[WriteReceipt]] = []
-        for one, _ in (*self._requests.values(), *self._hurried):
-            if isinstance(one, RecordBatch):
+        for one, _ in (*self._requests.values(), *self._flushing):
+            if isinstance(one, ProducerBatch):
                 found += (key for key in one.keys if isinstance(key, asyncio.Future))
             else:
                 found.append(one.future)
-        self._pump()
+        self._send_ready()
         return found
 
     def _plan(self, now: float) -> None:
-        """Have the pump run: at the end of this turn where a request is ready, else when its oldest record is due."""
-        due = self._batcher.next_due()
+        """Have what is ready sent: in the loop's next step where a request is ready, else when its oldest record is
+        due."""
+        due = self._accumulator.next_due()
         if due is None or due >= self._planned_for:
             return
         if self._planned is not None:
             self._planned.cancel()
         if due <= now:
-            self._planned, self._planned_for = self._loop.call_soon(self._pump), -inf
+            self._planned, self._planned_for = self._loop.call_soon(self._send_ready), -inf
         else:
-            self._planned, self._planned_for = self._loop.call_at(due, self._pump), due
+            self._planned, self._planned_for = self._loop.call_at(due, self._send_ready), due
         if self._expiring is None and self._timeout_s != inf:
             self._expiring = self._loop.call_at(now + self._timeout_s, self._expire)
 
-    def _pump(self) -> None:
+    def _send_ready(self) -> None:
         if self._planned is not None:
             self._planned.cancel()
             self._planned, self._planned_for = None, inf
-        batcher, session, now = self._batcher, self._session, self._time()
-        while self._hurried and session.has_room:
-            batch, due = self._hurried.popleft()
+        accumulator, session, now = self._accumulator, self._session, self._time()
+        while self._flushing and session.has_room:
+            batch, due = self._flushing.popleft()
             self._submit(batch, batch.request(self.stream), due)
-        while not self._hurried and session.has_room and batcher.is_ready(now):
-            batch = batcher.take()
+        while not self._flushing and session.has_room and accumulator.is_ready(now):
+            batch = accumulator.take()
             self._submit(batch, batch.request(self.stream), now + self._timeout_s)
         self._run()
         self._blocked = not session.has_room
-        if len(batcher) and not self._blocked:
+        if len(accumulator) and not self._blocked:
             self._plan(now)
 
-    def _submit(self, what: RecordBatch | _Whole, request: WriteRecords, due: float) -> None:
+    def _submit(self, pending: ProducerBatch | _WholeRequest, request: WriteRecords, due: float) -> None:
         self._number += 1
-        self._requests[self._number] = what, due
+        self._requests[self._number] = pending, due
         if self._expiring is None and self._timeout_s != inf:
             self._expiring = self._loop.call_at(due, self._expire)
         self._effects.extend(self._session.submit(self._number, request, self._now()))
@@ -362,7 +397,7 @@ class AsyncProducer(OnOneLoop):
     def _run(self) -> None:
         """Do what the session says, in its order; what that leads to at once comes behind it."""
         if self._running:
-            return
+            return  # called from within an effect: the loop below does what was added
         self._running = True
         try:
             while self._effects:
@@ -386,29 +421,27 @@ class AsyncProducer(OnOneLoop):
             self._in_flight.pop(ticket, None)
             self._effects.extend(self._session.returned(ticket, finished, self._now()))
             if not self._running:
-                self._pump()
+                self._send_ready()
 
         in_flight = self._dispatcher.begin(effect.request, settle, timeout_ms=effect.timeout_ms)
-        if not came_back:
+        if not came_back:  # it may have, before `begin` returned
             self._in_flight[ticket] = in_flight
 
     def _resumed(self) -> None:
         self._resuming = None
         self._effects.extend(self._session.resumed(self._now()))
-        self._pump()
+        self._send_ready()
 
     def _settled(self, effect: Settled) -> None:
-        number = effect.key
-        check(isinstance(number, int), "a session settled what it was not given")
-        if isinstance(number, int):
-            what, _ = self._requests.pop(number)
-            if isinstance(what, RecordBatch):
-                self._settle_batch(what, effect.answer)
-            else:
-                self._settle_whole(what, effect.answer)
+        number = of_class(effect.key, int, "a session settled what it was not given")
+        pending, _ = self._requests.pop(number)
+        if isinstance(pending, ProducerBatch):
+            self._settle_batch(pending, effect.answer)
+        else:
+            self._settle_whole(pending, effect.answer)
 
-    def _settle_whole(self, whole: _Whole, answer: Answer) -> None:
-        self._budget.give(whole.size, 1)
+    def _settle_whole(self, whole: _WholeRequest, answer: Answer) -> None:
+        self._buffer_pool.give(whole.size, 1)
         future = whole.future
         if isinstance(answer, WriteReceipt):
             self._dispatcher.counters.records += answer.records
@@ -422,15 +455,15 @@ class AsyncProducer(OnOneLoop):
         else:
             future.set_exception(ProtocolError(f"a write was answered with {type(answer).__name__}"))
 
-    def _settle_batch(self, batch: RecordBatch, answer: Answer) -> None:
-        self._batcher.settled(batch)
+    def _settle_batch(self, batch: ProducerBatch, answer: Answer) -> None:
+        self._accumulator.settled(batch)
         count = len(batch.keys)
-        self._budget.give(batch.bytes, count)
+        self._buffer_pool.give(batch.bytes, count)
         counters = self._dispatcher.counters
         if isinstance(answer, WriteReceipt):
             counters.records += count
             counters.record_bytes += batch.bytes - count * RECORD_ROOM_BYTES
-        for key, fate in fates(batch, answer):
+        for key, fate in record_outcomes(batch, answer):
             if not isinstance(key, asyncio.Future) or key.done():
                 continue
             if isinstance(fate, Refusal):
@@ -444,23 +477,23 @@ class AsyncProducer(OnOneLoop):
         now = self._time()
         for number, (_, due) in list(self._requests.items()):
             if due > now:
-                break
-            self._effects.extend(map(self._explained, self._session.give_up(number, self._now())))
-        refusal = Refusal(StatusCode.SERVICE_UNAVAILABLE, "the record was not sent in time")
-        while self._hurried and self._hurried[0][1] <= now:
-            self._settle_batch(self._hurried.popleft()[0], refusal)
+                break  # submitted in the order of their times, or nearly so: the next look is due soon
+            self._effects.extend(map(self._with_last_answer, self._session.give_up(number, self._now())))
+        refusal = refusal_of(ServiceUnavailableError("the record was not sent in time"))
+        while self._flushing and self._flushing[0][1] <= now:
+            self._settle_batch(self._flushing.popleft()[0], refusal)
         # The oldest record's time, or later by the linger. Those that would have travelled with it end with it.
-        while (waiting := self._batcher.next_due()) is not None and waiting + self._timeout_s <= now:
-            self._settle_batch(self._batcher.take(), refusal)
-        self._pump()
-        waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._hurried)[:1])]
-        if (waiting := self._batcher.next_due()) is not None:
+        while (waiting := self._accumulator.next_due()) is not None and waiting + self._timeout_s <= now:
+            self._settle_batch(self._accumulator.take(), refusal)
+        self._send_ready()
+        waits = [due for _, due in (*list(self._requests.values())[:1], *list(self._flushing)[:1])]
+        if (waiting := self._accumulator.next_due()) is not None:
             waits.append(waiting + self._timeout_s)
         if waits and self._expiring is None:
             self._expiring = self._loop.call_at(min(waits), self._expire)
 
-    def _explained(self, effect: SessionEffect) -> SessionEffect:
-        """Return a refusal of what took too long says what the proxies said: all that is under way is for one
+    def _with_last_answer(self, effect: SessionEffect) -> SessionEffect:
+        """Return the settlement of what took too long, with what the proxies said: all that is under way is for one
         stream."""
         said = next((in_flight.asked for in_flight in self._in_flight.values() if in_flight.asked), "")
         if not said or not isinstance(effect, Settled) or not isinstance(effect.answer, Refusal):
@@ -482,8 +515,8 @@ def payload_bytes(payload: bytes | bytearray | memoryview) -> bytes:
     return payload
 
 
-def _over_capacity_error(budget: PendingBudget) -> OverCapacityError:
+def _over_capacity_error(buffer_pool: BufferPool) -> OverCapacityError:
     return OverCapacityError(
-        f"{budget.records} records of {budget.bytes} bytes wait for their outcome; this one was not taken",
+        f"{buffer_pool.records} records of {buffer_pool.bytes} bytes wait for their outcome; this one was not taken",
         advice="Wait for room (`wait_for_room`), or raise maxPendingBytes and maxPendingRecords",
     )

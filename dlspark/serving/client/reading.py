@@ -1,10 +1,19 @@
-"""`AsyncProxyReader`: a log's records through proxies, in order, each once, and at the growing tail.
+"""`AsyncProxyReader`: a log's records through proxies, in order, each once, and at the growing tail. `ReadRoutes`: the
+proxies that a client's readers ask, and over which connections.
 
 The position is the client's: each poll names the DLSN to read next, and its delivery says where to go on. So any proxy
 can answer the next poll, and one that dies loses nothing: the same position is asked of another. The next poll is sent
 as soon as a delivery has come, before that one is consumed: while a program works on one delivery, the next one is on
 its way. There are never more than these two. A reader that knows where it will end asks for nothing behind that
 (`ahead_until`).
+
+There are no owners here: a log is read at the proxy that its hash gives it, so that the readers of all clients share
+what that proxy has read, and goes on at the next one where that fails. A proxy that reads its share of all logs already
+names another one, which is asked then. Where a stream was last read is remembered apart from its owner.
+
+What a poll may bring counts against its connection at the proxy, for as long as the poll waits. So readers have
+connections of their own, `READERS_PER_CONNECTION` each: what they ask for together is half of what a proxy lets one
+connection have under way. A connection whose readers are gone is closed.
 
 Fault model: proxies die, stop, and refuse; deliveries may be ill-formed. What a delivery claims is checked before
 anything of it is handed out: it must not go back, and its records must lie between where it begins and where it ends
@@ -15,8 +24,9 @@ twice or passed over in silence.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
@@ -25,16 +35,21 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.errors import EndOfStreamError, ReadCancelledError, ReadError
-from dlspark.serving.client.requests import Cancellable
-from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, place_behind, records_of
+from dlspark.serving.client.dispatch import Dispatcher, InFlightRequest
+from dlspark.serving.client.requests import Cancellable, Finished
+from dlspark.serving.client.settings import ThinClientSettings
+from dlspark.serving.protocol.deliveries import StoredEntry, batches_of, decode_stored, position_behind, records_of
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
+from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.ring import BoundedRing
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.opened_here import OnOneLoop
 from storage_node.errors import ProtocolError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 _T = TypeVar("_T")
 
@@ -48,9 +63,9 @@ ProxyStart: TypeAlias = "DLSN | int | str"
 """Where to begin: a DLSN or its text, a transaction id, "earliest" or "latest"."""
 
 
-Asker: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Cancellable]"
-"""Takes a poll through proxies, on this lane. Its second argument is called once, perhaps before it returns; a refusal
-that it gets is final."""
+PollSender: TypeAlias = "Callable[[ReadBatch, Callable[[Answer], None], int], Cancellable]"
+"""Takes a poll through proxies, on this connection. Its second argument is called once, perhaps before it returns; a
+refusal that it gets is final."""
 
 
 def read_start(start: ProxyStart) -> DLSN | int | ReadFrom:
@@ -72,36 +87,50 @@ def read_form(form: str | ReadForm) -> ReadForm:
 
 
 class AsyncProxyReader(OnOneLoop):
-    """Reads one log through proxies. Open it with `AsyncClient.reader`; one read at a time."""
+    """Reads one log through proxies: record by record, in bulk, as entries or as Arrow batches, and waits at the tail.
+
+    Open it with `AsyncClient.reader`, which documents its arguments, and close it. One read at a time; reads of several
+    tasks wait for each other. An error leaves the reader where it is: the next read asks again.
+    """
 
     def __init__(
         self,
-        ask: Asker,
+        ask: PollSender,
         name: str,
         start: ProxyStart,
         *,
         form: str | ReadForm = ReadForm.RECORDS,
         number: int = 0,
-        lane: int = 0,
+        connection: int = 0,
         max_bytes: int = READ_BYTES,
         poll_ms: int = POLL_MS,
         ended: Callable[[AsyncProxyReader], None] | None = None,
     ) -> None:
-        """`number` tells a client's readers apart, `lane` is the connection to use; `ended` hears of `close`."""
+        """Args:
+        ask: takes a poll through proxies.
+        name: the log.
+        start: where to begin.
+        form: what deliveries hold.
+        number: tells a client's readers apart.
+        connection: the one to use to each proxy.
+        max_bytes: about what one poll brings.
+        poll_ms: how long a proxy keeps a poll at the end of the log.
+        ended: called by `close`.
+        """
         self.name = name
         self._ask = ask
         self._request = ReadBatch(
             name, read_start(start), reader=number, form=read_form(form), max_bytes=max_bytes, wait_ms=poll_ms
         )
-        self._lane = lane
+        self._connection = connection
         self._ended = ended
         self._asking: Cancellable | None = None
         self._ahead: asyncio.Future[Delivery] | None = None
         self._records: deque[LogRecord] = deque()
-        self._place: ProxyStart = start
+        self._position: ProxyStart = start
         self._sealed = False
         self._loop = asyncio.get_running_loop()
-        self._turn = asyncio.Lock()
+        self._one_read = asyncio.Lock()
         self._closed = False
         self.ahead_until: DLSN | None = None
         """Behind this nothing is asked for before it is wanted; None: one poll is always ahead."""
@@ -110,7 +139,7 @@ class AsyncProxyReader(OnOneLoop):
     def position(self) -> ProxyStart:
         """Where another reader has to start to go on behind the last record delivered: its own start before the first
         delivery, and a DLSN from then on."""
-        return self._place
+        return self._position
 
     @property
     def form(self) -> ReadForm:
@@ -134,7 +163,7 @@ class AsyncProxyReader(OnOneLoop):
             delivery, records = await self._next(self._decoded)
             self._records.extend(records)
             if not records:
-                self._place = delivery.next
+                self._position = delivery.next
         return self._deliver()
 
     async def read_bulk(self, count: int) -> list[LogRecord]:
@@ -159,7 +188,7 @@ class AsyncProxyReader(OnOneLoop):
         """Return what one poll brings: as `next_entries`, but perhaps nothing."""
         self._check_form(ReadForm.ENTRIES)
         delivery, entries = await self._next(lambda one: [decode_stored(part) for part in one.parts])
-        self._place = delivery.next
+        self._position = delivery.next
         return entries
 
     async def next_batches(self) -> list[pa.RecordBatch]:
@@ -168,7 +197,7 @@ class AsyncProxyReader(OnOneLoop):
         self._check_form(ReadForm.ARROW)
         while True:
             delivery, batches = await self._next(batches_of)
-            self._place = delivery.next
+            self._position = delivery.next
             if batches:
                 return batches
 
@@ -186,15 +215,15 @@ class AsyncProxyReader(OnOneLoop):
 
     async def skip_to(self, start: ProxyStart) -> None:
         """Go on at another position, forwards or back. What was read ahead is dropped. Raises CallerError."""
-        place = read_start(start)
+        wanted = read_start(start)
         self._check_loop()
-        async with self._turn:
+        async with self._one_read:
             self._check_open()
             self._drop_ahead()
             self._records.clear()
             self._sealed = False
-            self._request = replace(self._request, start=place)
-            self._place = start
+            self._request = replace(self._request, start=wanted)
+            self._position = start
 
     async def close(self) -> None:
         """Ask no further; a read that waits gets ReadCancelledError. Idempotent."""
@@ -223,7 +252,7 @@ class AsyncProxyReader(OnOneLoop):
     async def _next(self, decode: Callable[[Delivery], _T]) -> tuple[Delivery, _T]:
         """Return the next delivery, checked and decoded; the poll behind it is on its way when this returns."""
         self._check_loop()
-        async with self._turn:
+        async with self._one_read:
             self._check_open()
             if self._sealed:
                 raise EndOfStreamError("the log is sealed, and all its records were delivered", log=self.name)
@@ -271,7 +300,7 @@ class AsyncProxyReader(OnOneLoop):
             # Answered at once: where its proxy were lost before it has said where the reader begins, another one would
             # begin behind what was written meanwhile.
             request = replace(request, wait_ms=0)
-        asking = self._ask(request, settle, self._lane)
+        asking = self._ask(request, settle, self._connection)
         if not future.done():
             self._asking = asking
 
@@ -287,17 +316,19 @@ class AsyncProxyReader(OnOneLoop):
         """Return the records of a delivery. Raises unless they lie between where it begins and where it ends (I4)."""
         records = records_of(delivery)
         start = self._request.start
-        places = [record.dlsn for record in records]
-        rising = all(one < other for one, other in pairwise(places))
-        if places and (not rising or (isinstance(start, DLSN) and places[0] < start) or places[-1] >= delivery.next):
+        if not records:
+            return records
+        first, last = records[0].dlsn, records[-1].dlsn
+        rising = all(one.dlsn < other.dlsn for one, other in pairwise(records))
+        if not rising or (isinstance(start, DLSN) and first < start) or last >= delivery.next:
             raise ReadError(
-                f"a proxy delivered {places[0]} to {places[-1]} for {start}, to go on at {delivery.next}", log=self.name
+                f"a proxy delivered {first} to {last} for {start}, to go on at {delivery.next}", log=self.name
             )
         return records
 
     def _deliver(self) -> LogRecord:
         record = self._records.popleft()
-        self._place = place_behind(record)
+        self._position = position_behind(record)
         return record
 
     def _drop_ahead(self) -> None:
@@ -314,3 +345,123 @@ class AsyncProxyReader(OnOneLoop):
     def _check_open(self) -> None:
         if self._closed:
             raise ReadCancelledError("the reader is closed", log=self.name)
+
+
+# ---------------------------------------------------------------------- all readers of a client
+
+
+READERS_PER_CONNECTION: Final = 16
+MAX_READ_BYTES: Final = 8 * 1024 * 1024
+"""What one poll may ask for: a frame has to hold it."""
+MAX_POLL_MS: Final = 60_000
+
+
+class ReadRoutes:
+    """Opens and ends the readers of one client, and gives each its connection and its route."""
+
+    def __init__(self, dispatcher: Dispatcher, route: BoundedRing, settings: ThinClientSettings) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._route = route
+        self._hosts: tuple[ProxyHost, ...] | None = None
+        """Proxies that the route does not know yet: a client without readers makes no ring of them."""
+        self._last_read_at = settings.ownerships()
+        """Where each stream was last read."""
+        self._readers: dict[AsyncProxyReader, int] = {}
+        """With the slot that each takes: `READERS_PER_CONNECTION` slots in a row are one connection."""
+        self._free_slots: list[int] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
+        """Note that these are the proxies to read through. Raises CallerError."""
+        self._hosts = tuple(hosts)
+        if self._readers:
+            self._take_hosts(now)
+
+    def _take_hosts(self, now: float) -> None:
+        hosts, self._hosts = self._hosts, None
+        if hosts is not None:
+            self._route.update(hosts, now)
+
+    def reader(
+        self,
+        stream: str,
+        start: ProxyStart,
+        *,
+        form: str | ReadForm,
+        max_bytes: int | None,
+        poll_ms: int | None,
+    ) -> AsyncProxyReader:
+        """Return a reader. Raises CallerError for a start, a form, a size or a time that cannot be."""
+        size = READ_BYTES if max_bytes is None else max_bytes
+        wait_ms = POLL_MS if poll_ms is None else poll_ms
+        if not 0 < size <= MAX_READ_BYTES or not 0 < wait_ms <= MAX_POLL_MS:
+            raise CallerError(
+                f"max_bytes={size}, poll_ms={wait_ms} cannot be",
+                advice=f"Up to {MAX_READ_BYTES} bytes and {MAX_POLL_MS} ms are taken",
+            )
+        self._take_hosts(self._dispatcher.now())
+        # The lowest free slot: connections fill up, and the last ones become empty and are closed.
+        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._readers)
+        self._number += 1
+        reader = AsyncProxyReader(
+            self._asker(wait_ms),
+            stream,
+            start,
+            form=form,
+            number=self._number,
+            connection=_connection_of(slot),
+            max_bytes=size,
+            poll_ms=wait_ms,
+            ended=self._ended,
+        )
+        self._readers[reader] = slot
+        return reader
+
+    async def close(self) -> None:
+        """End all readers."""
+        for reader in list(self._readers):
+            await reader.close()
+
+    def _asker(self, wait_ms: int) -> Callable[[ReadBatch, Callable[[Answer], None], int], InFlightRequest]:
+        settings = self._settings
+        # A poll is not late while the proxy may keep it.
+        attempt_ms = wait_ms + settings.attempt_timeout_ms if settings.attempt_timeout_ms > 0 else 0
+        timeout_ms = settings.request_timeout_ms + wait_ms if settings.request_timeout_ms >= 0 else -1
+        limits = replace(settings.limits(), attempt_timeout_ms=attempt_ms, request_timeout_ms=timeout_ms)
+
+        def ask(request: ReadBatch, settle: Callable[[Answer], None], connection: int) -> InFlightRequest:
+            def settled(finished: Finished) -> None:
+                settle(finished.for_caller)
+
+            return self._dispatcher.begin(
+                request,
+                settled,
+                connection=connection,
+                route=self._route,
+                ownerships=self._last_read_at,
+                limits=limits,
+            )
+
+        return ask
+
+    def _ended(self, reader: AsyncProxyReader) -> None:
+        slot = self._readers.pop(reader)
+        heapq.heappush(self._free_slots, slot)
+        connection = _connection_of(slot)
+        if not any(_connection_of(other) == connection for other in self._readers.values()):
+            for address in self._dispatcher.channels.addresses_of(connection):
+                self._dispatcher.channels.end_connection(address, connection)
+        if not any(other.name == reader.name for other in self._readers):
+            self._last_read_at.forget(reader.name)
+            self._route.release(reader.name)
+        if not self._readers:
+            self._free_slots.clear()
+
+
+def _connection_of(slot: int) -> int:
+    """Return the connection of a reader's slot; 0 is the one for requests."""
+    return 1 + slot // READERS_PER_CONNECTION

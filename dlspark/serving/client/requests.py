@@ -1,4 +1,4 @@
-"""`RequestWay`: the way of one request through the proxies, from the first that is asked to the answer. No I/O.
+"""`RoutedRequest`: one request on its way through the proxies, from the first that is asked to the answer. No I/O.
 
 The owner that the cache knows is asked first, else the one that the route chooses; what the answer leads to stands in
 `answer_rules`. The edge runs it: it hands in events with the time, and does the one effect that comes back.
@@ -18,9 +18,9 @@ again while an attempt is in doubt: it ends, with an unknown outcome. One that m
 refusal all the same, the outcome is unknown, unless none of its attempts is in doubt.
 
 Bounds: `maxRedirects` attempts after the first, `requestTimeoutMs` for the whole way. A host that was asked before is
-asked again only after a back-off, and when no other is left; proxies that name each other as owners are asked in turn,
-each time after a back-off, until one of the bounds is reached. A read proxy that has its share of logs sends a read to
-another one: that counts for no attempt, or a bound of loads would make a log unreadable.
+asked again only after a back-off, and when no other is left; proxies that name each other as owners are asked
+alternately, each time after a back-off, until one of the bounds is reached. A read proxy that has its share of logs
+sends a read to another one: that counts for no attempt, or a bound of loads would make a log unreadable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
-from dlspark.serving.client.answer_rules import CHANGES_NOTHING, AnswerRule, StreamRequest, is_repeatable, rule_of
-from dlspark.serving.client.ownership import Ownerships
+from dlspark.serving.client.answer_rules import (
+    CHANGES_NOTHING,
+    AnswerRule,
+    StreamRequest,
+    doubtful_refusal,
+    is_repeatable,
+    lost_refusal,
+    rule_of,
+    unreachable_refusal,
+)
+from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -46,7 +55,6 @@ from dlspark.serving.protocol.operations import (
     Refusal,
     ReleaseStream,
     RequestContext,
-    StatusCode,
     WriteRecords,
 )
 from dlspark.serving.routing.hosts import Route, address_of, is_address
@@ -57,8 +65,6 @@ MOST_SENT_ON: Final = 2
 """How often a read may be sent on by proxies without that it counts against `maxRedirects`."""
 MAX_TRIED_HOSTS: Final = 64
 """Hosts that travel with a request as tried: those that were asked last."""
-UNREACHABLE: Final = "ProxyUnreachableError"
-LOST: Final = "ProxyLostError"
 REQUEST_TIMEOUT_MS: Final = 60_000
 """How long a request may take, all its attempts together, unless something else is said."""
 BACKOFF_START_MS: Final = 25
@@ -73,7 +79,7 @@ class Cancellable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WayLimits:
+class RetryLimits:
     """How long, and how often, a request is tried. Numbers below 0: without a bound."""
 
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
@@ -125,13 +131,13 @@ class Finished:
         if self.answer.applied is Applied.UNKNOWN and self.answer.reason is not Reason.PRODUCER_FORGOTTEN:
             return self.answer
         message = f"an earlier attempt may have been written; the last one was refused: {self.answer.message}"
-        return replace(self.answer, message=message, applied=Applied.UNKNOWN, error=LOST, reason=Reason.PROXY_LOST)
+        return doubtful_refusal(self.answer, message)
 
 
 Effect: TypeAlias = AskHost | BackOff | Finished
 
 
-class WayState(Enum):
+class RequestState(Enum):
     """Where a request is."""
 
     NEW = "new"
@@ -140,7 +146,7 @@ class WayState(Enum):
     DONE = "done"
 
 
-class WayEvent(Enum):
+class RequestEvent(Enum):
     """What may happen to it."""
 
     BEGIN = "begin"
@@ -151,7 +157,7 @@ class WayEvent(Enum):
     DEADLINE = "deadline"
 
 
-WAY_TABLE: Final[Mapping[WayState, Mapping[WayEvent, Reaction]]] = parse_table(
+REQUEST_TABLE: Final[Mapping[RequestState, Mapping[RequestEvent, Reaction]]] = parse_table(
     """
              begin  answered  failed  silent  resumed  deadline
     NEW      A      !         !       !       !        !
@@ -159,26 +165,36 @@ WAY_TABLE: Final[Mapping[WayState, Mapping[WayEvent, Reaction]]] = parse_table(
     PAUSED   !      A         -       -       A        A
     DONE     !      -         -       -       -        -
     """,
-    WayState,
-    WayEvent,
+    RequestState,
+    RequestEvent,
 )
 
 
-class RequestWay:
-    """One request on its way. Times are seconds that never go back, of one clock."""
+class RoutedRequest:
+    """One request on its way. Every method takes an event, and returns the one effect that follows, or None.
+
+    Times are seconds that never go back, of one clock.
+    """
 
     def __init__(
         self,
         request: StreamRequest,
         route: Route,
-        ownerships: Ownerships,
-        limits: WayLimits,
+        ownerships: OwnershipCache,
+        limits: RetryLimits,
         *,
         timeout_ms: int | None = None,
         checksum: int | None = None,
     ) -> None:
-        """`timeout_ms` (below 0: no bound) goes over the limits' time, `checksum` over that of the request."""
-        self.state = WayState.NEW
+        """Args:
+        request: what is asked.
+        route: chooses a host where the owner is not known.
+        ownerships: the owners that are known.
+        limits: how long, and how often, it is tried.
+        timeout_ms: instead of the limits' time; below 0: no bound.
+        checksum: instead of the request's own.
+        """
+        self.state = RequestState.NEW
         self.deadline: float | None = None
         """When to hand in `deadline`; None: never. Known from `begin` on."""
         self._request = request
@@ -196,7 +212,7 @@ class RequestWay:
         self._regions: set[str] = set()
         """Regions that said that they are not available, likewise."""
         self._target: str | None = None
-        """Whom to ask after the back-off; None: whom the route chooses then."""
+        """The host to ask after the back-off; None: the one that the route chooses then."""
         self._last: Refusal | None = None
         self._sent_on = 0
         """How often a read was sent on, up to `MOST_SENT_ON`."""
@@ -212,14 +228,14 @@ class RequestWay:
 
     def begin(self, now: float) -> Effect | None:
         """Send it."""
-        self._takes(WayEvent.BEGIN)
+        self._takes(RequestEvent.BEGIN)
         if self._timeout_ms >= 0:
             self.deadline = now + self._timeout_ms / 1000
         return self._next(now)
 
     def answered(self, attempt: int, answer: Answer, now: float) -> Effect | None:
-        """Return a host answered, perhaps an attempt that was given up."""
-        if not self._takes(WayEvent.ANSWERED):
+        """Go on with a host's answer, perhaps to an attempt that was given up."""
+        if not self._takes(RequestEvent.ANSWERED):
             return None
         address = self._attempts[attempt]
         self._route.answered(address)
@@ -230,6 +246,7 @@ class RequestWay:
             self._doubtful.discard(attempt)
         elif not isinstance(self._request, CHANGES_NOTHING):
             self._doubtful.add(attempt)
+        # An answer to an attempt that was given up says whether that one was done. What follows is for the last one.
         if not self._is_current(attempt):
             return None
         self._last = answer
@@ -239,11 +256,11 @@ class RequestWay:
         return self._apply_rule(rule_of(answer, fail_fast=self._limits.fail_fast), address, answer, now)
 
     def failed(self, attempt: int, now: float, *, sent: bool, reason: str = "") -> Effect | None:
-        """Return the connection of an attempt could not be made, or broke before the answer.
+        """Go on after the connection of an attempt could not be made, or broke before the answer.
 
         `sent`: whether the host may have the request; not where no byte of it had left.
         """
-        if not self._takes(WayEvent.FAILED) or not self._is_current(attempt):
+        if not self._takes(RequestEvent.FAILED) or not self._is_current(attempt):
             return None
         address = self._attempts[attempt]
         self._route.failed(address, now)
@@ -254,13 +271,13 @@ class RequestWay:
         if attempt in self._doubtful:
             self._last = lost_refusal(f"the connection to {address} was lost before the request was answered{why}")
             return self._next(now) if self._repeatable else self._finish(self._last)
-        self._last = _unreachable(f"{address} could not be reached{why}")
+        self._last = unreachable_refusal(f"{address} could not be reached{why}")
         return self._next(now)
 
     def silent(self, attempt: int, now: float) -> Effect | None:
-        """Return an attempt was not answered in its time; the request may be sent again, or there would be no such
+        """Go on after an attempt was not answered in its time; the request may be sent again, or there would be no such
         time."""
-        if not self._takes(WayEvent.SILENT) or not self._is_current(attempt) or not self._repeatable:
+        if not self._takes(RequestEvent.SILENT) or not self._is_current(attempt) or not self._repeatable:
             return None
         address = self._attempts[attempt]
         self._doubt(attempt)
@@ -270,23 +287,23 @@ class RequestWay:
         return self._next(now)
 
     def resumed(self, now: float) -> Effect | None:
-        """Return the back-off is over."""
-        if not self._takes(WayEvent.RESUMED):
+        """Go on behind a back-off."""
+        if not self._takes(RequestEvent.RESUMED):
             return None
         target = self._target if self._target is not None else self._choose(now)
         return self._ask(target, now) if target is not None else self._pause(None, now)
 
     def deadline_passed(self, now: float) -> Effect | None:
-        """Return the time for the request is up."""
-        if not self._takes(WayEvent.DEADLINE):
+        """End the request: its time is up."""
+        if not self._takes(RequestEvent.DEADLINE):
             return None
-        if self.state is WayState.ASKING:
+        if self.state is RequestState.ASKING:
             self._doubt(len(self._attempts) - 1)
         return self._time_up()
 
     @property
     def asked(self) -> str:
-        """Whom it was sent to, and what the last one said."""
+        """The hosts that it was sent to, and what the last one said."""
         asked = ", ".join(dict.fromkeys(self._attempts)) or "no proxy"
         if self._last is None:
             return f"asked were: {asked}"
@@ -295,17 +312,17 @@ class RequestWay:
 
     def _time_up(self) -> Finished:
         said = f"the request was not done in {self._timeout_ms} ms; {self.asked}"
-        return self._finish(lost_refusal(said) if self._doubtful else _unreachable(said))
+        return self._finish(lost_refusal(said) if self._doubtful else unreachable_refusal(said))
 
     # ------------------------------------------------------------------ what follows
 
-    def _takes(self, event: WayEvent) -> bool:
-        reaction = WAY_TABLE[self.state][event]
+    def _takes(self, event: RequestEvent) -> bool:
+        reaction = REQUEST_TABLE[self.state][event]
         check(reaction is not Reaction.BUG, "a request got an event that its state excludes")
         return reaction is Reaction.ACT
 
     def _is_current(self, attempt: int) -> bool:
-        return self.state is WayState.ASKING and attempt == len(self._attempts) - 1
+        return self.state is RequestState.ASKING and attempt == len(self._attempts) - 1
 
     def _doubt(self, attempt: int) -> None:
         if not isinstance(self._request, CHANGES_NOTHING):
@@ -321,7 +338,7 @@ class RequestWay:
                         self._sent_on += 1
                     if owner not in self._unreached and self._route.failed_lately(owner, now):
                         # Proxies may announce addresses that cannot be reached from here. Not to wait for a connection
-                        # with each log, say that it was tried: who named it serves the log then.
+                        # with each log, say that it was tried: the proxy that named it serves the log then.
                         self._unreached.append(owner)
                         return self._go(address, now)
                 self._ownerships.learn(stream, owner)
@@ -340,7 +357,7 @@ class RequestWay:
         return self._next(now)
 
     def _next(self, now: float) -> Effect:
-        """Ask the owner, or whom the route chooses; where nobody is left, begin again with all of them."""
+        """Ask the owner, or the host that the route chooses; where none is left, begin again with all of them."""
         target = self._choose(now)
         return self._go(target, now) if target is not None else self._pause(None, now)
 
@@ -363,7 +380,7 @@ class RequestWay:
     def _pause(self, target: str | None, now: float) -> Effect:
         if self._is_spent():
             return self._too_often()
-        self.state = WayState.PAUSED
+        self.state = RequestState.PAUSED
         self._target = target
         tries = max(len(self._attempts), 1)
         return BackOff(min(self._limits.backoff_max_ms, tries * self._limits.backoff_start_ms) / 1000)
@@ -377,7 +394,7 @@ class RequestWay:
         self._attempts.append(address)
         self._round.add(address)
         self._target = None
-        self.state = WayState.ASKING
+        self.state = RequestState.ASKING
         left_ms = 0 if self.deadline is None else max(round((self.deadline - now) * 1000), 1)
         request, said = self._request, self._request.context
         checksum = self._checksum if self._checksum is not None else said.checksum
@@ -391,15 +408,15 @@ class RequestWay:
         return 0 <= self._limits.max_redirects < len(self._attempts) - self._sent_on
 
     def _too_often(self) -> Finished:
-        last = self._last or _unreachable("no proxy is known")
+        last = self._last or unreachable_refusal("no proxy is known")
         return self._finish(replace(last, message=f"{last.message} (after {len(self._attempts)} attempts)"))
 
     def _finish(self, answer: Answer) -> Finished:
-        self.state = WayState.DONE
+        self.state = RequestState.DONE
         return Finished(answer, bool(self._doubtful) and isinstance(answer, Refusal))
 
     def _learn(self, address: str, answer: Answer) -> None:
-        """Note that what a success says of the stream's owner."""
+        """Note what a success says of the stream's owner."""
         request = self._request
         if isinstance(answer, OwnerFound):
             self._ownerships.learn(request.stream, answer.location)
@@ -415,12 +432,3 @@ def _owner_in(refusal: Refusal) -> str | None:
     """Return the address that a redirect names; None where it names none, or what cannot be dialled."""
     location = refusal.location
     return address_of(location) if location is not None and is_address(location) else None
-
-
-def _unreachable(message: str) -> Refusal:
-    return Refusal(StatusCode.SERVICE_UNAVAILABLE, message, error=UNREACHABLE)
-
-
-def lost_refusal(message: str) -> Refusal:
-    """Return the answer to a request of which nobody knows whether it was done: the connection to its proxy ended."""
-    return Refusal(StatusCode.INTERNAL_SERVER_ERROR, message, applied=Applied.UNKNOWN, error=LOST)

@@ -16,13 +16,12 @@ from typing import Final
 from dlspark.core.codec.producer_records import KEPT, MAX_NAME_BYTES
 from dlspark.errors import SettingsError
 from dlspark.serving.client.batching import BatchBounds
-from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, Ownerships
-from dlspark.serving.client.producers import SessionLimits
-from dlspark.serving.client.requests import WayLimits
-from dlspark.serving.routing.bounded_load import BALANCE, BoundedRing
+from dlspark.serving.client.ownership import ANY_STREAM, MAX_OWNERSHIPS, Handshakes, OwnershipCache
+from dlspark.serving.client.requests import RetryLimits
+from dlspark.serving.client.write_sessions import SessionLimits
 from dlspark.serving.routing.hosts import BLACKOUT_S, ProxyHost, Route
 from dlspark.serving.routing.other_routes import ServerOrder, SingleHost
-from dlspark.serving.routing.ring import HostRing
+from dlspark.serving.routing.ring import BALANCE, BoundedRing, HostRing
 from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
 
 PAGE: Final = "docs/settings/thin-client.md"
@@ -34,7 +33,7 @@ MAX_BATCH_RECORDS: Final = 16_384
 RING, ORDER, SINGLE = "ring", "server-order", "single-host"
 MAX_NAME_OF_CLIENT_BYTES: Final = MAX_NAME_BYTES - 64
 """The rest of a producer's name tells a client's producers apart."""
-_WAY: Final = WayLimits()
+_RETRIES: Final = RetryLimits()
 _SESSION: Final = SessionLimits()
 _BATCHES: Final = BatchBounds()
 """The defaults of what is made of the settings are theirs."""
@@ -51,19 +50,22 @@ WITHOUT_MEANING: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ThinClientSettings:
-    """Settings of one thin client. Frozen: `with_values` gives a changed copy."""
+    """What a thin client may be set to. Frozen: `with_values` gives a changed copy.
+
+    Raises SettingsError for values that contradict each other, or cannot be.
+    """
 
     name: str = setting(TEXT, "dlspark", "name", "What log messages call the client", section="Common")
     client_id: str = setting(
         TEXT,
         "",
         "clientId",
-        "Who the client is to the proxies: the names of its producers begin with it, and so operators find it in logs "
+        "What proxies know the client as: the names of its producers begin with it, and so operators find it in logs "
         "and messages; empty: they begin with the client's name",
     )
     request_timeout_ms: int = setting(
         WHOLE,
-        _WAY.request_timeout_ms,
+        _RETRIES.request_timeout_ms,
         "requestTimeoutMs",
         "Milliseconds after which a request that was not answered fails, whatever was tried; below 0: never. "
         "(Upstream's default is never.)",
@@ -71,7 +73,7 @@ class ThinClientSettings:
     )
     attempt_timeout_ms: int = setting(
         WHOLE,
-        _WAY.attempt_timeout_ms,
+        _RETRIES.attempt_timeout_ms,
         "attemptTimeoutMs",
         "Milliseconds after which a request that one proxy has not answered is sent to the next, if it may be sent "
         "again; 0 or less: never",
@@ -79,7 +81,7 @@ class ThinClientSettings:
     )
     stream_failfast: bool = setting(
         FLAG,
-        _WAY.fail_fast,
+        _RETRIES.fail_fast,
         "streamFailfast",
         "Whether a request fails at once when a proxy cannot serve its stream at present; false: others are asked",
     )
@@ -121,7 +123,7 @@ class ThinClientSettings:
         BALANCE,
         "readBalance",
         "How far a read proxy may be above its share of the logs that this client reads: 1.25 is a quarter. Logs that "
-        "have no place at their own proxy are read at the next one. The bound over all clients is the proxies' own",
+        "find no room at their own proxy are read at the next one. The bound over all clients is the proxies' own",
         minimum=1.0,
         maximum=1_000.0,
         own=True,
@@ -129,25 +131,25 @@ class ThinClientSettings:
 
     redirect_backoff_start_ms: int = setting(
         WHOLE,
-        _WAY.backoff_start_ms,
+        _RETRIES.backoff_start_ms,
         "redirectBackoffStartMs",
         "Milliseconds of back-off, for each attempt so far, before a proxy is asked again that was asked before",
         minimum=0,
         section="Redirects",
     )
     redirect_backoff_max_ms: int = setting(
-        WHOLE, _WAY.backoff_max_ms, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
+        WHOLE, _RETRIES.backoff_max_ms, "redirectBackoffMaxMs", "The longest back-off in milliseconds", minimum=1
     )
     max_redirects: int = setting(
         WHOLE,
-        _WAY.max_redirects,
+        _RETRIES.max_redirects,
         "maxRedirects",
         "Attempts that a request may take after the first; below 0: any number",
         minimum=-1,
     )
     resend_writes: bool = setting(
         FLAG,
-        _WAY.resend_writes,
+        _RETRIES.resend_writes,
         "resendUnknownWrites",
         "Whether a write without a producer is sent again when its answer was lost, as upstream's client does: it may "
         "be written twice then. false: it fails, with an unknown outcome",
@@ -294,13 +296,13 @@ class ThinClientSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object], base: ThinClientSettings | None = None) -> ThinClientSettings:
-        """Settings by their keys, over those of `base`. Raises SettingsError."""
+        """Return settings by their keys, over those of `base`. Raises SettingsError."""
         read = REGISTRY.read_all(values).get(cls, {})
         return replace(base if base is not None else cls(), **read)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, location: str | os.PathLike[str]) -> ThinClientSettings:
-        """Settings from a properties file, by its path or `file:` URL. Raises SettingsError."""
+        """Return the settings of a properties file, by its path or `file:` URL. Raises SettingsError."""
         from metadata.foundation.properties import read_properties  # slow to load, and few clients have a file
 
         return cls.from_mapping(read_properties(location, SettingsError, named_by="the client's settings"))
@@ -311,9 +313,9 @@ class ThinClientSettings:
 
     # ------------------------------------------------------------------ what is made of them
 
-    def limits(self) -> WayLimits:
+    def limits(self) -> RetryLimits:
         """Return what bounds the way of a request."""
-        return WayLimits(
+        return RetryLimits(
             request_timeout_ms=self.request_timeout_ms,
             max_redirects=self.max_redirects,
             backoff_start_ms=self.redirect_backoff_start_ms,
@@ -323,9 +325,9 @@ class ThinClientSettings:
             resend_writes=self.resend_writes,
         )
 
-    def ownerships(self) -> Ownerships:
+    def ownerships(self) -> OwnershipCache:
         """Return an empty cache of owners."""
-        return Ownerships(self.stream_name_regex, self.ownership_cache_streams)
+        return OwnershipCache(self.stream_name_regex, self.ownership_cache_streams)
 
     def handshakes(self) -> Handshakes:
         """Return when proxies are asked what they own."""

@@ -27,7 +27,7 @@ from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStr
 from dlspark.serving.client.producing import AsyncProducer, payload_bytes
 from dlspark.serving.client.reading import AsyncProxyReader, ProxyStart
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.protocol.deliveries import StoredEntry, place_behind
+from dlspark.serving.protocol.deliveries import StoredEntry, position_behind
 from dlspark.serving.protocol.operations import ProxyInfo, ReadForm
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.opened_here import OpenedHere
@@ -44,10 +44,14 @@ LENT: Final = 1_000
 
 
 class Client(OpenedHere):
-    """A thin client, synchronously. Use it as a context manager, or call `close`."""
+    """Writes and reads logs through proxies, from any thread, without ZooKeeper or storage nodes in reach.
+
+    Make it with `connect`; use it as a context manager, or call `close`. It blocks where `AsyncClient` awaits, and
+    raises what that raises.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncClient) -> None:
-        """Used by `connect`."""
+        """For `connect`."""
         self._runtime = runtime
         self._inner = inner
         self._producers: dict[AsyncProducer, Producer] = {}
@@ -167,6 +171,52 @@ class Client(OpenedHere):
             self._inner.append(stream, payloads, expected_position=expected_position, fencing_token=fencing_token)
         )
 
+    def create(self, stream: str) -> None:
+        """Create the log. Raises LogExistsError where it is there."""
+        self._runtime.run(self._inner.create(stream))
+
+    def delete(self, stream: str) -> None:
+        """Delete the log and all that is in it. Raises LogNotFoundError."""
+        self._runtime.run(self._inner.delete(stream))
+
+    def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
+        """Hide every record below `dlsn`; return the position that the log was truncated to."""
+        return self._runtime.run(self._inner.truncate(stream, dlsn))
+
+    def release(self, stream: str) -> None:
+        """Have the proxy that owns the stream give it up; the next write makes a proxy own it."""
+        self._runtime.run(self._inner.release(stream))
+
+    def move(self, stream: str, target: str) -> None:
+        """Have the proxy that owns the stream hand it over to the one at `target` (`host:port`)."""
+        self._runtime.run(self._inner.move(stream, target))
+
+    def owner(self, stream: str) -> str:
+        """Return the address of the proxy that owns the stream, or would own it."""
+        return self._runtime.run(self._inner.owner(stream))
+
+    def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
+        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see that it
+        lives."""
+        self._runtime.run(self._inner.heartbeat(stream, to_readers=to_readers))
+
+    def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
+        """Begin a producer's next epoch, or the one that is named, and return it: requests of older ones are refused
+        from now on, whichever client sends them."""
+        return self._runtime.run(self._inner.begin_epoch(stream, producer, epoch))
+
+    def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
+        """Have every write that names another fencing token refused from now on.
+
+        Args:
+            stream: the log.
+            token: empty bytes: none.
+            expected: the token that the log must have now; None: any.
+
+        Raises ConditionError where it has another.
+        """
+        self._runtime.run(self._inner.set_fencing_token(stream, token, expected=expected))
+
     @property
     def counters(self) -> ClientCounters:
         """What the client has done so far."""
@@ -185,52 +235,14 @@ class Client(OpenedHere):
         """Have the proxy at `host:port` take streams that it does not own yet, or not."""
         self._runtime.run(self._inner.accept_streams(proxy, enabled=enabled))
 
-    def create(self, stream: str) -> None:
-        """Create the log. Raises LogExistsError where it is there."""
-        self._runtime.run(self._inner.create(stream))
-
-    def delete(self, stream: str) -> None:
-        """Delete the log and all that is in it. Raises LogNotFoundError."""
-        self._runtime.run(self._inner.delete(stream))
-
-    def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
-        """Hide every record below `dlsn`; returns the position that the log was truncated to."""
-        return self._runtime.run(self._inner.truncate(stream, dlsn))
-
-    def release(self, stream: str) -> None:
-        """Have the proxy that owns the stream give it up; the next write makes a proxy own it."""
-        self._runtime.run(self._inner.release(stream))
-
-    def move(self, stream: str, target: str) -> None:
-        """Have the proxy that owns the stream hand it over to the one at `target` (`host:port`)."""
-        self._runtime.run(self._inner.move(stream, target))
-
-    def owner(self, stream: str) -> str:
-        """Return the address of the proxy that owns the stream, or would own it."""
-        return self._runtime.run(self._inner.owner(stream))
-
-    def heartbeat(self, stream: str, *, to_readers: bool = False) -> None:
-        """Make a proxy own the stream. `to_readers`: it also writes a control record, so that readers see it lives."""
-        self._runtime.run(self._inner.heartbeat(stream, to_readers=to_readers))
-
-    def begin_epoch(self, stream: str, producer: str, epoch: int | None = None) -> int:
-        """Begin a producer's next epoch, or the one that is named, and return it: requests of older ones are refused
-        from now on, whoever sends them."""
-        return self._runtime.run(self._inner.begin_epoch(stream, producer, epoch))
-
-    def set_fencing_token(self, stream: str, token: bytes, *, expected: bytes | None = None) -> None:
-        """Have every write that names another fencing token refused from now on; empty bytes: none. `expected`: the
-        token that the log must have now. Raises ConditionError where it has another."""
-        self._runtime.run(self._inner.set_fencing_token(stream, token, expected=expected))
-
     # --- made up to here
 
 
 class Producer(OpenedHere):
-    """Writes records to one stream, in order, synchronously."""
+    """Writes records to one stream, in order, each once: `AsyncProducer` for threads. Made by `Client.producer`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncProducer) -> None:
-        """Used by `Client.producer`."""
+        """For `Client.producer`."""
         self._runtime = runtime
         self._inner = inner
         self._lock = threading.Lock()
@@ -366,14 +378,17 @@ class Producer(OpenedHere):
 
 
 class ProxyReader(OpenedHere):
-    """Reads one log through proxies, synchronously."""
+    """Reads one log through proxies, waiting at the tail: `AsyncProxyReader` for one thread at a time.
+
+    Made by `Client.reader`.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncProxyReader) -> None:
-        """Used by `Client.reader`."""
+        """For `Client.reader`."""
         self._runtime = runtime
         self._inner = inner
         self._lent: deque[LogRecord] = deque()
-        self._place: ProxyStart | None = None
+        self._position: ProxyStart | None = None
 
     @property
     def name(self) -> str:
@@ -383,7 +398,7 @@ class ProxyReader(OpenedHere):
     @property
     def position(self) -> ProxyStart:
         """Where another reader has to start to go on behind the last record delivered: see `AsyncProxyReader`."""
-        return self._place if self._place is not None else self._inner.position
+        return self._position if self._position is not None else self._inner.position
 
     def read_next(self) -> LogRecord:
         """Return the next record; waits at the tail for as long as it takes. Raises as `AsyncProxyReader.read_next`."""
@@ -399,11 +414,11 @@ class ProxyReader(OpenedHere):
             self._borrow(timeout_s)
         found = [self._lent.popleft() for _ in range(min(count, len(self._lent)))]
         if found:
-            self._place = place_behind(found[-1])
+            self._position = position_behind(found[-1])
         return found
 
     def _borrow(self, timeout_s: float | None) -> None:
-        self._place = self.position
+        self._position = self.position
 
         async def borrow() -> list[LogRecord]:
             try:
@@ -413,7 +428,7 @@ class ProxyReader(OpenedHere):
 
         self._lent.extend(self._runtime.run(borrow()))
         if not self._lent:
-            self._place = None
+            self._position = None
 
     def __iter__(self) -> Iterator[LogRecord]:
         """Yield records for ever, waiting at the tail, until the log is sealed. The other methods, and another loop, go
@@ -429,7 +444,7 @@ class ProxyReader(OpenedHere):
         """Go on at another position, forwards or back. What was read ahead is dropped. Raises CallerError."""
         self._runtime.run(self._inner.skip_to(start))
         self._lent.clear()
-        self._place = None
+        self._position = None
 
     def __enter__(self) -> ProxyReader:
         return self
@@ -474,10 +489,13 @@ class ProxyReader(OpenedHere):
 
 
 class MultiStreamWriter(OpenedHere):
-    """Writes to several streams, synchronously."""
+    """Writes each record to whichever of several streams takes it soonest: `AsyncMultiStreamWriter` for threads.
+
+    Made by `Client.multi_stream_writer`.
+    """
 
     def __init__(self, runtime: Runtime, inner: AsyncMultiStreamWriter) -> None:
-        """Used by `Client.multi_stream_writer`."""
+        """For `Client.multi_stream_writer`."""
         self._runtime = runtime
         self._inner = inner
 
@@ -520,10 +538,10 @@ class MultiStreamWriter(OpenedHere):
 
 
 class StreamMonitor(OpenedHere):
-    """Sends heartbeats to streams, synchronously."""
+    """Shows whether streams can be written: `AsyncStreamMonitor` for threads. Made by `Client.monitor`."""
 
     def __init__(self, runtime: Runtime, inner: AsyncStreamMonitor) -> None:
-        """Used by `Client.monitor`."""
+        """For `Client.monitor`."""
         self._runtime = runtime
         self._inner = inner
 
@@ -547,7 +565,7 @@ class StreamMonitor(OpenedHere):
 
     @property
     def health(self) -> dict[str, StreamHealth]:
-        """By stream, those of this instance."""
+        """Of each stream of this instance, by name."""
         return self._inner.health
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What the process of any proxy has: its members in ZooKeeper, its peers, its page, its start and end."""
+"""The process of any proxy: its start and end, its page, its member in ZooKeeper, the other proxies."""

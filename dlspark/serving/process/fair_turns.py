@@ -1,8 +1,9 @@
-"""`FairTurns`: work of which there may be only so much at a time, shared out between clients and not by who came first.
+"""`FairTurns`: work of which only so much may be done at a time, shared out between clients and not first come, first
+served.
 
-Who asks for a thousand things at once waits behind itself: turns go round by the hosts that ask, and by the connections
-of each host. A client of many connections takes no more than others do that ask from elsewhere, and one that shares its
-host waits for one turn of each connection there.
+A client that asks for a thousand things at once waits behind itself: turns go round by the hosts that ask, and by the
+connections of each host. A client of many connections takes no more than others do that ask from elsewhere, and one
+that shares its host waits for one turn of each connection there.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from contextlib import asynccontextmanager
 
 
 class FairTurns:
-    """At most `most` turns at a time, on one loop."""
+    """When may work begin that takes much, so that no client keeps the others from theirs? On one event loop.
+
+    Args:
+        most: turns at a time.
+    """
 
     def __init__(self, most: int) -> None:
         self._free = most
         self._hosts: OrderedDict[str, OrderedDict[str, deque[asyncio.Future[None]]]] = OrderedDict()
-        """Who waits, by host and connection; the one whose turn is next comes first."""
+        """The futures of those that wait, by host and connection; the next one comes first."""
 
     @asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:
-        """Yield a block that is done in a turn of the client at `address` (`host:port`)."""
+        """Yield in a turn of the client at `address` (`host:port`); the turn ends with the block."""
         await self._wait(address)
         try:
             yield
@@ -31,7 +36,7 @@ class FairTurns:
             self._next()
 
     async def _wait(self, address: str) -> None:
-        if self._free:  # then nobody waits
+        if self._free:  # then no other waits: `_next` frees a turn only where none does
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -40,16 +45,19 @@ class FairTurns:
         try:
             await turn
         except BaseException:
+            # The turn may have come in the same step in which its task was cancelled: it goes on to the next one, or it
+            # would be lost for good.
             if turn.done() and not turn.cancelled():
-                self._next()  # it came together with the end of who waited
+                self._next()
             raise
 
     def _next(self) -> None:
-        """Give a turn that is over to the next one; who waits no more is passed over."""
+        """Give a turn that is over to the next one; those that were cancelled meanwhile are passed over."""
         while self._hosts:
             host, connections = self._hosts.popitem(last=False)
             address, waiting = connections.popitem(last=False)
             turn = waiting.popleft()
+            # Behind all others on both levels: that is what makes turns go round.
             if waiting:
                 connections[address] = waiting
             if connections:

@@ -1,4 +1,4 @@
-"""`ServiceHost`: what every proxy has around its service, from the page to the member that it announces.
+"""`ServiceHost`: all that a proxy of either kind has around its service, from the page to the member that it announces.
 
 A proxy takes these steps in this order, with its own between them, and ends in the opposite one:
 
@@ -28,10 +28,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from dlspark.core.metrics.registries import Statistics, registry_of
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ServiceUnavailableError
-from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
 from dlspark.serving.bindings.frames_server import CLOSE_GRACE_S, FramesServer, frames_network
-from dlspark.serving.bindings.service import Caller, ProxyService, Reply
-from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.bindings.service import Caller, FramesLimits, GrpcLimits, ProxyService, Reply
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     WRITE_PROXIES,
@@ -44,9 +42,10 @@ from dlspark.serving.process.membership import (
     watch_members,
 )
 from dlspark.serving.process.page import ProxyPage, ShownProxy
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import ProxyKind, Request
-from metadata.foundation.errors import CallerError, DistributedLogError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, present
 from metadata.store import join
 from storage_node.edge import Network
 
@@ -98,7 +97,10 @@ class HostSettings(Protocol):
 
 
 class ServiceDoor:
-    """Stands at the port as soon as it is open; the service comes behind it when the location is known."""
+    """Where do requests go before there is a service? A `ProxyService` at the port as soon as it is open.
+
+    The service comes behind it once the location is known, which has the port.
+    """
 
     def __init__(self) -> None:
         self._service: ProxyService | None = None
@@ -121,7 +123,13 @@ class ServiceDoor:
 
 
 class ServiceHost:
-    """The host of one proxy of a kind. All calls come from one event loop."""
+    """What does a proxy begin and end besides its service, and in which order? All calls come from one event loop.
+
+    Args:
+        kind: which members it announces itself among.
+        limits: those of the frames server.
+        network: TCP, unless given.
+    """
 
     def __init__(
         self,
@@ -132,13 +140,12 @@ class ServiceHost:
         network: Network | None = None,
         statistics: Statistics | None = None,
     ) -> None:
-        """`limits`: of the frames server. `network`: TCP, unless given."""
         self.network = network or frames_network(limits)
         self.statistics = statistics or Statistics()
         self.door = ServiceDoor()
         self.directory = ProxyDirectory()
         self.ending = AsyncExitStack()
-        """What ends the steps that were taken, the last one first."""
+        """Ends the steps that were taken, the last one first."""
         self._kind = kind
         self._settings = settings
         self._limits = limits
@@ -153,24 +160,24 @@ class ServiceHost:
 
     @property
     def has_page(self) -> bool:
-        """Whether a page is asked for."""
+        """True where the settings ask for a page."""
         return self._settings.stats_port != NO_PORT
 
     @property
     def location(self) -> str:
-        """How clients, locks and other proxies name it; empty before its port is known."""
+        """Its name among clients, locks and other proxies; empty before its port is known."""
         return proxy_member(self._endpoint, self._settings.shard).location if self._endpoint is not None else ""
 
     @property
     def member(self) -> ProxyMember:
-        """What it announces. Raises CallerError before it serves."""
+        """The member that it announces. Raises CallerError before it serves."""
         if self._member is None:
             raise CallerError("the proxy does not serve yet")
         return self._member
 
     @property
     def announced(self) -> bool:
-        """Whether it is a member now, as far as this process knows."""
+        """True while it is a member, as far as this process knows."""
         return self._announcement is not None and self._announcement.announced
 
     def members(self, kind: ProxyKind) -> tuple[ProxyMember, ...]:
@@ -200,8 +207,12 @@ class ServiceHost:
     ) -> tuple[AsyncNamespace, FramesServer]:
         """Start the page, open the namespace, listen for frames; return the latter two.
 
-        `grace_s`: how long an end waits for answers to leave. Raises CallerError for the page's port, OSError for that
-        of frames where it is taken, and what `open_namespace` raises.
+        Args:
+            shown: the proxy as its page shows it.
+            grace_s: how long an end waits for answers to leave.
+
+        Raises CallerError for the page's port, OSError for that of frames where it is taken, and the errors of
+        `open_namespace`.
         """
         settings = self._settings
         if self.has_page:
@@ -210,6 +221,7 @@ class ServiceHost:
             self.ending.push_async_callback(self._page.close)
         namespace = self._namespace = await open_namespace()
         self.ending.push_async_callback(namespace.close)
+        # The port is opened before there is a service: locks and members name the location, which has the port.
         frames = FramesServer(self.network, self.door, limits=self._limits)
         self.ending.push_async_callback(frames.close, grace_s=grace_s)
         await frames.start(settings.host, settings.port)
@@ -221,13 +233,12 @@ class ServiceHost:
 
         Raises CallerError where gRPC is not installed, OSError where its port is taken.
         """
-        check(self._endpoint is not None, "the host has not begun")
-        assert self._endpoint is not None
+        endpoint = present(self._endpoint, "the host has not begun")
         self.door.open(service)
         grpc = await self._start_grpc(grpc_limits)
         make_member = read_proxy_member if self._kind is ProxyKind.READ else proxy_member
         member = self._member = make_member(
-            self._endpoint,
+            endpoint,
             self._settings.shard,
             grpc=self._own(grpc.port) if grpc is not None else None,
             stats=self._own(self._page.port) if self._page is not None else None,
@@ -262,6 +273,7 @@ class ServiceHost:
             self.ending.push_async_callback(watch.close)
 
     def _changed(self, changed: MembersChanged, kind: ProxyKind, members: tuple[ProxyMember, ...]) -> None:
+        # The directory first: what a proxy does about the change asks it.
         changed(kind, members, self.directory.use(kind, members))
 
     async def announce(self) -> None:
@@ -273,9 +285,7 @@ class ServiceHost:
 
     @property
     def _opened(self) -> AsyncNamespace:
-        check(self._namespace is not None, "the host has not begun")
-        assert self._namespace is not None
-        return self._namespace
+        return present(self._namespace, "the host has not begun")
 
     def _path(self, folder: str) -> str:
         return join(self._opened.uri.path, folder)
@@ -284,6 +294,7 @@ class ServiceHost:
 
     async def withdraw(self) -> None:
         """Be a member no longer, as far as that can be done. Idempotent."""
+        # An error must not keep the proxy from its end: the member is ephemeral, and goes with the session.
         if self._announcement is not None:
             try:
                 await self._announcement.withdraw()

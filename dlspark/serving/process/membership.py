@@ -1,13 +1,13 @@
-"""Which proxies there are: their members in ZooKeeper, announced, read and watched.
+"""The proxies that there are: their members in ZooKeeper, announced, read and watched.
 
     <namespace>/.write_proxy/member_<sequence>    ephemeral, one for each write proxy
     <namespace>/.read_proxy/member_<sequence>     ephemeral, one for each read proxy
 
 A member is upstream's JSON of a server set: the address that clients dial, named addresses beside it, a status and the
 shard. Fault model: the folder may be missing, may hold znodes of other programs and members that cannot be read; each
-of those is left out with a warning, and the others count. A member ends with the session that made it; who announced is
-announced again in the next session. A list may be as old as ZooKeeper's watches are: it says where to ask, never who
-owns a stream. It must never keep a proxy announced that withdrew.
+of those is left out with a warning, and the others count. A member ends with the session that made it, and is announced
+again in the next session of its proxy. A list may be as old as ZooKeeper's watches are: it says where to ask, never
+which proxy owns a stream. It must never keep a proxy announced that withdrew.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _AT_ONCE: Final = 64  # members read at the same time
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProxyEndpoint:
-    """Where a proxy listens."""
+    """A host and port at which a proxy listens."""
 
     host: str
     port: int
@@ -77,10 +77,10 @@ class ProxyEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ProxyMember:
-    """One proxy as its member describes it."""
+    """Where does a proxy listen for what, and what is its number? One proxy as its member describes it."""
 
     endpoint: ProxyEndpoint
-    """What clients dial, and what a location names."""
+    """The address that clients dial, and that a location names."""
     endpoints: Mapping[str, ProxyEndpoint] = field(default_factory=lambda: MappingProxyType({}))
     """Addresses by name: upstream's `service`, `thrift`, `aurora` and `stats`; and `frames`, `grpc`, `logs-read`."""
     shard: int = NO_SHARD
@@ -95,22 +95,22 @@ class ProxyMember:
 
     @property
     def frames(self) -> ProxyEndpoint | None:
-        """Where it speaks frames; None for a proxy of another project."""
+        """The address at which it speaks frames; None for a proxy of another project."""
         return self.endpoints.get(FRAMES)
 
     @property
     def grpc(self) -> ProxyEndpoint | None:
-        """Where it speaks gRPC; None where it does not."""
+        """The address at which it speaks gRPC; None where it does not."""
         return self.endpoints.get(GRPC)
 
     @property
     def logs_read(self) -> ProxyEndpoint | None:
-        """Where it says how many logs it reads; None for a write proxy, and one of an older release."""
+        """The address at which it says how many logs it reads; None for a write proxy, and one of an older release."""
         return self.endpoints.get(LOGS_READ)
 
     @property
     def stats(self) -> ProxyEndpoint | None:
-        """Where its page with health and metrics is; None without one."""
+        """The address of its page with health and metrics; None without one."""
         return self.endpoints.get(STATS)
 
     def encode(self) -> bytes:
@@ -199,6 +199,7 @@ async def _read(
             names, _ = await store.children(folder, heard)
             break
         except NoNodeError:
+            # A watch of children needs the folder; one of its making does not. Made between the two, it is read again.
             if await store.exists(folder, heard) is None:
                 return ()
     names = [name for name in names if name.startswith(MEMBER_PREFIX)]
@@ -227,13 +228,13 @@ async def _read_one(
 
 
 class MemberWatch:
-    """The members of a folder as they come and go; made by `watch_members`."""
+    """Which proxies are announced now? The members of a folder as they come and go; made by `watch_members`."""
 
     def __init__(
         self, store: MetadataStore, folder: str, on_change: Callable[[tuple[ProxyMember, ...]], None] | None
     ) -> None:
         self.members: tuple[ProxyMember, ...] = ()
-        """Those there were at the last look."""
+        """The members at the last look."""
         self._store = store
         self._folder = folder
         self._on_change = on_change
@@ -261,7 +262,7 @@ class MemberWatch:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CLOSED:
-            self._changed.set()
+            self._changed.set()  # it wakes the task, which ends: no watch of ZooKeeper fires any more
 
     def _heard(self, event: WatchEvent) -> None:
         self._changed.set()
@@ -282,7 +283,7 @@ class MemberWatch:
                 await self._look()
             except DistributedLogError as error:
                 _LOG.info("the members of %s cannot be read at present, trying again: %s", self._folder, error)
-                self._changed.set()
+                self._changed.set()  # what was missed may have set no watch: look again once there is a connection
                 if await reconnected(self._store, REPEAT_TIMEOUT_MS):
                     await asyncio.sleep(_RETRY_S)
 
@@ -292,8 +293,11 @@ async def watch_members(
 ) -> MemberWatch:
     """Watch the members of `folder` (`join(namespace, WRITE_PROXIES)`) until the watch or the session is closed.
 
-    `on_change` is called from the loop with all members that are alive: before this returns where there are any, and
-    after each change. While ZooKeeper cannot be reached the last list stays. Raises as `read_members`.
+    Args:
+        on_change: called from the loop with all members that are alive: before this returns where there are any, and
+            after each change.
+
+    While ZooKeeper cannot be reached the last list stays. Raises as `read_members`.
     """
     watch = MemberWatch(store, folder, on_change)
     await watch._begin()
@@ -304,7 +308,8 @@ async def watch_members(
 
 
 class Announcement:
-    """Keeps one member in a folder, in this session and in those that follow it, until it is withdrawn."""
+    """How do others find this proxy? Keeps one member in a folder until it is withdrawn, also in sessions of ZooKeeper
+    that follow this one."""
 
     def __init__(self, store: MetadataStore, folder: str, member: ProxyMember) -> None:
         self.member = member
@@ -320,7 +325,7 @@ class Announcement:
 
     @property
     def announced(self) -> bool:
-        """Whether it is a member now, as far as this process knows."""
+        """True while it is a member, as far as this process knows."""
         store = self._store
         return self._wanted and self._session_id == store.session_id and store.state is not SessionState.EXPIRED
 
@@ -339,9 +344,10 @@ class Announcement:
 
         Where it raises (MetadataUnavailableError, OutcomeUnknownError) the member ends with the session.
         """
+        # In this order: once it is not wanted no renewal begins, and one that runs would announce again.
         self._stop()
         if self._renewal is not None:
-            await end_tasks([self._renewal], drop_errors=True)  # it would announce again
+            await end_tasks([self._renewal], drop_errors=True)
             self._renewal = None
         async with self._lock:
             await repeat(self._store, self._delete_ours)
@@ -356,6 +362,8 @@ class Announcement:
         """Be announced exactly once in the current session, whatever became of earlier tries."""
         async with self._lock:
             for tries in range(_CREATE_TRIES):
+                # A znode of a try whose answer was lost must be in the list that `_ours` reads, whichever server of
+                # ZooKeeper answers: else there would be two members of one proxy.
                 await repeat(self._store, lambda: self._store.sync(self._folder))
                 session_id = self._store.session_id
                 if await repeat(self._store, self._ours):
@@ -367,12 +375,13 @@ class Announcement:
                     self._session_id = session_id
                     return
                 except (OutcomeUnknownError, MetadataUnavailableError):
+                    # Not `repeat`: a second create could make a second member. The next try looks for the first one.
                     await asyncio.sleep(0)  # let the session's own event be heard
                     if tries == _CREATE_TRIES - 1 or not await reconnected(self._store, REPEAT_TIMEOUT_MS):
                         raise
 
     async def _ours(self) -> list[str]:
-        """Paths of this announcement's members in the current session: one whose answer was lost is among them."""
+        """Return the paths of this announcement's members in the current session, also of one whose answer was lost."""
         try:
             names, _ = await self._store.children(self._folder)
         except NoNodeError:
@@ -396,6 +405,7 @@ class Announcement:
                 pass
 
     def _session_changed(self, state: SessionState) -> None:
+        # One renewal at a time: it sees by itself that yet another session has come.
         if state is SessionState.EXPIRED and self._wanted and (self._renewal is None or self._renewal.done()):
             self._renewal = asyncio.get_running_loop().create_task(self._renew())
 

@@ -1,4 +1,4 @@
-"""What a proxy shows over HTTP: for probes of container platforms, Prometheus, and other proxies.
+"""The page of a proxy, over HTTP: for probes of container platforms, Prometheus, and other proxies.
 
 | path | answer |
 |---|---|
@@ -8,11 +8,11 @@
 | `/api/v1/proxy/state` | JSON: what it is |
 | `/api/v1/proxy/streams` | JSON: the streams that it serves |
 
-It is served as a storage node's endpoints are. What is shown is for every client that can connect; nothing can be
-changed by it.
+It is served as a storage node's endpoints are. Every client that can connect is shown all of it, and can change nothing
+by it.
 
 The metrics of a thousand streams are megabytes, and take a second to make. So they are made in a thread, one text at a
-time: who asks meanwhile is given the same one, and so is who asks soon after.
+time: clients that ask meanwhile, or soon after, are given the same text.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ if TYPE_CHECKING:
 STATE_PATH: Final = "/api/v1/proxy/state"
 STREAMS_PATH: Final = "/api/v1/proxy/streams"
 KEPT_FOR: Final = 4
-"""For so many times as long as it took to make them the metrics are given to those who ask again, if that was long: a
-client that asks on and on takes no more than a fifth of the time of one processor."""
+"""Metrics that took long to make are given out again for so many times as long: a client that asks on and on takes no
+more than a fifth of the time of one processor."""
 LONG_S: Final = 0.1
+"""Metrics that took less are made anew each time."""
 
 
 class ShownProxy(Protocol):
-    """What the page asks of its proxy, at any time from its making on."""
+    """A proxy as its page needs it, at any time from its making on."""
 
     @property
     def ready(self) -> bool:
-        """Whether it answers clients."""
+        """True while it answers clients."""
         ...
 
     def state(self) -> Mapping[str, object]:
-        """Return what it is, as JSON has it."""
+        """Return its location, status and figures, as JSON has them."""
         ...
 
     def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
@@ -57,14 +58,18 @@ class ShownProxy(Protocol):
 
 
 class ProxyPage:
-    """The page of one proxy."""
+    """How do a probe, Prometheus, or another proxy see how this one is? Serves the page of one proxy.
+
+    Args:
+        registry: the metrics that it shows.
+    """
 
     def __init__(self, proxy: ShownProxy, registry: CollectorRegistry) -> None:
         self._proxy = proxy
         self._registry = registry
         self._server = HttpServer(self.answer)
         self._metrics: asyncio.Task[Reply] | None = None
-        """They are being made, or were just now."""
+        """The text that is being made, or was made just now."""
 
     @property
     def port(self) -> int:
@@ -90,7 +95,7 @@ class ProxyPage:
             await end_tasks([self._metrics], drop_errors=True)
 
     def answer(self, path: str) -> Reply | Awaitable[Reply] | None:
-        """Return what is at a path, or will be once it is made."""
+        """Return the reply at a path, or one that is still being made; None where there is nothing."""
         match path.rstrip("/"):
             case "/heartbeat":
                 return Reply(b"OK\n")
@@ -112,7 +117,7 @@ class ProxyPage:
     def _shared_metrics(self) -> Awaitable[Reply]:
         if self._metrics is None:
             self._metrics = asyncio.get_running_loop().create_task(self._make_metrics())
-        return asyncio.shield(self._metrics)  # others may wait for them, too
+        return asyncio.shield(self._metrics)  # others wait for it, too: one that goes must not cancel it
 
     async def _make_metrics(self) -> Reply:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -120,11 +125,13 @@ class ProxyPage:
         loop, kept_s = asyncio.get_running_loop(), 0.0
         began_s = loop.time()
         try:
+            # Cells are plain numbers: read while the loop writes them, a sum may be off by what happened meanwhile.
             text = await loop.run_in_executor(None, generate_latest, self._registry)
             took_s = loop.time() - began_s
             kept_s = KEPT_FOR * took_s if took_s > LONG_S else 0.0
             return Reply(text, CONTENT_TYPE_LATEST)
         finally:
+            # Also behind an error: the next client must not be given it again.
             if kept_s:
                 loop.call_later(kept_s, self._forget_metrics)
             else:

@@ -1,4 +1,4 @@
-"""How the process of any proxy runs: `run` from its start until a signal ends it, `run_program` around that.
+"""The life of any proxy's process: `run` from its start until a signal ends it, `run_program` around that.
 
 It prints one line when the proxy serves, "<name> <location> serves", and nothing else; the log goes to standard error.
 
@@ -41,11 +41,11 @@ AT_ONCE_STATUS: Final = 128
 
 
 class RunningProxy(Protocol):
-    """What is asked of a proxy to run it."""
+    """A proxy as its process runs it."""
 
     @property
     def location(self) -> str:
-        """How clients and other proxies name it, once it has started."""
+        """Its name among clients and other proxies, once it has started."""
         ...
 
     @property
@@ -63,7 +63,12 @@ class RunningProxy(Protocol):
 
 
 def program_parser(module: str, description: str, *, keys: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all proxies have; `keys` is where the keys of the settings are listed."""
+    """Return a parser with the options that all proxies have.
+
+    Args:
+        module: the package that `python -m` runs.
+        keys: where the keys of the settings are listed.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("-u", "--uri", help="the namespace; DLSPARK_URI, or a running sandbox's, unless given")
     parser.add_argument("-c", "--conf", help=f"properties file; {keys} lists the keys")
@@ -77,6 +82,7 @@ def run_program(make: Callable[[], RunningProxy], name: str) -> int:
     The log goes to standard error, and so does why the proxy cannot be made, start or go on.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Each connection takes a descriptor, and the usual soft limit of 1024 is far below the limit of connections.
     before, now = raise_limit()
     if now > before:
         _LOG.info("the limit of file descriptors was raised from %d to %d, which is the hard limit", before, now)
@@ -92,7 +98,7 @@ def run_program(make: Callable[[], RunningProxy], name: str) -> int:
 def run(proxy: RunningProxy, name: str) -> int:
     """Run a proxy on a loop of its own until a signal ends it, or it fails; return the exit status.
 
-    Raises what its `start` raises.
+    Raises the errors of its `start`.
     """
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
@@ -112,24 +118,27 @@ async def serve(proxy: RunningProxy, name: str) -> int:
         if stopping.is_set():
             _LOG.warning("ended at once by a second signal; what it announced and owns is free when its session ends")
             logging.shutdown()
+            # Whatever hangs must not keep the process: neither handlers, nor threads are waited for.
             os._exit(AT_ONCE_STATUS + number)
         stopping.set()
 
+    # Handled on the loop, so that a signal never breaks into a step of it.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
-    starting, told = loop.create_task(proxy.start()), loop.create_task(stopping.wait())
+    starting, stopped = loop.create_task(proxy.start()), loop.create_task(stopping.wait())
     failed = loop.create_task(proxy.failed.wait())
     try:
-        await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            # Cancelled, a start ends what it has begun: no member stays, and no lock.
             await end_tasks([starting], drop_errors=True)
             return 1
         starting.result()
         gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
         gc.set_threshold(*GC_THRESHOLDS)
         print(f"{name} {proxy.location} serves", flush=True)
-        await asyncio.wait([failed, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await end_tasks([told, failed], drop_errors=True)
+        await end_tasks([stopped, failed], drop_errors=True)
     await proxy.stop()
     return 1 if proxy.failed.is_set() else 0

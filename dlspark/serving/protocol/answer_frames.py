@@ -30,7 +30,7 @@ from dlspark.serving.protocol.frame_parts import (
 )
 from dlspark.serving.protocol.operations import (
     NAME_OF_REASON,
-    REASON_OF_ERROR,
+    REASON_OF_NAME,
     Answer,
     Applied,
     BulkReceipt,
@@ -106,7 +106,7 @@ def _name_in_frames(refusal: Refusal) -> str:
     """Return the name of a refusal's error; that of its reason, where the other side would not know the reason by it.
     Frames say reasons by names, which sides of any age understand."""
     error = refusal.error
-    return error if REASON_OF_ERROR.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
+    return error if REASON_OF_NAME.get(error, Reason.NONE) is refusal.reason else NAME_OF_REASON[refusal.reason]
 
 
 def _put_refusal(head: Head, refusal: Refusal) -> None:
@@ -194,18 +194,19 @@ def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:
 
 
 def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
+    # Each refusal once, in the order in which records have them; records name it by its index.
     refusals = list(dict.fromkeys(result for result in answer.results if isinstance(result, Refusal)))
     texts = sum(len(one.message) + len(one.advice or "") for one in refusals)
     cut = {one: shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
-    places = {one: place for place, one in enumerate(dict.fromkeys(cut.values()))}
+    indices = {one: index for index, one in enumerate(dict.fromkeys(cut.values()))}
     head = Head()
-    head.u32(len(places), "the number of refusals")
-    for refusal in places:
+    head.u32(len(indices), "the number of refusals")
+    for refusal in indices:
         _put_refusal(head, refusal)
     head.u32(len(answer.results), "the number of results")
     for _, group in groupby(answer.results, type):
         results = list(group)
-        refused = [(REFUSED, places[cut[one]]) for one in results if isinstance(one, Refusal)]
+        refused = [(REFUSED, indices[cut[one]]) for one in results if isinstance(one, Refusal)]
         head.rows(_REFUSED, refused, "which refusal it is")
         head.rows(_STORED, [(STORED, *one) for one in results if isinstance(one, DLSN)], "a DLSN")
     return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
@@ -225,10 +226,10 @@ def _decode_bulk(frame: memoryview, _flags: int) -> BulkReceipt:
         if fate == STORED:
             results.append(reader.dlsn("the DLSN"))
         elif fate == REFUSED:
-            place = reader.u32("which refusal it is")
-            if place >= len(refusals):
-                broken(f"a record has refusal {place} of {len(refusals)}")
-            results.append(refusals[place])
+            index = reader.u32("which refusal it is")
+            if index >= len(refusals):
+                broken(f"a record has refusal {index} of {len(refusals)}")
+            results.append(refusals[index])
         else:
             broken(f"a record's fate is {fate}, which is unknown")
     reader.finish()
@@ -395,3 +396,28 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Answer]]]] = {
     AnswerKind.DELIVERY: (END_OF_STREAM, _decode_delivery),
 }
 """The flags that a kind of answer may have, and what reads its frame and flags."""
+
+
+# ---------------------------------------------------------------------- any of them
+
+
+def encode_answer(correlation: int, answer: Answer) -> list[Buffer]:
+    """Return the frame of an answer to the request with that number. Raises as
+    `request_frames.encode_request` does."""
+    return ENCODERS[type(answer)](correlation, answer)
+
+
+def decode_answer(frame: memoryview) -> tuple[int, Answer]:
+    """Return the request's number and the answer of a frame, without its length. Raises ProtocolError and nothing
+    else."""
+    if len(frame) < HEADER.size:
+        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
+    version, kind, flags, correlation = HEADER.unpack_from(frame)
+    if version != FRAME_VERSION:
+        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
+    known = DECODERS.get(kind)
+    if known is None:
+        broken(f"its kind is {kind}, which is not an answer's")
+    if flags & ~known[0]:
+        broken(f"an answer of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
+    return correlation, known[1](frame, flags)

@@ -34,7 +34,7 @@ A *stored entry* (`ReadForm.ENTRIES`) is decoded by the client (`dlspark.core.co
     32      i64    id of the ledger that holds it: a log created again has other ledgers
     40      bytes  the entry as it is stored, digest checked and left out
 
-Those that hold control records alone come as well: entries of a segment follow each other without a hole, unless the
+Entries that hold control records alone come as well: entries of a segment follow each other without a hole, unless the
 proxy was set to pass over damaged ones.
 
 An *Arrow stream* (`ReadForm.ARROW`) is a whole stream in Arrow's IPC format, whose schema is `ROW_SCHEMA`
@@ -145,10 +145,12 @@ def decode_records(part: Buffer) -> list[LogRecord]:
     ends = list(accumulate(lengths, initial=after))
     if ends[-1] != len(view):
         raise ProtocolError(f"a batch claims payloads of {ends[-1] - after} bytes and has {len(view) - after}")
+    # The peer's numbers are checked before they are shifted and added up: Python's have no end, the format's do.
     if max(words) >> POSITION_SHIFT > MAX_POSITION:
         raise ProtocolError(f"a batch has a record past position {MAX_POSITION}")
     if first_entry + max(entries) > _MAX_I64:
         raise ProtocolError("a batch has a record past the last possible entry")
+    # Records of one entry share the fields that are alike: a batch of thousands has a few such tuples.
     kept: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
     shared = []
     for entry, word in zip(entries, words, strict=True):
@@ -274,7 +276,7 @@ def batches_of(delivery: Delivery) -> list[pa.RecordBatch]:
     return list(chain.from_iterable(map(decode_arrow, delivery.parts)))
 
 
-def place_behind(record: LogRecord) -> DLSN:
+def position_behind(record: LogRecord) -> DLSN:
     """Return the first position behind a record."""
     lssn, entry_id, slot = record.dlsn
     return DLSN(lssn, entry_id, slot + max(record.slots, 1))

@@ -1,8 +1,9 @@
 """Errors as refusals, and back: what a proxy raises is what its client raises. No I/O.
 
-A refusal carries the name of the error's class, and the same class is raised on the other side. For an unknown name, or
-none, it is the class of the reason (`NAME_OF_REASON`) or of the status code (`ERROR_OF_CODE`). What a client does about
-a refusal hangs on its reason and its code alone (`client.answer_rules`).
+A refusal carries the name of the error's class, and the same class is raised on the other side. Names are the wire's:
+here, and nowhere else, they are turned into classes (`error_named`) and made of them (`refusal_of`). For an unknown
+name, or none, it is the class of the reason (`NAME_OF_REASON`) or of the status code (`ERROR_OF_CODE`). What a client
+does about a refusal hangs on its reason and its code alone (`client.answer_rules`).
 
 Whether the thing was done outweighs everything else: an error whose outcome is not the refusal's is never raised. What
 may have happened stays OutcomeUnknownError, whatever name and code came with it; and an exception that is not of the
@@ -28,7 +29,7 @@ from dlspark.errors import (
     SequenceGapError,
     status_code,
 )
-from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
+from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
 from metadata.distributedlog.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
 from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
 from storage_node import errors as storage_errors
@@ -39,7 +40,7 @@ MAX_MESSAGE_CHARS: Final = 4096
 
 _ROOTS: Final = (DistributedLogError, BookieError)
 """They do not say whether it was done, and are not raised as they are."""
-_PLACES: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
+_WHERE: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
 _TEXT_OF_DLSN: Final = re.compile(r"-?[0-9]+:-?[0-9]+:-?[0-9]+")
 
 
@@ -47,7 +48,7 @@ def _kinds_of(names: dict[str, object]) -> list[type[DistributedLogError]]:
     return [kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, DistributedLogError)]
 
 
-KINDS: Final[dict[str, type[DistributedLogError]]] = {
+ERROR_OF_NAME: Final[dict[str, type[DistributedLogError]]] = {
     kind.__name__: kind
     for kind in (
         *_kinds_of(vars(errors)),
@@ -101,8 +102,18 @@ ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
 }
 """What a refusal without a name is raised as, where its outcome is that class's; another is raised by its outcome."""
 
+REASON_OF_ERROR: Final[dict[type[DistributedLogError], Reason]] = {
+    ERROR_OF_NAME[name]: reason for name, reason in REASON_OF_NAME.items()
+}
+"""What a proxy says beside the code of an error of this class, or of one below it."""
+
 _WITHOUT_REASON: Final = frozenset(
-    {"DuplicateLogError", "JournalCorruptError", "SegmentListError", "UnsupportedMetadataVersionError"}
+    {
+        errors.DuplicateLogError,
+        errors.SegmentListError,
+        errors.UnsupportedMetadataVersionError,
+        storage_errors.JournalCorruptError,
+    }
 )
 """Damage of metadata, or of one node: another proxy may see something else."""
 
@@ -118,6 +129,11 @@ def applied_of(kind: type[BaseException]) -> Applied:
     if issubclass(kind, CallerError):
         return Applied.WRONG
     return Applied.NO if issubclass(kind, NotAppliedError) else Applied.UNKNOWN
+
+
+def error_named(name: str) -> type[DistributedLogError] | None:
+    """Return the class of an error that travels under this name; None for a name that this side does not know."""
+    return ERROR_OF_NAME.get(name)
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -141,6 +157,7 @@ def refusal_of(error: BaseException) -> Refusal:
 def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
     """Return the error that a client raises for a refusal of a request on `stream`."""
     kind = _kind(refusal)
+    # Past the class's own __init__, which may want arguments that a refusal does not carry.
     error = kind.__new__(kind)
     DistributedLogError.__init__(error, refusal.message, advice=refusal.advice, log=stream)
     if isinstance(error, OwnershipAcquireFailedError):
@@ -156,37 +173,40 @@ def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
 
 def _name(kind: type[DistributedLogError]) -> str:
     """Return the nearest class that the other side knows; empty where that says no more than the outcome."""
-    known = next((one for one in kind.__mro__ if KINDS.get(one.__name__) is one), None)
+    known = next((one for one in kind.__mro__ if error_named(one.__name__) is one), None)
+    # Of a class that clients do not know, a bare outcome says nothing; the code does, and is asked where no name is.
     if known is None or (known is not kind and known in _BARE.values()):
         return ""
     return known.__name__
 
 
 def _reason(kind: type[DistributedLogError]) -> Reason:
-    """Return that of the nearest class which has one: a new kind of an error is decided about as the old one."""
-    for name in (one.__name__ for one in kind.__mro__):
-        if name in _WITHOUT_REASON:
+    """Return the reason of the nearest class which has one: a new kind of an error is decided about as the old one."""
+    for one in kind.__mro__:
+        if one in _WITHOUT_REASON:
             break
-        if name in REASON_OF_ERROR:
-            return REASON_OF_ERROR[name]
+        if one in REASON_OF_ERROR:
+            return REASON_OF_ERROR[one]
     return Reason.NONE
 
 
 def _kind(refusal: Refusal) -> type[DistributedLogError]:
     for kind in (
-        KINDS.get(refusal.error),
-        KINDS.get(NAME_OF_REASON.get(refusal.reason, "")),
+        error_named(refusal.error),
+        error_named(NAME_OF_REASON.get(refusal.reason, "")),
         ERROR_OF_CODE.get(refusal.code),
     ):
+        # A name never makes a doubtful outcome a certain one, or the reverse: retries hang on it.
         if kind is not None and applied_of(kind) is refusal.applied:
             return kind
     return _BARE[refusal.applied]
 
 
 def _message(error: DistributedLogError) -> str:
-    """Return the message with the place that the refusal has no field for; the log is the request's stream."""
-    places = {name.removesuffix("_id"): getattr(error, name) for name in _PLACES}
-    where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+    """Return the message with what the refusal has no field for: the entry, node or path. The log is the request's
+    stream."""
+    known = {name.removesuffix("_id"): getattr(error, name) for name in _WHERE}
+    where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     return f"{error.message} [{where}]" if where else error.message
 
 

@@ -1,4 +1,18 @@
-"""The parts that frames of the serving tier are made of (docs/reference/serving.md#frames). No I/O.
+"""Requests and answers as frames on the storage transport: what every frame begins with, and the parts that it is made
+of (docs/reference/serving.md#frames). No I/O.
+
+    i32 length    of what follows; `FrameBuffer` cuts a stream of bytes by it, and takes it off
+    u8  version   1
+    u8  kind      `RequestKind`, `AnswerKind`
+    u16 flags     what is there of what may be there; each kind has its own
+    u64 number    the client's choice; the answer repeats it
+
+Answers come in the order in which they are ready. Payloads are not copied: an encoder returns them as they were given,
+behind the bytes that go before them, and a decoder returns views of the frame, which live as long as they are held.
+
+Never trusts a peer: a length is checked before it is used, and what is unknown (a version, a kind, a flag, a number
+that stands for something) is refused by name, not skipped. ProtocolError is all that a decoder raises, whatever it is
+given; the connection is closed then, for nothing that follows can be trusted to be a frame.
 
 `Reader` takes a frame apart and checks every length before it is used: whatever bytes it is given, only ProtocolError
 goes out. What it hands out as bytes are views of the frame. `Head` puts together what goes before payloads, which are
@@ -43,7 +57,7 @@ def broken(what: str) -> NoReturn:
 
 
 def sizes_of(payloads: Sequence[Buffer]) -> list[int]:
-    """Return bytes of each payload."""
+    """Return the length of each payload, in bytes."""
     return [payload.nbytes if isinstance(payload, memoryview) else len(payload) for payload in payloads]
 
 
@@ -131,6 +145,7 @@ class Reader:
         number = self.u32(f"the number of {what}")
         if number > at_most:
             broken(f"{number} {what}, at most {at_most} are accepted")
+        # Before anything is allocated: a frame of 20 bytes may claim thousands of payloads.
         if number * least_bytes > self._end - self._at:
             broken(f"{number} {what} do not fit in the {self._end - self._at} bytes that are left")
         return number

@@ -16,7 +16,7 @@ here; those of idempotent producers, hand-over and reading are this project's ow
     ListProxies        ProxyList
     ReadBatch          Delivery
 
-Any of them may be answered with a Refusal instead, which says by its code what happened, by `outcome` whether the thing
+Any of them may be answered with a Refusal instead, which says by its code what happened, by `applied` whether the thing
 was done, and by `location` where to ask.
 """
 
@@ -131,7 +131,7 @@ class Reason(IntEnum):
     """The log, or this client on it, has as many producers as it may have, and the request is of a new one."""
 
 
-REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
+REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "ConditionError": Reason.CONDITION_FAILED,
         "InvalidRecordError": Reason.RECORD_REFUSED,
@@ -151,10 +151,10 @@ REASON_OF_ERROR: Final[Mapping[str, Reason]] = MappingProxyType(
         "ProxyLostError": Reason.PROXY_LOST,
     }
 )
-"""What names of errors say, for those who say no reason: frames carry names, and so did proxies before there were
+"""What names of errors say, where no reason is said: frames carry names, and so did proxies before there were
 reasons. These names are part of the protocol, and are not renamed with the classes."""
 NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
-    {reason: name for name, reason in list(REASON_OF_ERROR.items())[::-1]}
+    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}
 )
 """The first name that says a reason stands for it."""
 
@@ -181,7 +181,7 @@ NO_CONTEXT = RequestContext()
 
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
-    """Whose request it is, and which number it has (docs/reference/records.md#producers)."""
+    """The producer of a request, and the request's number (docs/reference/records.md#producers)."""
 
     name: str
     epoch: int
@@ -190,12 +190,12 @@ class ProducerStamp:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Who are you, and what do you own? Ownerships are those whose stream matches `stream_regex` as a whole."""
+    """Ask a proxy for its name, and for what it owns: streams that match `stream_regex` as a whole."""
 
     stream_regex: str | None = None
     ownerships: bool = True
     count_logs: bool = False
-    """From read proxy to read proxy: how many logs do you read? Over frames alone, to those that announce that they
+    """From read proxy to read proxy: how many logs do you read? Over frames alone, to proxies that announce that they
     know the question."""
 
 
@@ -333,7 +333,7 @@ class TakeStream:
 
 @dataclass(frozen=True, slots=True)
 class FindOwner:
-    """Who owns the stream?"""
+    """Ask for the owner of the stream."""
 
     stream: str
     context: RequestContext = NO_CONTEXT
@@ -341,7 +341,7 @@ class FindOwner:
 
 @dataclass(frozen=True, slots=True)
 class ListProxies:
-    """Which proxies are there?"""
+    """Ask for the proxies that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,12 +428,13 @@ class Refusal:
     """What was found where something else was required: the next sequence number, position, or token."""
     advice: str | None = None
     reason: Reason = Reason.NONE
-    """What a client decides by; where it is not given, what the error's name says (REASON_OF_ERROR)."""
+    """What a client decides by; where it is not given, what the error's name says (REASON_OF_NAME)."""
 
     def __post_init__(self) -> None:
         """Give it the reason that its error's name says, unless it has one."""
+        # Here the wire's name becomes what decisions are made by; see `failures` for the class that is raised.
         if self.error and not self.reason:
-            object.__setattr__(self, "reason", REASON_OF_ERROR.get(self.error, Reason.NONE))
+            object.__setattr__(self, "reason", REASON_OF_NAME.get(self.error, Reason.NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +470,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFound:
-    """Who owns the stream, or would."""
+    """The owner of the stream, or the proxy that would own it."""
 
     location: str
 
@@ -483,7 +484,7 @@ class ProxyKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListedProxy:
-    """One proxy among those that there are."""
+    """One of the proxies that there are."""
 
     kind: ProxyKind
     location: str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.protocol.frame_parts import HEADER, Head, Reader, broken
+from dlspark.serving.protocol.frame_parts import FRAME_VERSION, HEADER, Head, Reader, broken
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     BeginEpoch,
@@ -270,3 +270,30 @@ DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Request]]]] = {
     **{kind: (ON_STREAM, _decode_alone(of)) for of, kind in _ALONE.items()},
 }
 """The flags that a kind of request may have, and what reads its frame and flags."""
+
+
+# ---------------------------------------------------------------------- any of them
+
+
+def encode_request(correlation: int, request: Request) -> list[Buffer]:
+    """Return the frame of a request, its length first. `correlation` is from 0 to 2^64 - 1.
+
+    Raises CallerError for a field that does not fit, RecordTooLongError for a frame that would be too long.
+    """
+    return ENCODERS[type(request)](correlation, request)
+
+
+def decode_request(frame: memoryview) -> tuple[int, Request]:
+    """Return the correlation number and the request of a frame, without its length. Raises ProtocolError and nothing
+    else."""
+    if len(frame) < HEADER.size:
+        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
+    version, kind, flags, correlation = HEADER.unpack_from(frame)
+    if version != FRAME_VERSION:
+        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
+    known = DECODERS.get(kind)
+    if known is None:
+        broken(f"its kind is {kind}, which is not a request's")
+    if flags & ~known[0]:
+        broken(f"a request of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
+    return correlation, known[1](frame, flags)

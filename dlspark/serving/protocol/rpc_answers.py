@@ -43,7 +43,8 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteReceipt,
 )
-from dlspark.serving.protocol.rpc_requests import dlsn_from_pb, dlsn_to_pb
+from dlspark.serving.protocol.rpc_requests import METHODS, dlsn_from_pb, dlsn_to_pb
+from metadata.foundation.errors import check
 from storage_node.errors import ProtocolError
 
 RESPONSE_RECORDS: Final = 4_096
@@ -80,19 +81,19 @@ class GrpcNames(Protocol):
         ...
 
     def location(self, name: str) -> str:
-        """Return the location of the proxy that speaks gRPC at an address; a name that is no such address as it is."""
+        """Return the location of the proxy that speaks gRPC at an address; another name as it is."""
         ...
 
 
 class NoNames:
-    """For who knows no proxies."""
+    """Names for a binding that knows no proxies."""
 
     def grpc_address(self, location: str) -> str:
-        """Return not known."""
+        """Return an empty text: it is not known."""
         return ""
 
     def location(self, name: str) -> str:
-        """Return as it is."""
+        """Return the name as it is."""
         return name
 
 
@@ -164,8 +165,8 @@ def _bulk_in_pb(answer: BulkReceipt, names: GrpcNames) -> pb.WriteResponse:
         if isinstance(result, Refusal):
             added.refusal.CopyFrom(status_to_pb(shortened(result) if cut else result, names))
         else:  # field by field: a message of its own for each record takes four times as long
-            place = added.dlsn
-            place.segment, place.entry, place.slot = result
+            dlsn = added.dlsn
+            dlsn.segment, dlsn.entry, dlsn.slot = result
     return message
 
 
@@ -220,8 +221,8 @@ def _delivery_in_pb(answer: Delivery, _: GrpcNames) -> pb.ReadResponse:
 
 def _add_record(message: pb.ReadResponse, record: LogRecord) -> None:
     added = message.records.add()  # field by field: messages of its own for each record take twice as long
-    place = added.dlsn
-    place.segment, place.entry, place.slot = record.dlsn
+    dlsn = added.dlsn
+    dlsn.segment, dlsn.entry, dlsn.slot = record.dlsn
     added.transaction_id = record.txid
     added.sequence_id = record.sequence_id
     added.payload = record.payload
@@ -249,7 +250,7 @@ def read_responses(answer: Delivery) -> Iterator[pb.ReadResponse]:
     yield message
 
 
-TO_PB: Final[dict[type, Callable[..., Message]]] = {
+_TO_PB: Final[dict[type, Callable[..., Message]]] = {
     WriteReceipt: _write_in_pb,
     BulkReceipt: _write_in_pb,
     EpochBegun: _epoch_in_pb,
@@ -260,6 +261,26 @@ TO_PB: Final[dict[type, Callable[..., Message]]] = {
     Delivery: _delivery_in_pb,
 }
 """Answer, and how proxies are named, to message; for each class but Refusal."""
+
+
+def answer_to_pb(
+    method: str,
+    answer: Answer,
+    *,
+    correlation: int = 0,
+    names: GrpcNames = NO_NAMES,
+) -> Message:
+    """Return the message with which a call is answered; `correlation` is repeated by writes alone. `names` knows where
+    proxies speak gRPC."""
+    response = METHODS[method].response
+    if isinstance(answer, Refusal):
+        message = response(status=status_to_pb(answer, names))
+    else:
+        message = _TO_PB[type(answer)](answer, names)
+        check(isinstance(message, response), f"{method} was answered with {type(answer).__name__}")
+    if correlation and isinstance(message, pb.WriteResponse):
+        message.correlation = correlation
+    return message
 
 
 # ---------------------------------------------------------------------- from messages
@@ -351,7 +372,7 @@ Response: TypeAlias = (
 """What the service's calls give."""
 
 
-def from_pb(message: Response, form: ReadForm) -> Answer:
+def answer_from_pb(message: Response, *, form: ReadForm = ReadForm.RECORDS) -> Answer:
     """Return the answer that a message carries; `form` is the one that a Read asked for. Raises ProtocolError."""
     refusal = status_from_pb(message.status)
     if refusal is not None:

@@ -1,15 +1,22 @@
-"""Requests as messages of distributedlog.proto, and back. No I/O, no grpc.
+"""The gRPC service's calls; requests as messages of distributedlog.proto, and back (docs/reference/serving.md#grpc). No
+I/O, no grpc.
+
+`METHODS` says for each call which messages it takes and gives, as the compiled distributedlog.proto has it: a binding
+registers its handlers by it, so that no second list of them is kept.
 
 Fault model: a message comes from a peer. Protocol Buffers has read it, so its fields have their types; what they say is
-checked here. An enum value that is unknown and numbers that do not fit each other are ProtocolError; nothing was done.
+checked here. An enum value that is unknown and numbers that do not fit each other are ProtocolError, which a binding
+answers with INVALID_ARGUMENT; nothing was done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol import distributedlog_pb2 as pb
@@ -38,6 +45,35 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from storage_node.errors import ProtocolError
+
+_DESCRIPTOR: Final = pb.DESCRIPTOR.services_by_name["DistributedLog"]
+
+SERVICE: Final[str] = _DESCRIPTOR.full_name
+"""What a client calls: /dlspark.serving.v1.DistributedLog/Write."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcMethod:
+    """One call of the service."""
+
+    name: str
+    request: type[Message]
+    response: type[Message]
+    requests_stream: bool
+    responses_stream: bool
+
+
+METHODS: Final = {
+    method.name: RpcMethod(
+        method.name,
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
+        method.client_streaming,
+        method.server_streaming,
+    )
+    for method in _DESCRIPTOR.methods
+}
+"""By the name of the call."""
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 """`max_bytes` of a Read whose client leaves it to the proxy."""
@@ -185,7 +221,7 @@ def _read(message: pb.ReadRequest) -> ReadBatch:
     )
 
 
-FROM_PB: Final[dict[str, Callable[..., Request]]] = {
+_FROM_PB: Final[dict[str, Callable[..., Request]]] = {
     "Handshake": _handshake,
     "Write": _write,
     "Append": _write,
@@ -204,6 +240,12 @@ FROM_PB: Final[dict[str, Callable[..., Request]]] = {
     "Read": _read,
 }
 """Message to request, by the name of the call."""
+
+
+def request_from_pb(method: str, message: Message) -> Request:
+    """Return the request of a call. A Write's `correlation` is the binding's: it is not part of it. Raises
+    ProtocolError."""
+    return _FROM_PB[method](message)
 
 
 # ---------------------------------------------------------------------- to messages
@@ -267,8 +309,9 @@ _NAMES_ALONE: Final[dict[type, str]] = {
 }
 
 
-def to_pb(request: Request) -> tuple[str, Message]:
-    """Return the name of the call, and its message. A `reader` and `wait_ms` are not said: a call is one reader."""
+def request_to_pb(request: Request) -> tuple[str, Message]:
+    """Return the name of the call, and its message; writes are Write, and Append takes the same message. A `reader` and
+    `wait_ms` are not said: a call is one reader."""
     match request:
         case WriteRecords():
             return "Write", _write_in_pb(request)

@@ -56,7 +56,7 @@ CHECKSUM, RECORD_SET, HOSTS = 1, 2, 4
 """Flags of every request on a stream."""
 ON_STREAM: Final = CHECKSUM | RECORD_SET | HOSTS
 STAMP, SEQUENCE_ID, LAST_DLSN, TOKEN, ATOMIC, TRANSACTION_IDS = 8, 16, 32, 64, 128, 256
-"""Those of WriteRecords besides."""
+"""The flags that WriteRecords has besides."""
 WRITE_FLAGS: Final = ON_STREAM | STAMP | SEQUENCE_ID | LAST_DLSN | TOKEN | ATOMIC | TRANSACTION_IDS
 
 _QUICK: Final = CHECKSUM | RECORD_SET
@@ -110,7 +110,7 @@ def taken_apart(frame: memoryview, flags: int) -> tuple[Reader, str, RequestCont
 
 
 def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
-    """Return the frame of a write. Raises as `frames.encode_request` does."""
+    """Return the frame of a write. Raises as `request_frames.encode_request` does."""
     context = request.context
     asks = request.expected_position is not None or request.fencing_token is not None
     if asks or request.transaction_ids is not None or context.tried_hosts or len(request.payloads) > MAX_PAYLOADS:
@@ -122,7 +122,7 @@ def encode_write(correlation: int, request: WriteRecords) -> list[Buffer]:
 
 
 def _encode_plain_write(correlation: int, request: WriteRecords, context: RequestContext) -> list[Buffer]:
-    """Return that of a write without conditions, which is what a proxy gets most: few calls, however many fields."""
+    """Return the frame of a write without conditions, which is what a proxy gets most: few calls for all fields."""
     stream, payloads, stamp = utf8(request.stream, "the stream"), request.payloads, request.stamp
     flags = (RECORD_SET if context.is_record_set else 0) | (ATOMIC if request.atomic else 0)
     producer = b""
@@ -180,6 +180,7 @@ def decode_write(frame: memoryview, flags: int) -> WriteRecords:
         checksum, timeout_ms, length = _ON_STREAM.unpack_from(frame, HEADER.size)
         lengths_at = _STREAM_AT + length
         payload_at = lengths_at + 8
+        # One payload that fills the rest of the frame: that is nearly every write, and is read in two steps.
         if payload_at <= end and _ONE.unpack_from(frame, lengths_at) == (1, end - payload_at):
             try:
                 stream = str(frame[_STREAM_AT:lengths_at], "utf-8")

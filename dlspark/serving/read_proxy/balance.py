@@ -11,7 +11,7 @@ bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2016, as clients have it for 
 
 A client is sent on once. One that says that it asked another proxy is served: that one sent it, or could not be
 reached, or refused. So no client goes in circles, and no log is unreadable for the bound. A client of gRPC that does
-not say whom it asked is known again by its connection.
+not say which proxy it asked is known again by its connection.
 
 The count of another proxy is what it said last, and the logs that were sent to it since it was asked. One that has not
 said a number, or whose connection ended, is left out: of the sum, of the proxies, and of those that logs are sent to.
@@ -77,7 +77,7 @@ class _Peer:
     sent: int = 0
     """Logs that were sent there, which its count need not have yet."""
     sent_before: int = 0
-    """Those of them that were sent before it was asked last."""
+    """How many of them were sent before it was asked last."""
 
     @property
     def load(self) -> int:
@@ -90,11 +90,14 @@ def any_host(_host: ProxyHost) -> bool:
 
 
 class ReadBalance:
-    """The bound as one proxy keeps it. Times are seconds that never go back, of one clock."""
+    """Decides, for one proxy, whether a log is to be read there. Times are seconds that never go back, of one clock."""
 
     def __init__(self, balance: float, *, sent_s: float = SENT_S, max_sent: int = MAX_SENT) -> None:
-        """`balance` is 1 or more, or 0: without a bound. `sent_s`: how long a proxy is sure to read what it was sent,
-        which is what it reads a log on for without readers."""
+        """Args:
+        balance: how far above its share a proxy may be, 1 or more; 0: without a bound.
+        sent_s: how long a proxy is sure to read what it was sent, which is what it reads a log on for without readers.
+        max_sent: logs, and clients of gRPC, of which it is remembered where they were sent.
+        """
         self.on_sent: Callable[[], None] | None = None
         """Called when a client was sent to another proxy: counts matter now."""
         self._balance = balance
@@ -127,6 +130,7 @@ class ReadBalance:
         peer = self._peers.get(address)
         if peer is None:
             return
+        # What was sent before the question is in the answer; what was sent since may not be, and counts on.
         peer.sent = 0 if count is None else peer.sent - peer.sent_before
         peer.sent_before = 0
         peer.count = count
@@ -154,10 +158,11 @@ class ReadBalance:
         """Return the location of the proxy that is to read `stream`; None: it is read here, where it is not yet.
 
         `reads`: the logs that are read here. `tried`: locations that the client asked before. `usable`: whether the
-        client can ask a proxy. `client`: whose connection it is, where it may not say whom it asked.
+        client can ask a proxy. `client`: its connection, where it may not say which proxy it asked.
         """
         known = {address: peer for address, peer in self._peers.items() if peer.count is not None}
         asked = {address_of(one) for one in tried}
+        # A client that was at a proxy which is known to run was sent here by it: sent on again, it would go in circles.
         if not self._balance or not known or len(asked) > MOST_TRIED or not asked.isdisjoint(known):
             return None
         if client is not None:

@@ -1,4 +1,5 @@
-"""`Chunk`: entries of a ring in the form that readers ask for; `Chunks` makes each once and keeps it. No I/O.
+"""`ReadCursor`: where one reader is in a log, and what it gets next. `Chunk`: entries of a ring in the form that its
+readers ask for; `Chunks` makes each once and keeps it. No I/O.
 
 A thousand readers at the end of a log want the same entries in the same form: the first of them has the chunk made, the
 others are given the same bytes. Kept chunks are bounded in bytes; those that were not used for longest go first.
@@ -7,6 +8,10 @@ What a reader is promised, a chunk keeps: control records are left out, record s
 is marked, and a chunk ends before a gap between two records (I4) and before an entry that cannot be decoded (I12), with
 the error that comes next. Gaps between two chunks are for the cursor to see: it knows what its reader had last. Entries
 as they are stored all come, those of control records alone too: their reader can see that none is missing.
+
+A cursor reads from one ring at a time: the one at the log's end, or one that catches up, never from both. It keeps what
+a direct reader keeps (`dlspark.core.reading.reader`): the position, the number of the last record, by which a gap shows
+(I4), and the error that is final. Between two reads of its reader nothing is kept for it but that.
 """
 
 from __future__ import annotations
@@ -74,9 +79,10 @@ def gap_error(log: str, dlsn: DLSN, number: int, last: int) -> PositionGapError:
 
 
 class OpenedEntry:
-    """The entry of a proxy's logs that was expanded last, where its records are too much for one part: who gets it in
-    sixty parts does not have it expanded sixty times. One for all logs, until there is another, so no more than
-    `MAX_EXPANDED_BYTES` are kept.
+    """The entry of a proxy's logs that was expanded last, where its records are too much for one part.
+
+    A reader that gets it in sixty parts does not have it expanded sixty times. There is one for all logs, until another
+    is opened, so no more than `MAX_EXPANDED_BYTES` are kept.
     """
 
     def __init__(self) -> None:
@@ -113,8 +119,13 @@ class ChunkMaker:
         max_bytes: int,
         opened: OpenedEntry | None = None,
     ) -> None:
-        """`max_bytes`: about how long a part may get where record sets expand; one record comes always. `opened`: that
-        of all logs."""
+        """Args:
+        log: the log's name.
+        counters: gaps that were passed over are counted there.
+        gap_detection: whether a gap between two records is an error (I4).
+        max_bytes: about how long a part may get where record sets expand; one record comes always.
+        opened: the one of all logs.
+        """
         self.log = log
         self._opened = opened or OpenedEntry()
         self.gap_detection = gap_detection
@@ -136,6 +147,7 @@ class ChunkMaker:
     def _before_error(self, form: ReadForm, run: Sequence[RingEntry], start: DLSN, error: DistributedLogError) -> Chunk:
         """Return the entries before the one that cannot be decoded, and the error behind them."""
         intact: list[RingEntry] = []
+        # One by one this time: the error did not say which entry it was, and the ones before it can be delivered (I12).
         for entry in run:
             try:
                 _columns([entry], self._max_bytes)
@@ -197,14 +209,15 @@ class ChunkMaker:
         numbers = self._numbers(run)
         failure = None
         stop: DLSN | None = end
+        # The gap comes first: records behind it are not delivered, however many would fit (I4).
         gap = numbers.first_gap(batch.position)
         if gap is not None and self.gap_detection:
-            stop, end = _place(batch, gap), None
+            stop, end = _dlsn_of(batch, gap), None
             failure = gap_error(self.log, stop, int(batch.position[gap]), int(batch.position[gap - 1]))
             batch = batch.sliced(0, gap)
         fitting = self._fitting(batch, self._row_bytes(form))
         if fitting < len(batch):
-            stop, end, failure = _place(batch, fitting), None, None
+            stop, end, failure = _dlsn_of(batch, fitting), None, None
             batch = batch.sliced(0, fitting)
         if not len(batch):
             return _chunk(run, (), stop, 0, 0, end, failure)
@@ -283,14 +296,14 @@ def _columns(run: Sequence[RingEntry], max_bytes: int) -> tuple[DecodedBatch, in
 
 
 def _from(batch: DecodedBatch, start: DLSN) -> DecodedBatch:
-    """`batch` without the records below `start`, all of which lie in its first entries."""
-    if not len(batch) or batch.lssn != start.lssn or _place(batch, 0) >= start:
+    """Return `batch` without the records below `start`, all of which lie in its first entries."""
+    if not len(batch) or batch.lssn != start.lssn or _dlsn_of(batch, 0) >= start:
         return batch
     below = (batch.entry_id < start.entry_id) | ((batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id))
     return batch.sliced(int(below.sum()), len(batch))
 
 
-def _place(batch: DecodedBatch, index: int) -> DLSN:
+def _dlsn_of(batch: DecodedBatch, index: int) -> DLSN:
     return DLSN(batch.lssn, int(batch.entry_id[index]), int(batch.slot_id[index]))
 
 
@@ -309,11 +322,11 @@ def _chunk(
 ) -> Chunk:
     """Return a chunk of all of `run`, or of what lies before `stop`."""
     used = len(run) if stop is None else sum(1 for entry in run if entry.after <= stop)
-    place = run[-1].after if stop is None else stop
-    return Chunk(parts, _size(parts), place, used, first, last, end, failure)
+    following = run[-1].after if stop is None else stop
+    return Chunk(parts, _size(parts), following, used, first, last, end, failure)
 
 
-# ------------------------------------------------------------------ those that were made
+# ------------------------------------------------------------------ chunks that were made
 
 
 class Chunks:
@@ -332,6 +345,7 @@ class Chunks:
 
     def get(self, ring: EntryRing, maker: ChunkMaker, form: ReadForm, run: Sequence[RingEntry], ordinal: int) -> Chunk:
         """Return the chunk of the whole entries of `run`, whose first one has this ordinal in `ring`."""
+        # By the run's end as well: a reader that has room for less gets a shorter run, and another chunk.
         key = (ring.number, form, ordinal, ordinal + len(run))
         kept = self._kept.get(key)
         if kept is not None:
@@ -346,3 +360,122 @@ class Chunks:
             _, dropped = self._kept.popitem(last=False)
             self.kept_bytes -= dropped.size + CHUNK_OVERHEAD_BYTES
         return chunk
+
+
+# ---------------------------------------------------------------------- what one reader gets next
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a cursor has found for its reader."""
+
+    parts: tuple[Buffer, ...]
+    size: int
+    """Bytes of the parts."""
+
+
+NOTHING = Collected((), 0)
+
+
+class ReadCursor:
+    """One reader's position, and what comes next for it. It has to be attached to a ring before it reads."""
+
+    def __init__(
+        self, start: DLSN, maker: ChunkMaker, chunks: Chunks, counters: Counter[str], *, chunk_bytes: int
+    ) -> None:
+        self.position = start
+        """Where it reads on: everything before was delivered."""
+        self.ring: EntryRing | None = None
+        self.ordinal = 0
+        """The ring's entry in which `position` lies, or the first one behind it."""
+        self.end_of_stream = False
+        """Whether the reader has everything that will ever be in the log."""
+        self.failure: DistributedLogError | None = None
+        """The error behind what was delivered; it is final."""
+        self._maker = maker
+        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+        self._numbers = GapCheck(maker.log, counters)
+
+    # ------------------------------------------------------------------ its ring
+
+    def attach(self, ring: EntryRing) -> None:
+        """Read from `ring`, which covers the position."""
+        self.ring = ring
+        self.ordinal = ring.find(self.position)
+
+    def detach(self) -> None:
+        """Read from no ring, until it is attached again."""
+        self.ring = None
+
+    @property
+    def fallen_out(self) -> bool:
+        """Whether the ring has given up what comes next."""
+        return self.ring is not None and self.ordinal < self.ring.first
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it has had all that the ring has."""
+        return self.ring is not None and self.ordinal >= self.ring.after
+
+    def pass_end(self) -> None:
+        """Go past the end of a segment behind which the ring reads on (at the ring's end)."""
+        if self.ring is not None and self.at_end:
+            self.position = max(self.position, self.ring.end)
+
+    # ------------------------------------------------------------------ what comes next
+
+    def collect(self, form: ReadForm, max_bytes: int) -> Collected:
+        """Return what comes next, up to about `max_bytes`; nothing at the end, where it failed, and where it fell out.
+
+        The position moves past what is returned, and past what readers do not see.
+        """
+        ring = self.ring
+        parts: list[Buffer] = []
+        size = 0
+        while ring is not None and self.failure is None and not self.end_of_stream and size < max_bytes:
+            if self.fallen_out:
+                break
+            if self.at_end:
+                self.pass_end()
+                break
+            if ring[self.ordinal].after <= self.position:
+                self.ordinal += 1  # It began in the future, or in the middle.
+                continue
+            chunk = self._next_chunk(ring, form, max_bytes - size)
+            if parts and size + chunk.size > max_bytes:
+                break  # It has become longer than its entries are: it is the next delivery's.
+            if self._gap_before(chunk):
+                break
+            self._take(chunk)
+            parts += chunk.parts
+            size += chunk.size
+        return Collected(tuple(parts), size) if parts else NOTHING
+
+    def _next_chunk(self, ring: EntryRing, form: ReadForm, max_bytes: int) -> Chunk:
+        run = list(ring.run(self.ordinal, self._chunk_bytes, max_bytes))
+        if run[0].broken:
+            self._numbers.pass_over(run[0].start)
+        if self.position > run[0].start:
+            # Only this reader begins here: what it gets of the first entry is not kept for others.
+            return self._maker.make(form, run[:1], self.position)
+        return self._chunks.get(ring, self._maker, form, run, self.ordinal)
+
+    def _gap_before(self, chunk: Chunk) -> bool:
+        """Return whether records are missing between the last chunk and this one; the cursor has failed then."""
+        self._numbers.enter(chunk.next.lssn)
+        if not chunk.first_number:
+            return False
+        last = self._numbers.last
+        if self._numbers.missing_before(chunk.first_number) and self._maker.gap_detection:
+            self.failure = gap_error(self._maker.log, self.position, chunk.first_number, last)
+            return True
+        return False
+
+    def _take(self, chunk: Chunk) -> None:
+        self.position = chunk.next
+        self.ordinal += chunk.entries  # not the one in the middle of which the chunk was cut off
+        if chunk.last_number:
+            self._numbers.last = chunk.last_number
+        self.end_of_stream = chunk.end_of_stream is not None
+        self.failure = chunk.failure

@@ -43,7 +43,7 @@ _gauge, _count = partial(_figure, "gauge"), partial(_figure, "counter")
 class ReadProxyFigures:
     """What a read proxy has and has done."""
 
-    readers: int = _gauge("Readers that have a place at the proxy")
+    readers: int = _gauge("Readers that have a session at the proxy")
     waiting: int = _gauge("Readers with a read under way")
     logs: int = _gauge("Logs that are read")
     ring_bytes: int = _gauge("Bytes of the entries that are kept for readers at the ends of their logs")
@@ -52,7 +52,7 @@ class ReadProxyFigures:
     catch_ups: int = _gauge("Places behind the rings that are read now")
     catch_ups_waiting: int = _gauge("Readers that wait for their turn to catch up")
     catch_ups_begun: int = _count("Turns to catch up that were used: each is a read of a log for few")
-    entries_read: int = _count("Entries that were read from storage nodes, once for all readers at a place")
+    entries_read: int = _count("Entries that were read from storage nodes, once for all readers of a feed")
     chunks_decoded: int = _count("Chunks of entries that were made ready for a form")
     chunks_shared: int = _count("Times that a chunk was ready, for another reader had it made")
     redirects: int = _count("Reads of logs that were sent to another read proxy, for this one has its share")

@@ -1,42 +1,129 @@
-"""`ReadProxy`: one read proxy as a whole, from the namespace that it opens to the member that it announces.
+"""`ReadProxy`: one read proxy as a whole, from the namespace that it opens to the member that it announces; and
+`PeerCounts`, which asks the other read proxies how many logs they read.
 
 What it has in common with any proxy, and the order in which that begins and ends, is its host's (`process.host`). Its
-own are the service, which does the work; and the counts of the logs that the other read proxies read. Its member lies
-in <namespace>/.read_proxy.
+own are the service, which does the work; and the counts of the logs that the other read proxies read, by which
+`ReadBalance` decides. Its member lies in <namespace>/.read_proxy.
 
-Stopping is graceful: it withdraws its member, so that nobody new comes; then readers that wait are refused with
+Each peer is asked every `INTERVAL_S`, and `BUSY_S` after its last answer where this proxy has sent a client on since it
+was asked: then old counts would send many logs to one proxy. Only proxies that announce that they answer are asked
+(`membership.LOGS_READ`): one of an older release would take the question for a broken frame.
+
+Stopping is graceful: it withdraws its member, so that no new reader comes; then readers that wait are refused with
 SERVICE_UNAVAILABLE and go on elsewhere at their positions; then it waits for answers to leave.
 
 Fault model: a read proxy owns nothing. Where it dies, its readers lose no more than a connection. Where its session
-with ZooKeeper ends, it is announced again in the next one, and goes on serving meanwhile.
+with ZooKeeper ends, it is announced again in the next one, and goes on serving meanwhile. A peer may not answer, answer
+late, or go: its count is then not known, from the moment at which its connection ends or the answer is late on, until
+it answers again. Nothing waits for a peer but the one task that asks it, and nothing of a peer fails the proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.bindings.bounds import FramesLimits
+from dlspark.serving.bindings.service import FramesLimits
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
-from dlspark.serving.protocol.operations import ProxyKind
+from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.protocol.operations import Answer, Handshake, ProxyInfo, ProxyKind, ProxyStatus
 from dlspark.serving.read_proxy.balance import SENT_S, ReadBalance
 from dlspark.serving.read_proxy.figures import figures_shown_in
-from dlspark.serving.read_proxy.peer_counts import PeerCounts
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from metadata.foundation.errors import check
+from dlspark.serving.routing.hosts import ProxyHost
+from metadata.foundation.errors import present
+from metadata.foundation.tasks import end_tasks
 from storage_node.edge import Network
+
+# ---------------------------------------------------------------------- what the others read
+
+
+INTERVAL_S: Final = 2.0
+BUSY_S: Final = 0.1
+ASKED_IN_A_SECOND: Final = 50
+"""Of a thousand proxies each is asked every 20 s."""
+ANSWER_TIMEOUT_MS: Final = 1_000
+COUNT: Final = Handshake(ownerships=False, count_logs=True)
+
+
+def count_in(answer: Answer) -> int | None:
+    """Return the logs that a proxy reads; None for one that refuses, says no number, or is being stopped."""
+    if not isinstance(answer, ProxyInfo) or answer.status is ProxyStatus.DOWN:
+        return None
+    return answer.logs_read
+
+
+class PeerCounts:
+    """Asks the other read proxies how many logs they read, from the first members until `close`. For one loop."""
+
+    def __init__(self, balance: ReadBalance, network: Network, own_address: str) -> None:
+        """Args:
+        balance: gets the counts.
+        network: connects to peers.
+        own_address: of the member that is left out, `host:port`.
+        """
+        self._balance = balance
+        self._own_address = own_address
+        self._peers = ProxyPeers(network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost)
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._all: dict[asyncio.Task[None], None] = {}
+        """Tasks, of proxies that are gone too, until they have ended."""
+        self._sent = asyncio.Event()
+        """Set, and replaced, when a client was sent on."""
+        balance.on_sent = self._client_sent
+
+    def use_members(self, members: Iterable[ProxyMember]) -> None:
+        """Note that these read proxies run now."""
+        others = [one for one in members if one.frames is not None and str(one.endpoint) != self._own_address]
+        self._balance.use_members(ProxyHost(str(one.endpoint), one.shard) for one in others)
+        answering = dict.fromkeys(str(one.endpoint) for one in others if one.logs_read is not None)
+        for address in [one for one in self._asking if one not in answering]:
+            self._asking.pop(address).cancel()
+        for address in answering:
+            if address not in self._asking:
+                task = self._asking[address] = asyncio.get_running_loop().create_task(self._ask(address))
+                self._all[task] = None
+                task.add_done_callback(self._all.pop)
+
+    async def close(self) -> None:
+        """Ask no more. Idempotent."""
+        self._balance.on_sent = None
+        self._asking.clear()
+        await end_tasks(self._all, drop_errors=True)
+        await self._peers.close()
+
+    def _client_sent(self) -> None:
+        sent, self._sent = self._sent, asyncio.Event()
+        sent.set()
+
+    async def _ask(self, address: str) -> None:
+        while self._asking.get(address) is asyncio.current_task():
+            sent = self._sent
+            self._balance.asked(address)
+            answer = await self._peers.call(address, COUNT, ANSWER_TIMEOUT_MS)
+            self._balance.heard(address, count_in(answer))
+            spacing_s = len(self._asking) / ASKED_IN_A_SECOND
+            await asyncio.sleep(max(BUSY_S, spacing_s))
+            try:
+                await asyncio.wait_for(sent.wait(), max(INTERVAL_S, spacing_s))
+            except asyncio.TimeoutError:
+                pass
+
+
+# ---------------------------------------------------------------------- the proxy
+
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class ReadProxy:
-    """One proxy. All calls come from one event loop."""
+    """Runs one read proxy: `start` serves and announces it, `stop` withdraws it and ends. For one running loop."""
 
     def __init__(
         self,
@@ -47,7 +134,13 @@ class ReadProxy:
         statistics: Statistics | None = None,
         namespace: AsyncNamespace | None = None,
     ) -> None:
-        """`namespace`: over given edges; it is closed with the proxy, and `uri` is not looked at."""
+        """Args:
+        uri: the namespace's; None: that of the environment, or of a sandbox.
+        settings: the proxy's.
+        network: listens and connects; None: TCP.
+        statistics: where metrics go; None: prometheus_client's own registry.
+        namespace: over given edges; it is closed with the proxy, and `uri` is not looked at.
+        """
         self.failed = asyncio.Event()
         """See `RunningProxy`; never set, for a proxy that owns nothing can always go on."""
         self.settings = settings
@@ -63,9 +156,7 @@ class ReadProxy:
     @property
     def service(self) -> ReadProxyService:
         """What does the work. Raises InvariantViolation before `start`."""
-        check(self._service is not None, "the read proxy is not started")
-        assert self._service is not None
-        return self._service
+        return present(self._service, "the read proxy is not started")
 
     @property
     def location(self) -> str:

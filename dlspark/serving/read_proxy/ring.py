@@ -3,7 +3,7 @@
     evicted ...  | first ................ newest |  not read yet
                  ^ begin                         ^ end
 
-Entries are numbered in the order in which they come (*ordinals*), so that a reader finds its place without a search.
+Entries are numbered in the order in which they come (*ordinals*), so that a reader finds its entry without a search.
 A ring covers every position from `begin` on: what was written there and has been read is in the ring, and what is read
 later will come. It is bounded in bytes; the oldest entries go first. All rings of a proxy share a `RingBudget`, in
 which the entry that came first of all goes first, whichever log it belongs to: a quiet log keeps little, and its
@@ -27,7 +27,7 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import check
 
 ENTRY_OVERHEAD_BYTES = 512
-"""What an entry counts besides its payload: its objects, and its places in the ring and in the budget."""
+"""What an entry counts besides its payload: its objects, and what ring and budget have of it."""
 _NUMBERS = count(1)
 
 
@@ -129,7 +129,7 @@ class EntryRing:
         start = DLSN(segment.lssn, fetched.entry_id, 0)
         in_order = start.next_entry > self._end and start.lssn >= self._end.lssn
         check(in_order, f"entry {start} came behind {self._end}", dlsn=start)
-        payload = bytes(fetched.payload)
+        payload = bytes(fetched.payload)  # copied: see above
         size = declared_bytes(payload, segment.enveloped)
         entry = RingEntry(
             segment,
@@ -148,6 +148,7 @@ class EntryRing:
         self._counted += entry.counted_bytes
         self._end = entry.after
         self.kept_bytes += entry.counted_bytes
+        # The newest entry stays even if it is alone too long: else a reader at the end would never get it.
         while self.kept_bytes > self.max_bytes and len(self._entries) > 1:
             self.evict_one()
         self._budget.added(self, ordinal, entry.counted_bytes)
@@ -165,7 +166,7 @@ class EntryRing:
         self.kept_bytes -= entry.counted_bytes
         self.first += 1
         self.evicted += 1
-        self.begin = entry.after
+        self.begin = entry.after  # a reader before this has fallen out, and says so rather than pass over it (I4)
 
     def clear(self) -> None:
         """Give up all entries."""

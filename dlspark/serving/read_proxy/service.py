@@ -1,17 +1,17 @@
 """`ReadProxyService`: reads of many readers, answered from one read of each log.
 
 Theory of operation. A `ReadBatch` is a pull. Its reader is known by connection and number; where the request goes on at
-the position that the reader's session has, the session answers from its place in a ring, in the same step. Where it
+the position that the reader's session has, the session answers from a ring, in the same step. Where it
 does not, a session is opened: a task finds the position, and ends. A read that finds nothing waits in its feed's list:
 no task, no polling. When entries come the feed calls all that wait, one after the other; a timer of the loop answers
 those for which nothing came in time with an empty delivery, which says where to go on.
 
     no session, and the log is to be
     read at another proxy              Refusal FOUND, which names it (`balance`)
-    no session, or another position    open a session: log, position, place
-    a place, and something there       Delivery
-    a place, nothing there             wait in the feed's list
-    no place (behind the ring)         wait for a turn to catch up
+    no session, or another position    open a session: log, position, feed
+    a feed, and something in its ring  Delivery
+    a feed, nothing there              wait in the feed's list
+    no feed (behind the ring)          wait for a turn to catch up
     a final error                      what came before it, then a Refusal; the session ends
 
 What is refused with code LOG_READ_ERROR and the like is refused for good where it stands, as a direct reader fails; the
@@ -41,8 +41,8 @@ from dlspark.errors import (
     TooManyStreamsError,
 )
 from dlspark.serving.bindings.service import Caller, Reply
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.fair_turns import FairTurns
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Delivery,
@@ -57,15 +57,13 @@ from dlspark.serving.protocol.operations import (
     Request,
     StatusCode,
 )
-from dlspark.serving.protocol.stream_names import check_stream_length
+from dlspark.serving.protocol.request_checks import check_stream_length
 from dlspark.serving.read_proxy.balance import ReadBalance, any_host
-from dlspark.serving.read_proxy.catch_up import CatchUpTurns
-from dlspark.serving.read_proxy.chunks import Chunks
-from dlspark.serving.read_proxy.cursors import NOTHING, Collected, ReadCursor
+from dlspark.serving.read_proxy.chunks import NOTHING, Chunks, Collected, ReadCursor
 from dlspark.serving.read_proxy.figures import ReadProxyFigures
 from dlspark.serving.read_proxy.ring import RingBudget
-from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog, ServingRoom
-from dlspark.serving.read_proxy.sessions import PendingRead, ReaderSession, ReaderSessions
+from dlspark.serving.read_proxy.served_log import ServedLog, ServingRoom, SharedFeed
+from dlspark.serving.read_proxy.sessions import CatchUpTurns, PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
 from metadata.foundation.errors import DistributedLogError
@@ -83,7 +81,7 @@ REQUEST_BYTES = 64 * 1024
 
 
 class ReadProxyService:
-    """A `ProxyService` for readers. Made on the loop that calls it; close it after use."""
+    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it."""
 
     def __init__(
         self,
@@ -93,7 +91,12 @@ class ReadProxyService:
         location: str,
         directory: ProxyDirectory | None = None,
     ) -> None:
-        """`directory`: which proxies there are."""
+        """Args:
+        namespace: whose logs are read.
+        settings: the proxy's.
+        location: how answers name it.
+        directory: the proxies that there are; None: none is known.
+        """
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
@@ -117,7 +120,6 @@ class ReadProxyService:
             catch_up_rings=RingBudget(settings.max_catch_ups * settings.catch_up_bytes),
             chunks=Chunks(settings.decoded_bytes),
             searches=FairTurns(settings.max_searches),
-            advance=self._advance,
             turn_over=self._turns.give_back,
             failed=self._log_failed,
         )
@@ -244,7 +246,9 @@ class ReadProxyService:
     def _open(self, request: ReadBatch, caller: Caller) -> ReaderSession:
         self._sessions.check_room(caller)
         log = self._served(request.stream)
-        session = ReaderSession(caller=caller, number=request.reader, log=log, asked=request.start)
+        session = ReaderSession(
+            caller=caller, number=request.reader, log=log, asked=request.start, on_change=self._advance
+        )
         self._sessions.add(session)
         self._use(log)
         session.opening = self._opening(self._find_position(session))
@@ -270,12 +274,13 @@ class ReadProxyService:
 
     def _supersede(self, session: ReaderSession) -> None:
         """Answer a read that nobody waits for any longer: its time is over, or its reader has asked again."""
-        if session.pending is None:
+        pending = session.pending
+        if pending is None:
             return
         if session.cursor is None:
-            self._answer(session, _not_ready(session.log.name))
+            self._answer(session, pending, _not_ready(session.log.name))
         else:
-            self._deliver(session, session.cursor, NOTHING)
+            self._deliver(session, pending, session.cursor, NOTHING)
 
     def _drop(self, session: ReaderSession) -> None:
         """End a session. A read of it that is under way is answered: it will not be by anything else."""
@@ -292,49 +297,48 @@ class ReadProxyService:
 
     # ------------------------------------------------------------------ what a reader gets next
 
-    def _advance(self, reader: PlacedReader) -> None:
+    def _advance(self, session: ReaderSession) -> None:
         """Answer the reader's pending read, if it can be answered; otherwise see to it that it will be."""
-        assert isinstance(reader, ReaderSession)
-        cursor = reader.cursor
-        while not reader.closed and reader.pending is not None and cursor is not None:
+        cursor = session.cursor
+        # A reply may ask for the next read at once: the loop answers that too, and the stack does not get deeper.
+        while not session.closed and (pending := session.pending) is not None and cursor is not None:
             if cursor.failure is not None:
-                self._refuse(reader, cursor.failure)
+                self._refuse(session, cursor.failure)
             elif cursor.end_of_stream:
-                self._deliver(reader, cursor, NOTHING)
-            elif not reader.log.place(reader, cursor):
-                self._wait_for_turn(reader)
+                self._deliver(session, pending, cursor, NOTHING)
+            elif (shared := session.log.attach(session, cursor)) is None:
+                self._wait_for_turn(session)
                 return
-            elif not self._collect(reader, cursor, reader.pending.request):
+            elif not self._collect(session, pending, cursor, shared):
                 return
 
     def _wait_for_turn(self, session: ReaderSession) -> None:
         """Have a reader wait for its turn to catch up. A feed that is kept though nobody reads from it makes room."""
         self._turns.ask(session.caller.address, session)  # the connection's: each call of gRPC is a caller of its own
-        if session.place is None and self._room.lingering:
-            place, log = self._room.lingering.popitem(last=False)
-            log.end_feed(place)
+        if session.shared is None and self._room.lingering:
+            lingering, log = self._room.lingering.popitem(last=False)
+            log.end_feed(lingering)
 
-    def _collect(self, session: ReaderSession, cursor: ReadCursor, request: ReadBatch) -> bool:
+    def _collect(self, session: ReaderSession, pending: PendingRead, cursor: ReadCursor, shared: SharedFeed) -> bool:
         """Deliver what the ring has for the reader; False where it has to wait."""
-        place = session.place
-        assert place is not None
+        request = pending.request
         found = cursor.collect(request.form, min(max(request.max_bytes, 1), self.settings.max_delivery_bytes))
-        place.feed.advanced(cursor.ordinal)
+        shared.feed.advanced(cursor.ordinal)
         if found.parts:
-            self._deliver(session, cursor, found)
+            self._deliver(session, pending, cursor, found)
             return True
         if cursor.failure is not None or cursor.end_of_stream or cursor.fallen_out:
             return True
-        if place.catches_up and (place.feed.complete or session.log.tail.feed.ring.covers(cursor.position)):
+        if shared.catches_up and (shared.feed.complete or session.log.tail.feed.ring.covers(cursor.position)):
             return True  # It has caught up, by what its readers do not see; or goes on behind another ring's loss.
-        if place.feed.failure is not None:
-            cursor.failure = place.feed.failure
+        if shared.feed.failure is not None:
+            cursor.failure = shared.feed.failure
             return True
-        place.waiting[session] = None
+        shared.waiting[session] = None
         return False
 
     def _granted(self, session: ReaderSession) -> bool:
-        """Return it is the session's turn to catch up; whether it uses it."""
+        """Use the session's turn to catch up; whether it is used."""
         if session.closed or session.cursor is None:
             return False
         used = session.log.catch_up(session, session.cursor)
@@ -345,20 +349,19 @@ class ReadProxyService:
 
     # ------------------------------------------------------------------ answers
 
-    def _deliver(self, session: ReaderSession, cursor: ReadCursor, found: Collected) -> None:
-        pending = session.pending
-        assert pending is not None
-        place = session.place
+    def _deliver(self, session: ReaderSession, pending: PendingRead, cursor: ReadCursor, found: Collected) -> None:
+        """Answer a read with what was found. A feed that catches up, and has had its share, loses its turn by that."""
+        shared = session.shared
         self._deliveries += 1
         self._delivered_bytes += found.size
         delivery = Delivery(pending.request.form, cursor.position, found.parts, cursor.end_of_stream)
-        self._answer(session, delivery)
-        if place is not None and place.catches_up:
-            place.delivered_bytes += found.size
-            if not session.closed:
-                session.log.place(session, cursor)  # It may have caught up by this.
-            if self._turns.contended and place.delivered_bytes >= self.settings.catch_up_turn_bytes:
-                session.log.end_turn(place)
+        self._answer(session, pending, delivery)
+        if shared is not None and shared.catches_up:
+            shared.delivered_bytes += found.size
+            if not session.closed:  # the reply may have closed it
+                session.log.attach(session, cursor)  # It may have caught up by this.
+            if self._turns.contended and shared.delivered_bytes >= self.settings.catch_up_turn_bytes:
+                session.log.end_turn(shared)
 
     def _refuse(self, session: ReaderSession, error: DistributedLogError) -> None:
         """End a session with its final error."""
@@ -375,13 +378,13 @@ class ReadProxyService:
         if pending is not None:
             pending.end(refusal)
 
-    def _answer(self, session: ReaderSession, answer: Delivery | Refusal) -> None:
-        pending, session.pending = session.pending, None
-        assert pending is not None
-        if session.place is not None:
-            session.place.waiting.pop(session, None)
+    def _answer(self, session: ReaderSession, pending: PendingRead, answer: Delivery | Refusal) -> None:
+        """End a session's pending read, before the reply is called: that may ask for the next one."""
+        session.pending = None
+        if session.shared is not None:
+            session.shared.waiting.pop(session, None)
         if isinstance(answer, Delivery):
-            session.told = answer.next
+            session.next = answer.next
         self._sessions.rests(session, self._loop.time())
         pending.end(answer)
 
@@ -448,7 +451,7 @@ class ReadProxyService:
         task.add_done_callback(self._closing.discard)
 
     def _log_failed(self, log: ServedLog) -> None:
-        """Note that who comes next has the log opened anew; those who are here get what is left, then the error."""
+        """Have the log opened anew for the next reader; readers that are here get what is left, then the error."""
         if self._logs.get(log.name) is log:
             del self._logs[log.name]
         self._loop.call_soon(self._settle, log)
@@ -460,18 +463,18 @@ class ReadProxyService:
         for session in self._sessions.idle_for(self.settings.reader_idle_ms / 1000, now):
             self._drop(session)
         for session in self._sessions.idle_for(self.settings.catch_up_idle_ms / 1000, now):
-            if session.place is not None and session.place.catches_up:
+            if session.shared is not None and session.shared.catches_up:
                 session.log.leave(session)
         if self._turns.contended:
             self._end_long_turns(now)
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _end_long_turns(self, now: float) -> None:
-        """End the longest turns of those that took long, as many as others wait for."""
-        for place, log in list(self._room.catching_up.items())[: self._turns.waiting]:
-            if now - place.begun_s < LONGEST_TURN_S:
+        """End the turns that took longest, as many as readers wait for."""
+        for shared, log in list(self._room.catching_up.items())[: self._turns.waiting]:
+            if now - shared.begun_s < LONGEST_TURN_S:
                 return
-            log.end_turn(place)
+            log.end_turn(shared)
 
     def _opening(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -1,21 +1,29 @@
-"""`ReaderSessions`: which readers a proxy has: by connection and number, bounded, the longest idle ones first. No I/O.
+"""`ReaderSessions`: the readers of a proxy, by connection and number. `CatchUpTurns`: which of them may read behind the
+rings, and which is next. No I/O.
 
 A session is a convenience, never a promise: a reader whose session is gone goes on by its position, at this proxy or at
-another one. So sessions of readers that ask for nothing end after a while, and a connection's end with it.
+another one. So sessions of readers that ask for nothing end after a while, the longest idle ones first, and a
+connection's end with it.
+
+A reader that begins behind the ring, or falls out of it, needs a read-ahead of its own until it has caught up. Each
+costs the storage nodes reads that serve few, and the proxy memory, so there are only so many at a time. Readers that
+wait are served connection by connection, and each connection's readers in the order in which they came: one that opens
+a thousand readers waits behind itself, not others behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import OverCapacityError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.operations import Answer, ReadBatch, ReadFrom
-from dlspark.serving.read_proxy.served_log import PlacedReader, ServedLog
+from dlspark.serving.read_proxy.served_log import FeedReader, ServedLog
 
 
 @dataclass(slots=True)
@@ -35,9 +43,11 @@ class PendingRead:
 
 
 @dataclass(eq=False, slots=True)
-class ReaderSession(PlacedReader):
+class ReaderSession(FeedReader):
     """One reader of one connection."""
 
+    on_change: Callable[[ReaderSession], None] = field(kw_only=True)
+    """Called when something has changed for it: there may be something to answer."""
     caller: Caller = field(kw_only=True)
     number: int = field(kw_only=True)
     """The reader's, in its connection."""
@@ -46,22 +56,27 @@ class ReaderSession(PlacedReader):
     """The start with which it was opened."""
     pending: PendingRead | None = None
     opening: asyncio.Task[None] | None = None
-    told: DLSN | None = None
+    next: DLSN | None = None
     """Where its last answer said to go on; the cursor may be further, past what readers do not see."""
     closed: bool = False
     idle_since: float = 0.0
     """When its last read was answered, by the loop's clock."""
 
+    def advance(self) -> None:
+        """See `FeedReader`."""
+        self.on_change(self)
+
     def continues(self, request: ReadBatch) -> bool:
         """Return whether `request` goes on where this session is; otherwise the reader went elsewhere."""
         if request.stream != self.log.name:
             return False
-        expected = self.asked if self.told is None else self.told
+        expected = self.asked if self.next is None else self.next
+        # By type as well: ReadFrom.OLDEST equals the transaction id 1.
         return request.start == expected and type(request.start) is type(expected)
 
 
 class ReaderSessions:
-    """At most `most` sessions, and at most `most_each` of one connection."""
+    """Keeps the readers of a proxy: at most `most`, and at most `most_each` of one connection."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -128,10 +143,68 @@ class ReaderSessions:
         self._idle.move_to_end(session)
 
     def idle_for(self, seconds: float, now: float) -> list[ReaderSession]:
-        """Return those that have asked for nothing for so long, the longest first."""
+        """Return the sessions whose readers have asked for nothing for so long, the longest first."""
         found = []
         for session in self._idle:
             if now - session.idle_since < seconds:
                 break
             found.append(session)
         return found
+
+
+# ---------------------------------------------------------------------- turns to catch up
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class CatchUpTurns(Generic[T]):
+    """Gives turns to catch up, at most `most` at a time, fairly between connections."""
+
+    def __init__(self, most: int, grant: Callable[[T], bool]) -> None:
+        """`grant` is called with the one whose turn it is; it returns whether the turn is used."""
+        self.most = most
+        self.taken = 0
+        """Turns that are used now."""
+        self._grant = grant
+        self._queues: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
+
+    @property
+    def contended(self) -> bool:
+        """Whether another one waits."""
+        return bool(self._queues)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return sum(map(len, self._queues.values()))
+
+    def ask(self, owner: Hashable, reader: T) -> None:
+        """Ask for a turn for `reader`; it may be granted before this returns. Asking again changes nothing."""
+        queue = self._queues.setdefault(owner, OrderedDict())
+        queue.setdefault(reader)
+        self._serve()
+
+    def withdraw(self, owner: Hashable, reader: T) -> None:
+        """Wait no longer; does nothing for one that does not wait."""
+        queue = self._queues.get(owner)
+        if queue is not None:
+            queue.pop(reader, None)
+            if not queue:
+                del self._queues[owner]
+
+    def give_back(self) -> None:
+        """End a turn that was used; the next one may be granted before this returns."""
+        self.taken -= 1
+        self._serve()
+
+    def _serve(self) -> None:
+        while self.taken < self.most and self._queues:
+            owner, queue = self._queues.popitem(last=False)
+            reader, _ = queue.popitem(last=False)
+            if queue:
+                self._queues[owner] = queue  # behind all others
+            # Before the call: it may ask for, or give back, turns itself.
+            self.taken += 1
+            if not self._grant(reader):
+                self.taken -= 1

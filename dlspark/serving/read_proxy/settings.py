@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dlspark.errors import SettingsError
-from dlspark.serving.bindings.bounds import CONNECTIONS
-from dlspark.serving.routing.bounded_load import BALANCE
+from dlspark.serving.bindings.service import CONNECTIONS
+from dlspark.serving.routing.ring import BALANCE
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import (
     REAL,
@@ -42,7 +42,10 @@ def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadProxySettings:
-    """What one read proxy may use, and where it listens."""
+    """What one read proxy may use, and where it listens (docs/settings/read-proxy.md).
+
+    Raises SettingsError for values that contradict each other, or cannot be.
+    """
 
     host: str = _text(
         "0.0.0.0",
@@ -106,7 +109,7 @@ class ReadProxySettings:
         maximum=_FRAME_FITS,
     )
     max_readers: int = _own(
-        100_000, "maxReaders", "Readers that have a place at the proxy; one more is refused", section="Readers"
+        100_000, "maxReaders", "Readers that have a session at the proxy; one more is refused", section="Readers"
     )
     max_caller_readers: int = _own(10_000, "maxReadersPerConnection", "Readers of one connection")
     max_logs: int = _own(10_000, "maxLogs", "Logs that are read at the same time; readers of another one are refused")
@@ -130,7 +133,7 @@ class ReadProxySettings:
     reader_idle_ms: int = _own(
         120_000,
         "readerIdleMs",
-        "Milliseconds after which the place of a reader that asks for nothing is given up; it goes on by its position",
+        "Milliseconds after which the session of a reader that asks for nothing ends; it goes on by its position",
     )
     linger_ms: int = _own(
         30_000, "lingerMs", "Milliseconds for which a log is read on after its last reader has gone", minimum=0
@@ -158,7 +161,7 @@ class ReadProxySettings:
         REGISTRY.check(self)
         if 0 < self.read_balance < 1:
             raise SettingsError(
-                f"readBalance={self.read_balance} is below 1: not all logs would have a place",
+                f"readBalance={self.read_balance} is below 1: not all logs could be read",
                 advice="Take 1 or more, or 0 for no bound",
             )
         if self.rings_bytes < self.ring_bytes:
@@ -169,15 +172,15 @@ class ReadProxySettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> ReadProxySettings:
-        """Settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
+        """Return settings by key. Raises SettingsError for an unknown key or a value that cannot be honoured."""
         return cls(**REGISTRY.read_all(values).get(cls, {}))  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(
         cls, path: str | os.PathLike[str] | None, given: Mapping[str, object] | None = None
     ) -> ReadProxySettings:
-        """Settings of a properties file, where there is one, and over them those given. Raises SettingsError, also for
-        a file that cannot be read."""
+        """Return the settings of a properties file, where there is one, and over them those given. Raises
+        SettingsError, also for a file that cannot be read."""
         values: dict[str, object] = {}
         if path is not None:
             values.update(read_properties(path, SettingsError, named_by="--conf"))

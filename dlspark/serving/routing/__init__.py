@@ -1,1 +1,6 @@
-"""How a client chooses the proxy that it asks: hashing, the ring, and other routes. No I/O."""
+"""How a client chooses the proxy that it asks. No I/O.
+
+hosts.py         proxies as clients know them, the hash that spreads streams over them, what every route can do
+ring.py          the ring that most clients use, and the one for readers, on which loads are bounded
+other_routes.py  by index in the sorted list, one host always, region after region
+"""

@@ -1,21 +1,84 @@
-"""`ProxyHost` and `Route`: the proxies that a client may ask, and what every way of choosing one of them can do.
+"""`ProxyHost` and `Route`: the proxies that a client may ask, the hash by which streams are spread over them, and what
+every way of choosing one of them can do.
 
 A host is known by its address, `host:port`, as connections, caches and redirects have it. A proxy calls itself by its
 *location*, `1;<shard>;<host>:<port>`, which ends in that address (`address_of`).
 
+The hash is upstream's, so that its clients and ours ask the same proxy:
+
+    digest    MD5 of the text's UTF-16 code units, low byte first, without a mark of the byte order
+    long      its first 8 bytes as a signed number, low byte first
+    int       its first 4 bytes likewise
+
+Java hashes the chars of its strings, so a character above U+FFFF counts as its two surrogates, and half a pair counts
+as it stands. MD5 spreads here, it protects nothing: a client that may choose a stream's name may choose its proxy.
+
 A route decides from what it is given and from the time, which is handed in: seconds that never go back. It never asks
-the network, and it may be wrong: whoever is asked knows who owns the stream.
+the network, and it may be wrong: the proxy that is asked knows which one owns the stream.
 """
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final, Protocol
 
-from dlspark.serving.routing.hashing import java_address_text
 from metadata.foundation.addresses import parse_address
 from metadata.foundation.errors import CallerError
+
+# ---------------------------------------------------------------------- the hash
+
+
+_LONG = Struct("<q")
+_INT = Struct("<i")
+_GROUPS = Struct(">8H")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.md5(text.encode("utf-16-le", "surrogatepass"), usedforsecurity=False).digest()
+
+
+def hash_long(text: str) -> int:
+    """Return the signed 64-bit hash: angles on the ring (`ring`)."""
+    value: int = _LONG.unpack_from(_digest(text))[0]
+    return value
+
+
+def hash_int(text: str) -> int:
+    """Return the signed 32-bit hash: an index into a list of hosts (`other_routes`)."""
+    value: int = _INT.unpack_from(_digest(text))[0]
+    return value
+
+
+def java_address_text(host: str, port: int, resolved: str | None = None) -> str:
+    """Return a socket address as Java writes it, which is what its clients hash.
+
+    `host` is a name or an IP address, `resolved` the address that the name has for the client, None where it was not
+    looked up. A name without an address is written as Java 14 and later do; so is an IPv6 address, in brackets.
+    """
+    literal = _java_ip(host)
+    if literal is not None:
+        return f"/{literal}:{port}"
+    if resolved is None:
+        return f"{host}/<unresolved>:{port}"
+    return f"{host}/{_java_ip(resolved) or resolved}:{port}"
+
+
+def _java_ip(text: str) -> str | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return f"[{':'.join(f'{group:x}' for group in _GROUPS.unpack(address.packed))}]"
+
+
+# ---------------------------------------------------------------------- hosts and routes
+
 
 NO_SHARD: Final = -1
 _LOCATION_VERSION: Final = "1"
@@ -29,7 +92,7 @@ def address_of(location: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
+    """Return host and port. Raises CallerError for what is not `host:port`, or `[address]:port` with IPv6."""
     found = parse_address(address)
     if found is None:
         advice = "Write host:port, or [address]:port with IPv6"
@@ -49,7 +112,7 @@ def is_address(location: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProxyHost:
-    """One proxy."""
+    """One proxy, as a client knows it."""
 
     address: str
     """`host:port`."""
@@ -97,7 +160,7 @@ class Route(Protocol):
         ...
 
     def region_of(self, address: str) -> str | None:
-        """Return the region that a host is in; None where regions are not told apart."""
+        """Return the region that a host is in; None where there are no regions."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
@@ -106,7 +169,7 @@ class Route(Protocol):
 
 
 class Blackouts:
-    """Which hosts failed not long ago, and until when that is held against them."""
+    """Remembers which hosts failed not long ago, and until when that is held against them."""
 
     def __init__(self, duration_s: float = BLACKOUT_S) -> None:
         self._duration_s = duration_s

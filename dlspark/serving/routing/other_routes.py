@@ -1,4 +1,4 @@
-"""Routes beside the ring: by a host's place in the sorted list, to one host always, and through regions in turn.
+"""Routes beside the ring: by a host's index in the sorted list, to one host always, and through regions in their order.
 
 ServerOrder    hosts sorted by their Java address text; the stream's 32-bit hash modulo their number. A host that
                joins or leaves moves most streams: for clients that must agree with upstream's of this kind
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from dlspark.serving.routing.hashing import hash_int
-from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, Route
+from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, Route, hash_int
 from metadata.foundation.errors import CallerError
 
 
 class ServerOrder:
-    """Hosts in the order of their addresses; a `Route`."""
+    """Chooses by a stream's hash in the sorted list of hosts; a `Route`."""
 
     def __init__(self, hosts: Iterable[ProxyHost] = (), *, blackout_s: float = BLACKOUT_S) -> None:
         self._addresses: tuple[str, ...] = ()
@@ -58,7 +57,7 @@ class ServerOrder:
         return address in self._blackouts.at(now)
 
     def pick(self, stream: str, now: float, tried: Collection[str] = (), regions: Collection[str] = ()) -> str | None:
-        """Return the host at the stream's place; where it was tried, the one at its place among the others, or behind
+        """Return the host at the stream's index; where it was tried, the one at its index among the others, or behind
         that."""
         out = self._blackouts.at(now)
         usable = [address for address in self._addresses if address not in out]
@@ -82,7 +81,7 @@ def _by_hash(addresses: list[str], stream: str, tried: Collection[str]) -> str |
 
 
 class SingleHost:
-    """One host for every stream; a `Route`."""
+    """Chooses the same host for every stream; a `Route`."""
 
     def __init__(self, address: str) -> None:
         self._address = ProxyHost(address).address
@@ -92,7 +91,7 @@ class SingleHost:
         return (self._address,)
 
     def region_of(self, address: str) -> str | None:
-        """Return None: one host is no region."""
+        """Return None: there are no regions."""
         return None
 
     def update(self, hosts: Iterable[ProxyHost], now: float) -> None:
@@ -103,7 +102,7 @@ class SingleHost:
         self._address = listed[0]
 
     def failed(self, address: str, now: float) -> None:
-        """Go on asking it: there is no other."""
+        """Go on asking the host: it is the only one."""
 
     def answered(self, address: str) -> None:
         """Note that nothing was held against it."""
@@ -118,7 +117,7 @@ class SingleHost:
 
 
 class RegionChain:
-    """A route for each region, tried in their order; a `Route`."""
+    """Chooses by the first region's route that has a host left; a `Route`."""
 
     def __init__(self, regions: Sequence[tuple[str, Route]]) -> None:
         """`regions`: name and route of each, the local one first. Raises CallerError unless the names differ."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from dlspark.serving.process.run import program_parser, run_program
-from dlspark.serving.write_proxy.configuration import read_configuration, with_stream_files
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
+from dlspark.serving.write_proxy.settings import read_configuration, with_stream_files
 from metadata.foundation.settings import Value, values_given
 
 NAME: Final = "write proxy"

@@ -1,11 +1,18 @@
-"""What a write proxy counts, by upstream's names, and how Prometheus's registries show it.
+"""The metrics of a write proxy, by upstream's names, and the view that its page has of it.
+
+    ProxyScopes        the numbers of one proxy, and of single streams
+    MeasuredService    stands before the service, hands everything on unchanged, and counts and times it
+    StreamTraffic      what streams take in, for the placement of streams and the page
+    ProxyCollection    how Prometheus's registries show the numbers
+    WriteProxyView     what the page shows besides (`process.page`)
 
 Names are upstream's scopes joined with `_`. Its counters of each status code and each denied operation are one metric
-with a label here. A stream with series of its own (`server_enable_perstream_stat`) has the label `stream`, in place of
+with a label here. A stream with series of its own (`server_enable_perstream_stat`) has the label `stream`, instead of
 a part in those without it, until the proxy gives it up; then what it has counted goes into those without, so that sums
 never go back. How many streams have series of their own is bounded: their names come from clients.
 
-Cells are plain numbers, written by the proxy's loop and read by whoever collects (`dlspark.core.metrics.cells`).
+Cells are plain numbers, written by the proxy's loop and read by any thread that collects
+(`dlspark.core.metrics.cells`). Nothing here does I/O, changes an answer, or answers by itself.
 """
 
 # ruff: noqa: RUF009 - the defaults are fields, made by functions
@@ -13,14 +20,30 @@ Cells are plain numbers, written by the proxy's loop and read by whoever collect
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlspark.core.metrics.catalog import MetricInfo, metric
 from dlspark.core.metrics.cells import Cell, Count, Counts, Gauge, Timing, Timings
 from dlspark.core.metrics.registries import OnePerRegistry, Statistics, family_of, registry_of
+from dlspark.serving.bindings.service import Caller, ProxyService, Reply
+from dlspark.serving.protocol.operations import (
+    Answer,
+    BulkReceipt,
+    CreateStream,
+    DeleteStream,
+    Heartbeat,
+    ProxyStatus,
+    Refusal,
+    ReleaseStream,
+    Request,
+    StatusCode,
+    TruncateStream,
+    WriteReceipt,
+    WriteRecords,
+)
 from metadata.foundation.settings import markdown_table
 
 if TYPE_CHECKING:
@@ -40,7 +63,7 @@ def _counts(name: str, meaning: str, label: str, *, own: bool = False) -> Any:
 
 @dataclass(eq=False, slots=True)
 class StreamMeasures:
-    """What is counted for single streams as well."""
+    """The metrics that there are of single streams as well."""
 
     write: Timing = metric(
         Timing,
@@ -162,7 +185,7 @@ def _row(info: MetricInfo) -> tuple[str, ...]:
 
 @dataclass(eq=False, slots=True)
 class ProxyScopes:
-    """What one proxy counts in."""
+    """Where does a proxy count what it does? Its own cells, and those of single streams."""
 
     root: ProxyMeasures = field(default_factory=ProxyMeasures)
     rest: StreamMeasures = field(default_factory=StreamMeasures)
@@ -196,7 +219,7 @@ def _keep(into: object, ended: object, metrics: tuple[tuple[str, MetricInfo], ..
 
 
 class ProxyCollection:
-    """The collector of one registry: the sums over the proxies of this process. For any thread."""
+    """What does a registry of Prometheus show of the proxies in this process? Their sums; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -204,13 +227,15 @@ class ProxyCollection:
         self._past = ProxyScopes()
 
     def attach(self, scopes: ProxyScopes) -> Callable[[], None]:
-        """Show what is counted there; returns what ends that. What was counted stays in the sums."""
+        """Show what is counted there; return a function that ends that. What was counted stays in the sums."""
         with self._lock:
             self._live.append(scopes)
 
         def detach() -> None:
             with self._lock:
                 if scopes in self._live:
+                    # Kept for ever, for a counter that went back would look like a restart. Streams' own series do not
+                    # stay: in the sums of all that is no loss.
                     self._live.remove(scopes)
                     scopes.keep_streams(lambda _: False)
                     _keep(self._past.root, scopes.root, PROXY_METRICS)
@@ -255,10 +280,200 @@ _COLLECTIONS: Final = OnePerRegistry(ProxyCollection, "proxy")
 
 
 def shown_in(statistics: Statistics, scopes: ProxyScopes) -> Callable[[], None]:
-    """Show what `scopes` counts in the registry of `statistics`, where metrics are wanted; returns what ends that.
+    """Show what `scopes` counts in the registry of `statistics`, where metrics are wanted; return a function that ends
+    that.
 
     Raises CallerError where the registry has other metrics of these names.
     """
     if not statistics.collect:
         return lambda: None
     return _COLLECTIONS.of(registry_of(statistics)).attach(scopes)
+
+
+# ------------------------------------------------------------------ counting
+
+
+_DENIED: Final = (StatusCode.REQUEST_DENIED, StatusCode.CHECKSUM_FAILED)
+_TIMED: Final[Mapping[type, str]] = {
+    Heartbeat: "heartbeat",
+    TruncateStream: "truncate",
+    ReleaseStream: "release",
+    CreateStream: "create",
+    DeleteStream: "delete",
+}
+
+
+class StreamTraffic:
+    """How many bytes a second does each stream take? On the mean between the last two samples."""
+
+    def __init__(self) -> None:
+        self.bytes_per_second: dict[str, int] = {}
+        """As of the last sample; a stream without traffic since is not in it."""
+        self._bytes: dict[str, int] = {}
+        self._since: float | None = None
+
+    def add(self, stream: str, count: int) -> None:
+        """Note that a stream that is owned here has taken `count` bytes."""
+        self._bytes[stream] = self._bytes.get(stream, 0) + count
+
+    def sample(self, now: float) -> None:
+        """Begin the next time; `now` in seconds."""
+        if self._since is not None and now > self._since:
+            seconds = now - self._since
+            self.bytes_per_second = {one: max(1, int(count / seconds)) for one, count in self._bytes.items()}
+        self._since = now
+        self._bytes = {}
+
+
+class MeasuredService:
+    """What did clients ask, what were they answered, and how long did that take? A `ProxyService` before another one.
+
+    Args:
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(
+        self, service: ProxyService, scopes: ProxyScopes, traffic: StreamTraffic, clock: Callable[[], float]
+    ) -> None:
+        self._service = service
+        self._scopes = scopes
+        self._traffic = traffic
+        self._clock = clock
+        self._pending = {False: 0, True: 0}
+        self._outstanding = 0
+        root = scopes.root
+        root.write_pending.follow(self, lambda one: one._pending[False])
+        root.bulk_write_pending.follow(self, lambda one: one._pending[True])
+        root.outstanding.follow(self, lambda one: one._outstanding)
+
+    def submit(self, request: Request, caller: Caller, reply: Reply) -> None:
+        """See `ProxyService`."""
+        began, root = self._clock(), self._scopes.root
+        self._outstanding += 1
+        if isinstance(request, WriteRecords):
+            self._submit_write(request, caller, reply, began)
+            return
+        operation = type(request).__name__
+
+        def answered(answer: Answer) -> None:
+            self._outstanding -= 1
+            refusal = answer if isinstance(answer, Refusal) else None
+            field = _TIMED.get(type(request))
+            timing = getattr(root, field) if field is not None else root.other.of(operation)
+            self._count(root, refusal, field or operation)
+            if refusal is None or refusal.code is not StatusCode.FOUND:
+                timing.record(self._clock() - began, refusal is None)
+            reply(answer)
+
+        self._service.submit(request, caller, answered)
+
+    def _submit_write(self, request: WriteRecords, caller: Caller, reply: Reply, began: float) -> None:
+        records, root = len(request.payloads), self._scopes.root
+        bulk = records != 1 or request.is_whole
+        root.records_received.value += records
+        self._pending[bulk] += 1
+
+        def answered(answer: Answer) -> None:
+            self._outstanding -= 1
+            self._pending[bulk] -= 1
+            refusal = answer if isinstance(answer, Refusal) else None
+            self._count(root, refusal, "bulkWrite" if bulk else "write")
+            if refusal is not None and refusal.code is StatusCode.FOUND:
+                root.records_redirect.value += records
+            else:
+                stream = self._count_records(request, answer, records)
+                timing = stream.bulk_write if bulk else stream.write
+                timing.record(self._clock() - began, refusal is None)
+            reply(answer)
+
+        self._service.submit(request, caller, answered)
+
+    def _count_records(self, request: WriteRecords, answer: Answer, records: int) -> StreamMeasures:
+        """Count what became of the records; returns where their stream is counted."""
+        failed = 0
+        if isinstance(answer, BulkReceipt):
+            failed = list(map(type, answer.results)).count(Refusal)
+        elif not isinstance(answer, WriteReceipt):
+            failed = records
+        if failed == records:  # A name that was never written is a client's alone: it gets no series.
+            stream = self._scopes.known(request.stream)
+        else:
+            stream = self._scopes.of(request.stream)
+            stream.records_success.value += records - failed
+            self._traffic.add(request.stream, sum(map(len, request.payloads)))
+        stream.records_failure.value += failed
+        return stream
+
+    def _count(self, root: ProxyMeasures, refusal: Refusal | None, operation: str) -> None:
+        code = refusal.code if refusal is not None else StatusCode.SUCCESS
+        root.status_codes.values[code.name] += 1
+        root.status_code_count.value += 1
+        if code is StatusCode.FOUND:
+            root.redirect.value += 1
+        elif code in _DENIED:
+            root.denied.values[operation] += 1
+
+    def caller_gone(self, caller: Caller) -> None:
+        """See `ProxyService`."""
+        self._service.caller_gone(caller)
+
+
+# ------------------------------------------------------------------ the page
+
+
+class ShownWriteProxy(Protocol):
+    """A write proxy as its page needs it, at any time from its making on."""
+
+    @property
+    def location(self) -> str:
+        """Its own location."""
+        ...
+
+    @property
+    def serving(self) -> bool:
+        """True while it answers clients."""
+        ...
+
+    @property
+    def announced(self) -> bool:
+        """True while it is a member of the serving tier."""
+        ...
+
+    @property
+    def status(self) -> ProxyStatus:
+        """Which requests it takes."""
+        ...
+
+    def streams(self) -> Iterable[str]:
+        """Return the names of the streams that it owns."""
+        ...
+
+    def traffic(self) -> Mapping[str, int]:
+        """Return bytes a second by stream."""
+        ...
+
+
+class WriteProxyView:
+    """What does a write proxy look like from outside? A `ShownProxy`, for its page."""
+
+    def __init__(self, proxy: ShownWriteProxy) -> None:
+        self._proxy = proxy
+
+    @property
+    def ready(self) -> bool:
+        """True while it serves and takes writes."""
+        return self._proxy.serving and self._proxy.status is not ProxyStatus.DOWN
+
+    def state(self) -> Mapping[str, object]:
+        """Return its location, its status, whether it is announced, and the number of its streams."""
+        return {
+            "location": self._proxy.location,
+            "status": self._proxy.status.name,
+            "announced": self._proxy.announced,
+            "streams": sum(1 for _ in self._proxy.streams()),
+        }
+
+    def streams_shown(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the bytes a second of each stream."""
+        traffic = self._proxy.traffic()
+        return {one: {"bytesPerSecond": traffic.get(one, 0)} for one in sorted(self._proxy.streams())}

@@ -1,8 +1,8 @@
 """`WriteProxy`: one write proxy as a whole, from the namespace that it opens to the member that it announces.
 
 What it has in common with any proxy, and the order in which that begins and ends, is its host's (`process.host`). Its
-own are the service, which does the work; and the placement of streams, with their loads, which begins last. It may be
-no member (`ProxyRole`), and then nobody finds it.
+own are the service, which does the work; and the placement of streams, with their loads, which begins last. Without an
+announcement (`ProxyRole`) no client or proxy finds it by itself.
 
 Stopping is graceful: it withdraws its member, takes nothing any more, hands its streams over to the others, and goes on
 saying where they are for `server_graceful_shutdown_period_ms`.
@@ -22,20 +22,16 @@ from typing import Final
 
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.serving.bindings.bounds import FramesLimits, GrpcLimits
-from dlspark.serving.bindings.service import ProxyService
+from dlspark.serving.bindings.service import FramesLimits, GrpcLimits, ProxyService
 from dlspark.serving.process.host import ServiceHost
 from dlspark.serving.process.membership import ProxyMember
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyPeers, TierForwarder
 from dlspark.serving.protocol.operations import ProxyKind, ProxyStatus
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration
-from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
-from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
-from dlspark.serving.write_proxy.page import WriteProxyView
+from dlspark.serving.write_proxy.metrics import MeasuredService, ProxyScopes, StreamTraffic, WriteProxyView, shown_in
 from dlspark.serving.write_proxy.service import WriteProxyService
+from dlspark.serving.write_proxy.settings import ProxyConfiguration
 from dlspark.serving.write_proxy.streams.files import StreamFiles
 from dlspark.serving.write_proxy.streams.table import STOP_ACCEPT
-from dlspark.serving.write_proxy.tier.forwarding import TierForwarder
 from dlspark.serving.write_proxy.tier.placement import (
     LEADING_SHARD,
     EqualLoads,
@@ -50,7 +46,7 @@ from storage_node.edge import Clock, Network, SystemClock
 _LOG: Final = logging.getLogger(__name__)
 
 SAMPLE_S: Final = 60.0
-"""How often the bytes a second of streams are computed, and the series of streams that were given up are ended."""
+"""The interval at which streams' bytes a second are computed, and the series of those that were given up are ended."""
 _STATUS_GAUGE: Final[Mapping[ProxyStatus, int]] = {
     ProxyStatus.WRITE_AND_ACCEPT: 1,
     ProxyStatus.WRITE_ONLY: 2,
@@ -61,16 +57,24 @@ _STATUS_BY_FEATURE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ProxyRole:
-    """What a proxy is asked to be, besides its settings."""
+    """What is this proxy to be among the others? Asked for when it is made, beside its settings."""
 
     announce: bool = True
-    """Whether it becomes a member: others then find it."""
+    """True where it becomes a member, and others find it."""
     measured_loads: bool = False
-    """Whether the leader gives streams out by what they take in a second, and not by their number."""
+    """True where the leader gives streams out by the bytes that they take, and not by their number."""
 
 
 class WriteProxy:
-    """One proxy. All calls come from one event loop."""
+    """How do I run a write proxy in a process of mine? `start` it, and `stop` it; all calls come from one event loop.
+
+    Args:
+        uri: the namespace; one that is found as `AsyncNamespace.open` does, unless given.
+        role: announced, with equal loads, unless given.
+        network: TCP, unless given.
+        statistics: where metrics go; prometheus_client's own registry, unless given.
+        namespace: over given edges, for tests; it is closed with the proxy, and `uri` is not looked at.
+    """
 
     def __init__(
         self,
@@ -83,11 +87,10 @@ class WriteProxy:
         statistics: Statistics | None = None,
         namespace: AsyncNamespace | None = None,
     ) -> None:
-        """`namespace`: over given edges, for tests; it is closed with the proxy, and `uri` is not looked at."""
         self.failed = asyncio.Event()
         """Set when the proxy cannot go on."""
         self.failure: str | None = None
-        """Why."""
+        """The reason why it cannot go on; None while it can."""
         self._uri = uri
         self._configuration = configuration
         self._settings = configuration.proxy
@@ -107,37 +110,37 @@ class WriteProxy:
         self._keeper: PlacementKeeper | None = None
         self._serving = self._stopping = False
         self._twins: set[str] = set()
-        """Members with this proxy's number that were warned of."""
+        """Locations of members with this proxy's number that were warned of."""
 
     # ------------------------------------------------------------------ what it is
 
     @property
     def location(self) -> str:
-        """How clients, locks and other proxies name it; empty before its port is known."""
+        """Its name among clients, locks and other proxies; empty before its port is known."""
         return self.host.location
 
     @property
     def member(self) -> ProxyMember:
-        """What it announces. Raises CallerError before it serves."""
+        """The member that it announces. Raises CallerError before it serves."""
         return self.host.member
 
     @property
     def serving(self) -> bool:
-        """Whether it has started, and does not end."""
+        """True once it has started, until it ends."""
         return self._serving
 
     @property
     def announced(self) -> bool:
-        """Whether it is a member now, as far as this process knows."""
+        """True while it is a member, as far as this process knows."""
         return self.host.announced
 
     @property
     def status(self) -> ProxyStatus:
-        """What it takes."""
+        """Which requests it takes."""
         return self._service.status if self._service is not None else ProxyStatus.DOWN
 
     def streams(self) -> list[str]:
-        """Return the streams that it owns."""
+        """Return the names of the streams that it owns."""
         return self._service.streams_owned if self._service is not None else []
 
     def traffic(self) -> Mapping[str, int]:
@@ -152,8 +155,10 @@ class WriteProxy:
     # ------------------------------------------------------------------ starting
 
     async def start(self) -> None:
-        """Begin to serve. Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is
-        taken; then nothing is left running."""
+        """Begin to serve. Where it raises nothing is left running.
+
+        Raises CallerError, MetadataUnavailableError, NotBoundError, OSError for a port that is taken.
+        """
         await self.host.start(self._start)
 
     async def _start(self) -> None:
@@ -181,6 +186,7 @@ class WriteProxy:
         measured = self._measured(service, namespace) if host.has_page else service
         await host.serve(measured, grpc_limits(self._configuration))
         await host.watch(self._members_changed)
+        # Last: clients are sent here as soon as the member is there.
         await self._join_tier()
         self._serving = True
         _LOG.info("the write proxy %s serves %s", self.location, namespace.uri)
@@ -299,10 +305,13 @@ class WriteProxy:
     async def stop(self) -> None:
         """End in order: withdraw, hand the streams over, go on saying where they are, close. Idempotent."""
         self._serving, self._stopping = False, True
+        # The member goes first, so that no client comes here anew; then streams are placed on the others alone, so that
+        # none is handed over to this proxy.
         await self.host.withdraw()
         self._place_among(self.members)
         if self._service is not None:
             await self._service.shut_down()
+            # Clients that remember this proxy as an owner still ask here, and are sent on from its memory.
             _LOG.info("the streams are given up; %d ms more", self._settings.graceful_shutdown_ms)
             await asyncio.sleep(self._settings.graceful_shutdown_ms / 1000)
         await self.host.close()

@@ -1,4 +1,4 @@
-"""`WriteProxyService`: what a write proxy does with a request: limits, checks, the stream that it is for. No protocol.
+"""`WriteProxyService`: the way of a request through a write proxy: limits, checks, its stream. It knows no protocol.
 
 A request on a stream goes through, in this order:
 
@@ -9,7 +9,7 @@ A request on a stream goes through, in this order:
    check, for it knows the log's entry.
 
 Requests of one caller on one stream are begun in the order in which they come: from `submit` until a record is with the
-log's writer nothing waits, but for a log that is not open yet, whose requests wait in line.
+log's writer nothing waits, except that requests wait in line for a log that is not open yet.
 
 Fault model: nothing from a client is trusted. What it says is checked before anything is done for it; what it holds
 here is bounded by name (docs/settings/write-proxy.md). A stream that fails takes no other with it. The process must
@@ -27,8 +27,7 @@ from typing import Final, TypeAlias
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
 from dlspark.serving.bindings.service import Caller, Reply
-from dlspark.serving.process.directory import ProxyDirectory
-from dlspark.serving.protocol.checksums import request_checksum
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     BeginEpoch,
@@ -41,12 +40,13 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.write_proxy.rare_requests import RareRequests
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, in_turns, same_proxy
+from dlspark.serving.write_proxy.streams.execution import TakenRequest, payload_bytes
+from dlspark.serving.write_proxy.streams.hand_over import Forwarder, hand_over, one_by_one, same_proxy
 from dlspark.serving.write_proxy.streams.limits import LimitValues, WriteLimiter
 from dlspark.serving.write_proxy.streams.model import StreamState
-from dlspark.serving.write_proxy.streams.requests import TakenRequest, payload_bytes
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
@@ -59,13 +59,23 @@ GLOBAL_LIMITER_DISABLED: Final = "service_global_limiter_disabled"
 CHECKSUM_DISABLED: Final = "service_checksum_disabled"
 """The feature that has checksums believed."""
 _SERVED: Final = (StreamState.INITIALIZED, StreamState.CLOSING)
-"""What waits for a stream that is being closed hears where it has gone."""
+"""The states in which a stream is served on the way down: what waits while it is closed hears where it has gone."""
 _OnStream: TypeAlias = BeginEpoch | SetFencingToken | Heartbeat | TruncateStream | DeleteStream | ReleaseStream
 _ON_STREAMS: Final = (BeginEpoch, SetFencingToken, Heartbeat, TruncateStream, DeleteStream, ReleaseStream)
 
 
 class WriteProxyService:
-    """The service of one write proxy (a `ProxyService`). All calls come from one event loop."""
+    """What does a write proxy do with a request? A `ProxyService`; all calls come from one event loop.
+
+    Args:
+        location: its name among clients and locks.
+        forwarder: asks other proxies; without one streams cannot be moved.
+        placement: where streams belong that have no owner.
+        directory: which proxies are announced; `owners_gone` has to be called for those that are so no longer.
+        on_fatal: called once, with the reason, where the process must end. The service takes nothing any more by then.
+        stream_settings: returns the settings with a stream's own limits; see `stream_settings_changed`.
+        max_request_bytes: the longest request, as clients are informed of it.
+    """
 
     def __init__(
         self,
@@ -80,16 +90,6 @@ class WriteProxyService:
         stream_settings: Callable[[str], WriteProxySettings] | None = None,
         max_request_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        """Args:
-
-        location: how clients and locks name this proxy.
-        forwarder: asks other proxies; without one streams cannot be moved.
-        placement: where streams belong that nobody owns.
-        directory: which proxies there are; `owners_gone` has to be called for those that are no more.
-        on_fatal: called once, with the reason, where the process must end. The service takes nothing any more by then.
-        stream_settings: the settings with a stream's own limits; see `stream_settings_changed`.
-        max_request_bytes: what clients hear of the longest request.
-        """
         self._loop = asyncio.get_running_loop()
         self._table = table = StreamTable(namespace, settings, location, self._fatal, stream_settings)
         if directory is not None:
@@ -99,7 +99,7 @@ class WriteProxyService:
         self._placement = placement
         self._on_fatal = on_fatal
         self._leaving = False
-        """Streams are being given up; those whose turn has not come are served."""
+        """True while streams are given up, one after the other: those that have not been reached are served."""
         self._rare = RareRequests(table, forwarder, placement, directory or ProxyDirectory(), max_request_bytes)
         self._limiter = WriteLimiter("service", LimitValues.of_service(settings), self._loop.time(), table.counts)
         features = namespace.services.features
@@ -111,7 +111,7 @@ class WriteProxyService:
 
     @property
     def status(self) -> ProxyStatus:
-        """Whether it takes writes, and other streams."""
+        """Which requests it takes: writes, and other streams."""
         return self._table.status
 
     @property
@@ -146,7 +146,7 @@ class WriteProxyService:
 
     @property
     def limit_counts(self) -> Counter[str]:
-        """How often limits were passed, by names such as `service-rps-soft`."""
+        """The number of times that limits were passed, by names such as `service-rps-soft`."""
         return self._table.counts
 
     def use_settings(self, settings: WriteProxySettings) -> None:
@@ -161,7 +161,7 @@ class WriteProxyService:
         self._table.stream_settings_changed(stream)
 
     def owners_gone(self, addresses: Collection[str]) -> None:
-        """Note that the proxies at these addresses are not announced any more: nobody is sent to them from memory."""
+        """Note that the proxies at these addresses are not announced any more: no client is sent there from memory."""
         if addresses:
             for stream in self._table:
                 stream.owner_gone(addresses)
@@ -183,12 +183,12 @@ class WriteProxyService:
                 self._rare.begin(taken)
         except DistributedLogError as error:
             taken.fail(error)
-        except Exception as error:
+        except Exception as error:  # the boundary: a mistake here must leave neither the client nor the others waiting
             _LOG.exception("a %s could not be begun", type(request).__name__)
             taken.fail(error)
 
     def caller_gone(self, caller: Caller) -> None:
-        """Note that what this caller asked for and what was not begun is not begun any more."""
+        """Drop what this caller asked for, as far as it was not begun."""
         waited = self._table.host.waited
         for stream in list(waited):
             stream.caller_gone(caller)
@@ -196,6 +196,7 @@ class WriteProxyService:
                 waited.discard(stream)
 
     def _write(self, taken: TakenRequest, request: WriteRecords, now: float) -> None:
+        # Every record comes through here: no call is made that the usual case does not need.
         table, size = self._table, taken.size
         stream = table.get(request.stream)
         if table.status is ProxyStatus.DOWN:
@@ -212,7 +213,7 @@ class WriteProxyService:
                 stream.limiter.check(size, now, dark=self._settings.dark_mode)
             stream.submit(taken)
         except OverCapacityError:
-            stream.forget_unused()
+            stream.forget_unused()  # names come from clients: a refused request must not leave a stream behind
             raise
 
     def _on_stream(self, taken: TakenRequest, request: _OnStream) -> None:
@@ -229,7 +230,7 @@ class WriteProxyService:
 
     def _check_up(self, name: str, stream: ProxyStream | None) -> None:
         """Raise ServiceUnavailableError on the way down, unless it is known where the stream has gone, or it is served
-        until its turn to be handed over comes."""
+        until it is handed over."""
         if stream is not None and (stream.refusal is not None or (self._leaving and stream.state in _SERVED)):
             return
         raise self._down_error(name)
@@ -270,13 +271,14 @@ class WriteProxyService:
     async def shut_down(self) -> None:
         """Take no other streams, and give all up: to the proxies where they belong, where these take them.
 
-        Each is served until its turn comes: a client is without it as long as it moves, and not until all have.
+        Each is served until it is reached: a client is without it as long as it moves, and not until all have.
         Returns when all are given up, after `server_shutdown_timeout_ms` at the latest. From then on requests are
         answered by where their streams have gone, or refused with 503, until `close`.
         """
+        # A proxy that is down already had to end (`_fatal`): it may not be the owner of what it would go on serving.
         self._leaving = self._table.status is not ProxyStatus.DOWN
         self._table.status = ProxyStatus.DOWN
-        late = await in_turns(self._table, self._end_stream, self._settings.shutdown_timeout_ms / 1000)
+        late = await one_by_one(self._table, self._end_stream, self._settings.shutdown_timeout_ms / 1000)
         if late:
             _LOG.warning("%d streams were not given up in time; their logs are closed with the namespace", late)
         self._leaving = False
@@ -287,7 +289,7 @@ class WriteProxyService:
         if self._forwarder is not None and target is not None and not same_proxy(target, own) and stream.owned:
             try:
                 await hand_over(stream, self._table.host, self._forwarder, target)
-                return
+                return  # its clients are sent to the target, and see no error
             except DistributedLogError as error:
                 _LOG.info("stream %s is closed, and not handed over to %s: %s", stream.name, target, error)
         stream.give_up(refusal_of(self._down_error(stream.name)), self._table.host.found_kept_s)
@@ -299,12 +301,13 @@ class WriteProxyService:
         A log that is not closed by now is closed with the namespace.
         """
         self._table.status = ProxyStatus.DOWN
-        await self._rare.close()
+        await self._rare.close()  # first: a move, or a stream that is taken, would go on with the streams
         for stream in self._table:
             stream.give_up(refusal_of(self._down_error(stream.name)))
         await self._table.close()
 
     def _fatal(self, reason: str) -> None:
+        # Nothing more is taken from here on, in this very step: each answer may be that of a log with another owner.
         if self._table.status is ProxyStatus.DOWN:
             return
         self._table.status = ProxyStatus.DOWN

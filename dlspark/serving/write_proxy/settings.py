@@ -1,27 +1,36 @@
-"""`WriteProxySettings`: upstream's keys of a write proxy, and those that this one adds.
+"""The settings of a write proxy: their keys (`WriteProxySettings`), and where they come from (`read_configuration`).
 
 Keys are upstream's, lower case with `_` or camel case as they have them there; new ones begin with `server_` and are
-marked as own. They come from a properties file and a mapping, later ones over earlier ones. A key or value that cannot
-be honoured is an error that names the nearest key; for a key of upstream's that means nothing here the error gives the
-reason (`WITHOUT_MEANING`), and a proxy that finds it in its file warns with it.
+marked as own. A key or value that cannot be honoured is an error that names the nearest key; for a key of upstream's
+that means nothing here the error gives the reason (`WITHOUT_MEANING`). Keys of the group `StreamLimitKeys` hold for
+each stream by itself and change while it is served: a stream's file of dynamic settings may have others (`for_stream`).
 
-Keys of the group `StreamLimitKeys` hold for each stream by itself and change while it is served: a stream's file of
-dynamic settings may have others (`for_stream`).
+Upstream has the keys of a proxy and those of the log library in one properties file. So it is here: a key that the
+proxy knows, or refuses with a reason of its own, is the proxy's, every other one is the log library's, with its errors.
+Later ones go over earlier ones: the defaults, `DLSPARK_CONF` or the file that is given instead of it, the variables
+`DLSPARK_SET_<key>`, what is given by option.
+
+A file may be upstream's: keys of upstream's that would do nothing here are left out of it with a warning, which names
+the line and the reason. The same by variable or option is an error, for these are written for this proxy.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from dlspark.core.services import LOCAL_REGION_ID, check_region_id
 from dlspark.core.settings.operations import StreamConverter, stream_converter
+from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
+from dlspark.core.settings.settings import REGISTRY as LOG_REGISTRY
 from dlspark.errors import SettingsError
-from dlspark.serving.bindings.bounds import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
+from dlspark.serving.bindings.service import CONNECTIONS, IDLE_MS, KEEPALIVE_MS
 from metadata.foundation.errors import CallerError
-from metadata.foundation.properties import read_properties
+from metadata.foundation.properties import lines_of, local_path, read_if_exists, read_properties
 from metadata.foundation.settings import (
     FLAG,
     MAX_INT,
@@ -34,15 +43,20 @@ from metadata.foundation.settings import (
     settings_of,
 )
 
+_LOG: Final = logging.getLogger(__name__)
+
 PAGE: Final = "docs/settings/write-proxy.md"
 _LOCAL_REGION: Final = "LOCAL"
 _MIB: Final = 1 << 20
 _OFF: Final = "0 or less: off"
+_OWN_PREFIX: Final = "server_"
+_LOCK_TIMEOUT: Final = "lockTimeoutSeconds"
+_Split: TypeAlias = tuple[dict[str, Value], dict[str, Value]]
 
 
 @dataclass(frozen=True)
 class AddressKeys:
-    """Who the proxy is"""
+    """The proxy's region, addresses and number"""
 
     region: str = setting(
         TEXT,
@@ -84,7 +98,7 @@ class AddressKeys:
         WHOLE,
         -1,
         "server_shard",
-        "A number that this proxy keeps when its address changes; clients' hash rings then keep its place. -1: none",
+        "A number that this proxy keeps when its address changes; clients' hash rings then keep its position. -1: none",
         minimum=-1,
         maximum=MAX_INT,
     )
@@ -367,7 +381,10 @@ GROUPS: Final = (
 
 @dataclass(frozen=True)
 class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys, StreamKeys, AddressKeys):
-    """Settings of one write proxy. Frozen: `with_values` gives a changed copy."""
+    """What may be set of a write proxy, and to what is it set? Frozen: `with_values` gives a changed copy.
+
+    Raises SettingsError for values that cannot be honoured.
+    """
 
     def __post_init__(self) -> None:
         REGISTRY.check(self)
@@ -376,13 +393,16 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: WriteProxySettings | None = None) -> WriteProxySettings:
-        """Settings by upstream's keys (`{"server_port": 8000}`), over `base` or the defaults. Raises SettingsError."""
+        """Return settings by upstream's keys (`{"server_port": 8000}`), over `base` or the defaults.
+
+        Raises SettingsError.
+        """
         changed = REGISTRY.read_all(values).get(cls, {})
         return replace(base if base is not None else cls(), **changed)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str]) -> WriteProxySettings:
-        """Settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
+        """Return the settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
         return cls.from_mapping(read_properties(path, SettingsError, named_by="--conf"))
 
     def with_values(self, values: Mapping[str, Value]) -> WriteProxySettings:
@@ -399,7 +419,7 @@ class WriteProxySettings(LifeKeys, BoundKeys, StreamLimitKeys, ServiceLimitKeys,
         return self.with_values(values)
 
     def converter(self) -> StreamConverter:
-        """Return what gives a stream's group and its partition. Raises SettingsError for a class that is not known."""
+        """Return the function from a stream to its group and partition. Raises SettingsError for an unknown class."""
         return stream_converter(self.converter_class, "stream_partition_converter_class")
 
     def region_number(self) -> int:
@@ -426,6 +446,79 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "server_use_hostname_as_allocator_pool_name": "ledgerAllocatorPoolName of the log library names the pool",
     "server_resource_placement_refresh_interval_sec": "loads are computed every two minutes, as upstream's default",
 }
-"""Upstream's keys that mean nothing here, and why: a proxy's file may have them (`configuration`), nothing else."""
+"""Upstream's keys that mean nothing here, and why: a proxy's file may have them, nothing else."""
 
 REGISTRY: Final = Registry([WriteProxySettings], SettingsError, page=PAGE, refused=WITHOUT_MEANING)
+
+
+# ---------------------------------------------------------------------- where they come from
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfiguration:
+    """The settings of a proxy, and those of the logs that it writes."""
+
+    proxy: WriteProxySettings
+    logs: Settings
+
+
+def is_of_proxy(key: str) -> bool:
+    """Return whether a key is a write proxy's, known or not; else it is the log library's."""
+    return key in REGISTRY or key in WITHOUT_MEANING or key.startswith(_OWN_PREFIX)
+
+
+def read_configuration(
+    conf: str | os.PathLike[str] | None = None,
+    given: Mapping[str, Value] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ProxyConfiguration:
+    """Return the configuration from a file, the environment (the process's, unless given) and what is given by option.
+
+    `lockTimeoutSeconds` is 0 whatever a file says: a client that comes to the wrong proxy is sent on at once.
+
+    Raises SettingsError for a file that cannot be read, and for a key or value that cannot be honoured.
+    """
+    environment = os.environ if environment is None else environment
+    file = conf if conf is not None else environment.get(FILE_VARIABLE)
+    from_file: Mapping[str, Value] = {}
+    if file:
+        from_file = read_properties(file, SettingsError, named_by=f"--conf, or environment variable {FILE_VARIABLE}")
+        from_file = _with_meaning(from_file, local_path(file, SettingsError))
+    proxy, logs = _split(from_file)
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(VARIABLE_PREFIX) and is_of_proxy(name[len(VARIABLE_PREFIX) :])
+    }
+    proxy |= {name[len(VARIABLE_PREFIX) :]: value for name, value in variables.items()}
+    others = {name: value for name, value in environment.items() if name not in variables and name != FILE_VARIABLE}
+    by_option = _split(given or {})
+    settings = Settings.from_environment(others, Settings.from_mapping(logs)).with_values(by_option[1])
+    return ProxyConfiguration(
+        WriteProxySettings.from_mapping(proxy | by_option[0]), settings.with_values({_LOCK_TIMEOUT: 0})
+    )
+
+
+def _with_meaning(values: Mapping[str, str], path: Path) -> dict[str, str]:
+    """Return what a file says, without keys of upstream's that do nothing here: each is warned of, with its line."""
+    reasons = {
+        key: reason
+        for key in values
+        if (reason := (REGISTRY if is_of_proxy(key) else LOG_REGISTRY).reason_against(key)) is not None
+    }
+    lines = lines_of(read_if_exists(path) or b"") if reasons else {}
+    for key, reason in reasons.items():
+        where = f"{path}, line {lines[key]}" if key in lines else str(path)
+        _LOG.warning("%s: the setting %s has no effect here and is ignored: %s", where, key, reason)
+    return {key: value for key, value in values.items() if key not in reasons}
+
+
+def _split(values: Mapping[str, Value]) -> _Split:
+    proxy = {key: value for key, value in values.items() if is_of_proxy(key)}
+    return proxy, {key: value for key, value in values.items() if key not in proxy}
+
+
+def with_stream_files(configuration: ProxyConfiguration, directory: Path) -> ProxyConfiguration:
+    """Return the same, with the streams' dynamic settings in `directory` (`streamConfigDirectory`)."""
+    logs = configuration.logs.with_values({"streamConfigDirectory": str(directory)})
+    return ProxyConfiguration(configuration.proxy, logs)

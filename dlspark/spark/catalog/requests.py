@@ -32,7 +32,7 @@ from dlspark.core.lifecycle.deletion import creation_of, delete_unwritten_log
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked

@@ -28,10 +28,11 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError
-from dlspark.spark.source.driver import SourceDriver, Take
+from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.log_spans import Take
 from dlspark.spark.source.schema import NEVER_NULL
 from metadata.foundation.errors import InvariantViolation
 
@@ -67,6 +68,8 @@ class Pushed:
     take: Take | None
     seen: Mapping[str, object]
     """What the query has seen of logs before this scan (`dlspark.spark.source.query_snapshot`)."""
+    planned_in: int | None = None
+    """The execution that asks, where its plan may be run by others later (`dlspark.spark.source.kept_plan`)."""
 
     @classmethod
     def of(cls, words: Json) -> Pushed:
@@ -77,9 +80,11 @@ class Pushed:
             raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
         columns, seen = tuple(order) if isinstance(order, list) else (), words.get("seen", {})
+        planned_in = words.get("planned_in")
         assert isinstance(seen, dict)
+        assert isinstance(planned_in, int | None)
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
-            return cls(bounds, None, seen)  # in any other order the first rows may lie anywhere in the log
+            return cls(bounds, None, seen, planned_in)  # in any other order the first rows may lie anywhere in the log
         return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns), seen)
 
 

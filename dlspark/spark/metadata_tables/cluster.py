@@ -127,7 +127,8 @@ def _described(ledger: LedgerMetadata) -> Row:
 
 
 def _use(named: list[FoundLedger]) -> Row:
-    """Return of several znodes that name a ledger the segment counts: it is completed, or published, at this moment."""
+    """Return what uses a ledger. Where several znodes name it, the segment counts: it is being completed, or published,
+    at this moment."""
     one = next((found for found in named if found.reference.segment is not None), named[0])
     segment = one.reference.segment
     return {"use": one.reference.use.value, "log": one.log, "segment": None if segment is None else segment.lssn}

@@ -52,7 +52,7 @@ def micros(milliseconds: int | None) -> int | None:
 
 
 def distinct_nodes(ledger: LedgerMetadata) -> list[str]:
-    """Return ids of all nodes that a ledger has entries on, in the order in which they came."""
+    """Return the ids of all nodes that a ledger has entries on, in the order in which they came."""
     return list(dict.fromkeys(node for ensemble in ledger.ensembles for node in ensemble.bookies))
 
 

@@ -16,19 +16,18 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.spark.connection import Connect, namespace_settings, open_namespace
+from dlspark.spark.connection import Connect, missing_log_error, namespace_settings, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
-from dlspark.spark.missing_logs import missing_log_error
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, InvariantViolation
 from metadata.foundation.pacing import for_each
 
 MAX_BYTES: Final = 256 << 20
@@ -81,7 +80,7 @@ class TableReader(DataSourceReader):
         passed_on: Mapping[str, str] | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        """`selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
+        """Make a reader. `selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
         self._table = table
         self._uri = uri
         self._selection = selection
@@ -91,6 +90,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look at the namespace now; the rows travel in one partition."""
+        # Not the process's own: what is opened here ends with this table, whatever else the worker has open (I16).
         runtime = Runtime("dlspark-metadata")
         try:
             connect = partial(AsyncNamespace.open, settings=namespace_settings(self._passed_on) or None)
@@ -101,7 +101,8 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the partition brought along."""
-        assert isinstance(partition, TablePartition)
+        if not isinstance(partition, TablePartition):
+            raise InvariantViolation(f"a metadata table was given a partition of another reader: {partition!r}")
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
 
@@ -113,7 +114,7 @@ def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:
 
 
 def encoded(rows: Sequence[Row], table: MetadataTable, names: Sequence[str]) -> bytes:
-    """Rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition.
+    """Return rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition.
 
     Without names it has no column, and as many rows: Spark counts them. Arrow counts by columns.
     """

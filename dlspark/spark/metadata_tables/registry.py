@@ -231,7 +231,7 @@ def table_named(name: str) -> MetadataTable:
 
 
 def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[str, str]]:
-    """Schema of a metadata table, and the options that read it: of one log, or of all there is.
+    """Return the schema of a metadata table, and the options that read it: of one log, or of all there is.
 
     Raises OptionError for a table that does not exist, or for one log of a table that has none.
     """

@@ -50,6 +50,7 @@ class ProxyChoice:
             )
         for address in addresses:
             _check(address, text)
+        # Names of hosts have no case. A proxy that is named twice would be asked twice.
         twice = [address for address, count in Counter(map(str.lower, addresses)).items() if count > 1]
         if twice:
             raise OptionError(f"{PROXY} names {twice[0]} twice: {shown(text)}", advice="Name each proxy once")

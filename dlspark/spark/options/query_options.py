@@ -311,6 +311,7 @@ def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str
             _read(option, value)
         except OptionError as error:
             raise OptionError(f"Conf {CONF_PREFIX}{name}: {error.message}", advice=error.advice) from None
+        # A default of another kind of query is not an error: one session reads and writes.
         if option.scope & scope:
             found[option.key] = value
     return found

@@ -41,7 +41,7 @@ _UNIT_MICROS: Final = {
 
 
 def _read_duration(text: str) -> int:
-    """Milliseconds, rounded up; a number without a unit counts them, as in Spark's own durations."""
+    """Return milliseconds, rounded up; a number without a unit counts them, as in Spark's own durations."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or found[2] not in _UNIT_MICROS:
         raise ValueError(text)

@@ -4,11 +4,10 @@ The way of a batch, file by file:
 
 1. `writer` has the classes that Spark calls; `foreach` does the same for `foreach(ForeachLogWriter(...))`. `columns`
    checks the data frame's columns, cuts Arrow batches by log and routes rows by hash.
-2. In each task `segments.staging` runs a `segments.task.TaskWriter`: rows become entries of ledgers that no log refers
-   to, and that are listed under the sink. What it has staged travels to the driver as one of the `messages`. `session`
-   is the open namespace of this process, which tasks and the driver use.
-3. On the driver `driver` checks on the planner whether the batch could be written, and commits or aborts at the end, by
-   a `publishing.PublishingSession`.
+2. `segments.task` is the task: rows become entries of ledgers that no log refers to, and that are listed under the
+   sink. What it has staged travels to the driver as one of the `messages`. `session` is the open namespace of this
+   process, which tasks and the driver use.
+3. On the driver `driver` checks on the planner whether the batch could be written, and commits or aborts at the end.
 4. `segments.commit` publishes: one conditional multi makes every segment of the batch visible, or none. `batch_rules`
    decides from marks whether, and into which logs (I9); `segments.log_access` locks, completes and reads the logs;
    `segments.merging` makes fewer segments of many, so that the multi fits; `segments.leftovers` sweeps the ledgers of
@@ -18,7 +17,7 @@ The way of a batch, file by file:
    reaches it; it keeps the same marks (I20).
 
 Both ways meet `write_proxies`: one asks the proxy that owns a log to give it up, the other may send through it.
-`segments` does not know `append`; `publishing` joins them.
+`segments` does not know `append`; `driver` joins them.
 
 What the sink raises is in `dlspark.spark.errors`.
 """

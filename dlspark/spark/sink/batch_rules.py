@@ -1,7 +1,7 @@
 """Whether a batch may be published, and into which of its logs (I9). Pure.
 
-`judge` says from the marks of its logs how far a batch is published, log by log; `order_segments` and `check_above`
-refuse what cannot continue a log.
+`judge` says from the marks of its logs how far a batch is published, log by log; `check_above` refuses what cannot
+continue a log.
 
 A log of the batch is
 
@@ -25,47 +25,18 @@ of its logs. All else is differing: it may be in the log or not, and to guess ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
-from typing import Protocol, TypeVar
 
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
-from dlspark.spark.sink.messages import JobId, Publication
+from dlspark.spark.sink.messages import JobId, OrderedPart, Publication
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.sink_marks import Floor, LogMark, SinkState
 from metadata.foundation.plurals import counted
 
 _OPEN, _COVERED = "open", "covered"
-
-
-class OrderedPart(Protocol):
-    """Rows of one task for one log, as they have their place among those of other tasks."""
-
-    @property
-    def partition(self) -> int:
-        """The task's number in the job."""
-        ...
-
-    @property
-    def ordinal(self) -> int:
-        """The part's number in the task."""
-        ...
-
-    @property
-    def first_txid(self) -> int:
-        """Transaction id of its first row."""
-        ...
-
-    @property
-    def last_txid(self) -> int:
-        """Transaction id of its last row."""
-        ...
-
-
-_Part = TypeVar("_Part", bound=OrderedPart)
 
 
 class CommitOutcome(Enum):
@@ -123,7 +94,7 @@ def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Ver
 
 
 def judge_job(publication: Publication, state: Versioned[SinkState]) -> BatchProgress:
-    """Return a batch write's sink is its own, and has one publication: whole, into all logs."""
+    """Return how far a batch write is published: its sink is its own, and has one publication, whole, into all logs."""
     over = publication.job.batch <= state.value.batch
     logs = tuple(publication.logs)
     ours = over and state.value.attempt == publication.job.attempt
@@ -140,13 +111,13 @@ def judge(
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
     old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
-    verdicts = {
-        log: _verdict(job.batch, rows[log], marks[log].value if log in marks else None, old.get(log, ""))
+    findings = {
+        log: _finding(job.batch, rows[log], marks[log].value if log in marks else None, old.get(log, ""))
         for log in publication.logs
     }
-    open_logs = tuple(log for log, verdict in verdicts.items() if verdict == _OPEN)
-    covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
-    differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
+    open_logs = tuple(log for log, finding in findings.items() if finding == _OPEN)
+    covered = tuple(log for log, finding in findings.items() if finding == _COVERED)
+    differing = {log: finding for log, finding in findings.items() if finding not in (_OPEN, _COVERED)}
     if not rows:
         # Such a batch moves no mark: only the sink's own state says whether it was published.
         differing = _emptied(job.batch, state.value, marks)
@@ -159,8 +130,9 @@ def judge(
     return BatchProgress(state, marks, open_logs, covered, differing, ours, over, unsettled)
 
 
-def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
-    """_OPEN, _COVERED, or what makes the log differ. `old`: the same as `_judge_old` has it; empty: it has nothing."""
+def _finding(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
+    """Return _OPEN, _COVERED, or what makes the log differ. `old`: the same, as `_judge_old` has it; empty: it has
+    nothing."""
     published = mark.rows_of(batch) if mark is not None else None
     if published is not None:
         # Spark repeats a batch with the rows it had, so another number of rows shows another batch.
@@ -181,15 +153,15 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
 
 
 def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, LogHistory | None]) -> dict[str, str]:
-    """Return for each log of `histories`, as `_verdict`."""
+    """Return the findings (`_finding`) for logs that an older dlspark may have written."""
     batch, rows = publication.job.batch, publication.rows_by_log
-    verdicts: dict[str, str] = {}
+    findings: dict[str, str] = {}
     asked: list[set[int]] = []
     for log, history in histories.items():
         if floor.zxid and (history is None or _never_reached(history, floor.zxid)):
-            verdicts[log] = _OPEN
+            findings[log] = _OPEN
             continue
-        verdicts[log] = (
+        findings[log] = (
             "was published by an older dlspark, which did not note into which logs; nothing shows that the "
             f"{rows[log]} rows that it has for this log are there"
         )
@@ -198,7 +170,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         if batch == floor.mark.batch:
             # The transaction that moved the mark also made this batch's segments.
             brought = history.brought[floor.zxid]
-            verdicts[log] = (
+            findings[log] = (
                 _COVERED
                 if brought == rows[log]
                 else f"was published with {counted(brought, 'row')} into this log, and now has {rows[log]}"
@@ -206,11 +178,11 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         elif floor.mark.rows_of(batch) == publication.rows:
             # Earlier transactions that brought just as many records: one of them may be this batch's.
             asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
-    old = [log for log, verdict in verdicts.items() if verdict != _OPEN]
+    old = [log for log, finding in findings.items() if finding != _OPEN]
     # A batch was published into all of its logs by one transaction (D16), so they must have a candidate in common.
     if batch < floor.mark.batch and len(asked) == len(old) and asked and set.intersection(*asked):
-        verdicts |= dict.fromkeys(old, _COVERED)
-    return verdicts
+        findings |= dict.fromkeys(old, _COVERED)
+    return findings
 
 
 def _never_reached(history: LogHistory, zxid: int) -> bool:
@@ -222,7 +194,7 @@ def _never_reached(history: LogHistory, zxid: int) -> bool:
 
 
 def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> dict[str, str]:
-    """Return for a batch without rows: the logs it could write to that have it with some."""
+    """Return the logs that a batch without rows could write to, and that have it with some."""
     found = {log: mark.value.rows_of(batch) for log, mark in marks.items()}
     differing = {
         log: f"was published with {counted(rows, 'row')} into this log, and now has none"
@@ -248,25 +220,6 @@ def replay_differs_error(publication: Publication, progress: BatchProgress) -> R
         advice="Go on from the newest checkpoint; or start with an empty one, or with another txnAppId, after looking "
         "at the log's end. failOnDataLoss=false skips such rows, though they may be new, and publishes the others",
     )
-
-
-def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
-    """Return `segments` of one log (or rows that travelled inline) in the order in which they continue it.
-
-    Raises TransactionOrderError if two overlap.
-    """
-    ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
-    for before, after in pairwise(ordered):
-        if after.first_txid < before.last_txid:
-            raise TransactionOrderError(
-                f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
-                f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "
-                "nothing of the batch is visible",
-                log=log,
-                advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id"), '
-                "or one task: df.coalesce(1) of sorted rows",
-            )
-    return ordered
 
 
 def check_above(log: str, highest_txid: int, first: OrderedPart) -> None:

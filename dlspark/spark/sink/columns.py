@@ -357,7 +357,7 @@ def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRou
 
 
 def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:
-    """CRC-32 of each row's columns, as text joined by SEPARATOR with nulls left out."""
+    """Return the CRC-32 of each row's columns, as text joined by SEPARATOR with nulls left out."""
     texts = [_bytes(column) for column in columns]
     if len(texts) > 1:
         # Arrow leaves out a row of which every part is null (26.0), and takes each row after it for another one.

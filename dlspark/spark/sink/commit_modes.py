@@ -67,7 +67,7 @@ class CommitWay:
         if self.mode is CommitMode.SEGMENTS:
             return 0
         if self.proxied:
-            return self.max_bytes  # there is no other way for them
+            return self.max_bytes  # every batch goes through proxies
         return max(LEAST_SHARE, self.max_bytes // (1 + partition))
 
     def appends(self, publication: Publication) -> bool:

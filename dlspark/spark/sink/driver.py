@@ -1,29 +1,52 @@
-"""The driver's side of the sink, called in Spark's thread: `check_ready` on the planner, `commit_batch`, `abort_jobs`.
+"""The driver's side of the sink: what is checked before a batch is written, and how it becomes visible at its end.
 
-Like `staging.run_task`, they drive coroutines on the process's `Runtime` and share its open session.
+Spark calls `check_ready` on the planner, then `commit_batch` or `abort_jobs` in a worker of the driver's. Like
+`segments.task.run_task` they are called in Spark's thread, and drive coroutines on the process's `Runtime`.
+
+`PublishingSession` is what only the driver does with the session that tasks know as well. It joins both ways of
+writing: `segments` publishes, and has the marks of batches that were appended settled by `append`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.runtime import Runtime
+from dlspark.spark.connection import announced_proxies, near_log
 from dlspark.spark.errors import AppenderStartError, ReplayDiffersError
+from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.append.clients import append_in_process
-from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.append.marks import AppendTools
+from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
 from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
-from dlspark.spark.sink.inline_rows import joined, no_rows
-from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
-from dlspark.spark.sink.publishing import PublishingSession, open_publishing
-from dlspark.spark.workers import begin_use
+from dlspark.spark.sink.inline_rows import joined, no_rows, runs_between
+from dlspark.spark.sink.messages import InlineRows, JobId, Publication, SinkMessage, StagedSegment
+from dlspark.spark.sink.segments.commit import ENDS_AT_ONCE, Publisher
+from dlspark.spark.sink.segments.log_access import log_busy_error, log_missing_error
+from dlspark.spark.sink.segments.merging import write_rows
+from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.worker_daemon import begin_use
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
+from metadata.foundation.pacing import for_each
+from metadata.store import SessionState
+from storage_node.client.health import Members, outlast
+from storage_node.errors import NotEnoughBookiesError
 
+ABANDONED_JOBS_EVERY_S = 3600.0
+READY_FOR_S = 60.0
+"""A running query asks once whether it can write, and again only after a pause of this long."""
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.
 _PLANNER_MODULE = "pyspark.sql.worker.write_into_data_source"
@@ -59,8 +82,14 @@ def commit_batch(
 ) -> None:
     """Make a batch visible from its tasks' messages; called in the driver's commit worker.
 
-    `known_logs`: those that the write names without a look at its rows. `append` is called where the batch is appended
-    and not published as segments. Raises as `Publisher.publish` and `SinkAppender.append`.
+    Args:
+        options: those of the write.
+        messages: what the tasks that succeeded have reported.
+        batch: the number that Spark commits.
+        known_logs: the logs that the write names without a look at its rows.
+        append: called where the batch is appended and not published as segments.
+
+    Raises as `Publisher.publish` and `SinkAppender.append`.
     """
     begin_use()
     publication = _one_publication(messages, known_logs)
@@ -73,6 +102,30 @@ def commit_batch(
         Runtime.shared().run(_make_log(options, publication.job))
     elif not (way.appends(publication) and _append(options, way, publication, append)):
         Runtime.shared().run(_commit(options, publication))
+
+
+def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...]) -> Publication | None:
+    publications = gather(messages, known_logs)
+    check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
+    return publications[0] if publications else None
+
+
+def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
+    """Return the publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
+    found: dict[JobId, list[SinkMessage]] = {}
+    for message in messages:
+        found.setdefault(message.job, []).append(message)
+    return [_publication(job, parts, tuple(known)) for job, parts in found.items()]
+
+
+def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, ...]) -> Publication:
+    covered: Counter[str] = Counter()
+    for message in messages:
+        for log, rows in message.covered:
+            covered[log] += rows
+    segments = tuple(segment for message in messages for segment in message.segments)
+    inline = tuple(rows for message in messages for rows in message.inline)
+    return Publication(job, segments, tuple(sorted(covered.items())), known, inline)
 
 
 def _append(options: Options, way: CommitWay, publication: Publication, append: AppendBatch) -> bool:
@@ -114,7 +167,8 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
 
 
 async def _make_log(options: Options, job: JobId) -> None:
-    """Note that all that there is to do for a batch without rows that is not published."""
+    """Make the log that a batch without rows names. Such a batch is not published through proxies: this is all there
+    is to do."""
     publishing = await open_publishing(options)
     await publishing.session.state(job)
     await _create_named(publishing, options, job)
@@ -148,7 +202,135 @@ async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
         await publishing.sweeper.own(job)
 
 
-def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...]) -> Publication | None:
-    publications = gather(messages, known_logs)
-    check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
-    return publications[0] if publications else None
+class PublishingSession:
+    """An open session with what publishes its batches. All coroutines run on the process's `Runtime`."""
+
+    def __init__(self, session: SinkSession) -> None:
+        """Publish by `session`; what is seen of the logs is kept."""
+        self.session = session
+        self.append_tools = AppendTools.of(session)
+        self.logs = self.append_tools.logs
+        self.sweeper = self.append_tools.sweeper
+        self._services = session.namespace.services
+        self.publisher = Publisher(
+            session.namespace.store, session.sinks, self.logs, clock=self._services.clock, settle=self._settle
+        )
+        self._abandoned_due_at = 0.0
+        self._ready_until: dict[tuple[str, ...], float] = {}
+
+    async def check_ready(self, logs: tuple[str, ...], proxies: ProxyChoice | None = None) -> None:
+        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed; or, of
+        `proxies` that are to be found in the namespace, that there is none.
+
+        A query that has just been found ready is not asked again: a storage node that fails while it runs is the
+        ledger client's affair.
+        """
+        now = asyncio.get_running_loop().time()
+        fresh = self._ready_until.get(logs, 0.0) > now
+        if not fresh:
+            await (self._check_storage() if proxies is None else self._check_proxies(proxies))
+            await for_each(logs, ENDS_AT_ONCE, self._check_log)
+        self._ready_until[logs] = now + READY_FOR_S
+
+    async def _check_storage(self) -> None:
+        ledgers = self._services.ledgers
+        members = Members(ledgers.bookies, self.session.settings.quorums[0])
+        await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, members)
+
+    async def _check_proxies(self, chosen: ProxyChoice) -> None:
+        from dlspark.serving.process.membership import WRITE_PROXIES
+
+        if chosen.discover:
+            await announced_proxies(self.session.namespace, WRITE_PROXIES)
+
+    async def _check_nodes(self) -> None:
+        ensemble_size, _, _ = self.session.settings.quorums
+        writable = len(await self._services.ledgers.bookies.writable())
+        if writable < ensemble_size:
+            raise NotEnoughBookiesError(
+                f"{writable} storage nodes are writable, and a segment needs {ensemble_size}; no task was started",
+                advice="Start storage nodes, or lower ensembleSize (with writeQuorumSize and ackQuorumSize)",
+            )
+
+    async def _check_log(self, log: str) -> None:
+        highest = await self._highest_txid(log)
+        if highest is None and not self.session.create_missing:
+            raise log_missing_error(log, await near_log(self.session.namespace, log))
+        if highest == MAX_TXID:
+            raise log_sealed_error(log)
+
+    async def _highest_txid(self, log: str) -> int | None:
+        """Return the log's highest transaction id, without segments in progress; None if the log does not exist."""
+        try:
+            state = await self._services.logs.open(log)
+        except LogNotFoundError:
+            return None
+        return state.max_txid.value
+
+    def abandoned_jobs_due(self, *, always: bool) -> bool:
+        """Return whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
+        now = asyncio.get_running_loop().time()
+        if not always and now < self._abandoned_due_at:
+            return False
+        self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
+        return True
+
+    async def inline_staged(self, publication: Publication) -> Publication:
+        """Return the batch with its inline rows in ledgers, as tasks stage theirs; those that its log has are only
+        counted.
+
+        Raises BatchRefusedError, and what writing raises; what was written is listed, for a sweep.
+        """
+        if not publication.inline:
+            return publication
+        job = publication.job
+        state = await self.session.state(job)
+        logs = sorted({part.log for part in publication.inline})
+        covered = await self.session.covered(job, logs) if job.batch <= state.batch else set()
+        counted = [(part.log, part.record_count) for part in publication.inline if part.log in covered]
+        runs: list[InlineRows] = []
+        for log in logs:
+            if log not in covered:
+                runs += await self._runs(publication, log)
+        staged: list[StagedSegment] = []
+
+        async def stage(run: InlineRows) -> None:
+            staged.append(
+                await write_rows(await self.session.create_ledger(job, run.log), run, self.session.compression)
+            )
+
+        await for_each(runs, ENDS_AT_ONCE, stage)
+        segments = (*publication.segments, *staged)
+        return replace(publication, segments=segments, covered=(*publication.covered, *counted), inline=())
+
+    async def _runs(self, publication: Publication, log: str) -> list[InlineRows]:
+        """Return the rows for one log in as few parts as there are ledgers to be written."""
+        parts = [part for part in publication.inline if part.log == log]
+        staged = [one for one in publication.segments if one.log == log]
+        if parts[0].stamp_ms is not None:
+            # That of the tasks which have staged theirs, or the publication would have to write some again.
+            stamp = max([await self.session.stamp(log, parts[0].stamp_ms), *(one.first_txid for one in staged)])
+            parts = [replace(part, stamp_ms=stamp, first_txid=stamp, last_txid=stamp) for part in parts]
+        return runs_between(parts, staged)
+
+    async def _settle(self, log: str, sink_id: str) -> None:
+        """Make the sink's mark in the log say everything (I20); a live owner of the log is waited for."""
+        from dlspark.spark.sink.append.log_opening import settle  # a commit that settles nothing loads no writer
+
+        try:
+            await settle(self.append_tools, self.session.proxies, log, sink_id)
+        except OwnershipAcquireFailedError as error:
+            raise log_busy_error(log, error.owner) from error
+
+
+_open: dict[SinkSession, PublishingSession] = {}
+
+
+async def open_publishing(options: Options, *, patient: bool = True) -> PublishingSession:
+    """Return this process's session for the target of `options`, to publish there. As `open_session`."""
+    session = await open_session(options, patient=patient)
+    if session not in _open:
+        for ended in [one for one in _open if one.namespace.store.state is SessionState.CLOSED]:
+            del _open[ended]
+        _open[session] = PublishingSession(session)
+    return _open[session]

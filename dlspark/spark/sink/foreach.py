@@ -30,7 +30,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.sinks import job_sink
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -48,18 +48,30 @@ _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 
 @without_traceback
 class ForeachLogWriter:
-    """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
+    """Write rows to logs from a query that the exactly-once sink cannot take, at least once:
 
-    `log` and `options` are those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
-    and so on, with the columns `value`, `transaction_id` and `log` as there. A group of rows is published when it has
-    `group_rows` rows or `group_bytes` bytes, `group_ms` milliseconds after its first one, and when the task ends. Each
-    group makes one segment a log, so small ones are dear.
+        frame.writeStream.foreach(ForeachLogWriter("flights", uri="distributedlog://...")).start()
 
-    Rows with a `transaction_id` must not lie below their log's highest: that takes one task a log. Without the column
-    they carry the time of their group, and any number of tasks may write a log.
+    Rows have the columns of the sink: `value`, and perhaps `transaction_id` and `log`. They are published in groups.
+    Each group makes one segment a log, so small ones are dear. Rows with a `transaction_id` must not lie below their
+    log's highest: that takes one task a log. Without the column they carry the time of their group, and any number of
+    tasks may write a log.
 
-    Raises OptionError, when it is made; in a task SchemaError, BatchRefusedError and its leaves (nothing of the group
-    is visible), LogBusyError, or PublishUnknownError (the group is visible or not): Spark runs the task again.
+    Args:
+        log: the log that all rows go to; None: a column `log` or the options say which.
+        group_rows: a group is published when it has so many rows,
+        group_bytes: or so many bytes,
+        group_ms: or so many milliseconds after its first row; and when the task ends.
+        options: those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize` and so on.
+
+    Raises:
+        OptionError: when it is made, for an option that is unknown, malformed or without a meaning here.
+        SchemaError: in a task, for rows that the sink does not take.
+        BatchRefusedError: in a task (or a leaf of it); nothing of the group is visible.
+        LogBusyError: in a task; another writer holds a log, and nothing of the group is visible.
+        PublishUnknownError: in a task; the group is visible as a whole or not at all.
+
+    After an error in a task Spark runs the task again.
     """
 
     def __init__(
@@ -87,7 +99,8 @@ class ForeachLogWriter:
         self._task: _Task | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Begin a task. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise (D14)."""
+        """Begin a task, for Spark. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise
+        (D14)."""
         self._task = _Task(self._options, self._limits, partition_id)
         return True
 
@@ -160,7 +173,7 @@ class _Task:
                 self._publish()
 
     def _publish_late(self) -> None:
-        """The timer's: publish the group that it was set for."""
+        """Publish the group that the timer was set for (in the timer's thread)."""
         with self._lock:
             if self._timer is not threading.current_thread():
                 return  # the group was published while this thread waited for the lock: what is there is a later one's
@@ -179,7 +192,7 @@ class _Task:
 
     def _publish(self) -> None:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
-        from dlspark.spark.sink.segments.staging import run_task
+        from dlspark.spark.sink.segments.task import run_task
 
         # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex
@@ -206,7 +219,7 @@ def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.Rec
             f"foreach gave a row without the columns of the others: {rows[0]!r}",
             advice="Hand over rows of a data frame",
         )
-    arrays = [_array(name, [row[place] for row in rows]) for place, name in enumerate(names)]
+    arrays = [_array(name, [row[index] for row in rows]) for index, name in enumerate(names)]
     fields = [StructField(name, _spark_type(array.type)) for name, array in zip(names, arrays, strict=True)]
     columns = columns_of(StructType(fields), options.one_log(), routing_of(options))
     return columns, pa.record_batch(arrays, names=names)

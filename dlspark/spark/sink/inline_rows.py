@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.codec.records import HEADER_BYTES
-from dlspark.spark.sink.batch_rules import order_segments
 from dlspark.spark.sink.columns import LogRows, SinkColumns, check_order, rows_by_log
-from dlspark.spark.sink.messages import InlineRows, StagedSegment
-from metadata.foundation.errors import CorruptDataError, check
+from dlspark.spark.sink.messages import InlineRows, StagedSegment, order_segments
+from metadata.foundation.errors import CorruptDataError, InvariantViolation, check
 
 
 def gather_inline(
@@ -39,6 +38,7 @@ def gather_inline(
         seen.append(batch)
         for rows in rows_by_log(batch, columns, task):
             if found:
+                # Several logs show a batch in one instant only by a multi (D16): it is staged.
                 if rows.log != found[0].log:
                     return None, seen
                 last = found[-1].txids
@@ -93,7 +93,7 @@ def no_rows(log: str) -> InlineRows:
 
 
 def joined(parts: Sequence[InlineRows]) -> InlineRows:
-    """Parts of one log as one, in the order in which they continue it. Raises TransactionOrderError if two overlap."""
+    """Join parts of one log, in the order in which they continue it. Raises TransactionOrderError if two overlap."""
     ordered = order_segments(parts[0].log, parts)
     if len(ordered) == 1:
         return ordered[0]
@@ -110,7 +110,8 @@ def joined(parts: Sequence[InlineRows]) -> InlineRows:
 
 
 def runs_between(parts: Sequence[InlineRows], staged: Sequence[StagedSegment]) -> list[InlineRows]:
-    """Neighbouring parts of one log joined, as far as no segment that another task has staged comes in between."""
+    """Join neighbouring parts of one log, as far as no segment that another task has staged comes in between."""
+    # A staged segment keeps its place in the order of ids (I4), so rows on its two sides cannot be one segment.
     every: list[InlineRows | StagedSegment] = [*parts, *staged]
     if parts[0].stamp_ms is not None:
         every.sort(key=lambda part: (part.partition, part.ordinal))  # they will all have one timestamp
@@ -133,5 +134,6 @@ def records(part: InlineRows, lowest_txid: int) -> list[tuple[int, bytes]]:
     if part.stamp_ms is not None:
         stamp = max(part.stamp_ms, lowest_txid)
         return [(stamp, payload) for payload in payloads]
-    check(txids is not None, "rows came without their transaction ids")
-    return list(zip(txids.tolist(), payloads, strict=True))  # type: ignore[union-attr]
+    if txids is None:
+        raise InvariantViolation("rows came without their transaction ids")
+    return list(zip(txids.tolist(), payloads, strict=True))

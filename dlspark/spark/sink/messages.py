@@ -2,6 +2,9 @@
 
 A batch is named by (sink id, batch number, attempt). The attempt is one run of one Spark job: it is chosen on the
 planner and sent to every task of the job, so that a commit recognises its own publication (D13).
+
+Parts of a batch, staged or not, have one order in each log, whichever way they take: that of their transaction ids, and
+of their tasks where ids are equal (`order_segments`).
 """
 
 from __future__ import annotations
@@ -9,9 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from dlspark.spark.errors import TransactionOrderError
 from metadata.distributedlog.sinks import StagedLedger, log_tag
 
 
@@ -112,7 +118,7 @@ class Publication:
             counts[part.log] += part.record_count
         for log, rows in self.covered:
             counts[log] += rows
-        return dict(+counts)
+        return dict(+counts)  # only what is above 0: a log without rows does not belong to the batch
 
     @property
     def rows(self) -> int:
@@ -129,22 +135,48 @@ class Publication:
     def only(self, logs: Iterable[str]) -> Publication:
         """Return what of it goes into these logs."""
         chosen = set(logs)
+        # Without what is covered: those logs have the batch, and a multi must not touch them (D16).
         return replace(self, segments=tuple(one for one in self.segments if one.log in chosen), covered=())
 
 
-def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
-    """Return the publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
-    found: dict[JobId, list[SinkMessage]] = {}
-    for message in messages:
-        found.setdefault(message.job, []).append(message)
-    return [_publication(job, parts, tuple(known)) for job, parts in found.items()]
+class OrderedPart(Protocol):
+    """Rows of one task for one log, staged or not, as they are ordered among those of other tasks."""
+
+    @property
+    def partition(self) -> int:
+        """The task's number in the job."""
+
+    @property
+    def ordinal(self) -> int:
+        """The part's number in the task."""
+
+    @property
+    def first_txid(self) -> int:
+        """Transaction id of its first row."""
+
+    @property
+    def last_txid(self) -> int:
+        """Transaction id of its last row."""
 
 
-def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, ...]) -> Publication:
-    covered: Counter[str] = Counter()
-    for message in messages:
-        for log, rows in message.covered:
-            covered[log] += rows
-    segments = tuple(segment for message in messages for segment in message.segments)
-    inline = tuple(rows for message in messages for rows in message.inline)
-    return Publication(job, segments, tuple(sorted(covered.items())), known, inline)
+_Part = TypeVar("_Part", bound=OrderedPart)
+
+
+def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
+    """Return `segments` of one log (or rows that travelled inline) in the order in which they continue it.
+
+    Raises TransactionOrderError if two overlap.
+    """
+    # Equal ids go by task and part: a batch that is repeated has its rows in the same order, whichever way it takes.
+    ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
+    for before, after in pairwise(ordered):
+        if after.first_txid < before.last_txid:
+            raise TransactionOrderError(
+                f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
+                f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "
+                "nothing of the batch is visible",
+                log=log,
+                advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id"), '
+                "or one task: df.coalesce(1) of sorted rows",
+            )
+    return ordered

@@ -1,7 +1,7 @@
 """The open namespace that the sink of this process writes to, and what its tasks and its driver ask there.
 
 It knows neither way of writing: `segments` and `append` are handed a session. What only the driver does is in
-`publishing`.
+`driver`.
 
 One session a process and target: Spark reuses its Python workers, and opening costs more than a small batch. A worker
 that was forked, or whose session was closed, opens another.
@@ -57,12 +57,18 @@ def owner_name(*, appending: bool = False) -> str:
 
 
 class SinkSession:
-    """An open namespace with what the sink asks and makes there. All coroutines run on the process's `Runtime`."""
+    """An open namespace with what the sink asks and makes there. All coroutines run on the process's `Runtime`.
+
+    Args:
+        namespace: the open namespace.
+        settings: those that ledgers are made by.
+        proxies: the write proxies of the namespace, which may own its logs.
+        appending: whether logs are kept from batch to batch.
+    """
 
     def __init__(
         self, namespace: AsyncNamespace, settings: Settings, proxies: WriteProxies, *, appending: bool = False
     ) -> None:
-        """`proxies`: those of the namespace, which may own its logs. `appending`: logs are kept from batch to batch."""
         self.namespace = namespace
         self.settings = settings
         self.proxies = proxies
@@ -188,7 +194,7 @@ def _make_settings(
     values: dict[str, Value] = {
         "bkc.outageWaitMillis": outage_ms,
         # A driver that died keeps its lock until its session ends, whatever that one's timeout is. A sink that holds a
-        # log between its batches gives it up for who waits, which takes a moment.
+        # log between its batches gives it up for another writer that waits, which takes a moment.
         "lockTimeoutSeconds": max(-(-outage_ms // 1000), HAND_OVER_S),
     }
     if not appending:

@@ -4,8 +4,8 @@ It sends batches to the one that owns a log, or asks that one to give the log up
 
 Its client is made when it is first needed; a process that meets no proxy loads nothing of the serving tier.
 
-Fault model: that of the thin client. Who owns a log, the log's lock says; a proxy is an owner whose location is among
-the members of the namespace. Both may be old by the time at which they are used: whoever is asked knows better.
+Fault model: that of the thin client. The log's lock names its owner; a proxy is an owner whose location is among the
+members of the namespace. Both may be old by the time at which they are used: the process that is asked knows better.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ProxyClient(Protocol):
     """What is used of a thin client."""
 
     async def ask(self, request: StreamRequest) -> Answer:
-        """Take a request to the proxy that serves its stream; its answer, which is no refusal. Raises what a refusal
-        says, and an OutcomeUnknownError where the request may have been done all the same."""
+        """Take a request to the proxy that serves its stream, and return its answer. Raises what a refusal says, and an
+        OutcomeUnknownError where the request may have been done all the same."""
         ...
 
     async def close(self) -> None:
@@ -52,10 +52,15 @@ Reach = Callable[["ProxyEndpoint"], Awaitable[bool]]
 
 
 class WriteProxies:
-    """The write proxies of one namespace. For one event loop; `close` ends it."""
+    """The write proxies of one namespace. For one event loop; `close` ends it.
+
+    Args:
+        connect: makes the client, when it is first needed.
+        namespace_path: where in ZooKeeper the namespace is, with the members of its tier.
+        reach: says whether a proxy can be dialled; None: it is dialled.
+    """
 
     def __init__(self, connect: Connect, namespace_path: str, reach: Reach | None = None) -> None:
-        """`connect` makes the client; `reach` says whether a proxy can be dialled."""
         self._connect = connect
         self._reach = reach or can_be_dialled
         self._namespace_path = namespace_path
@@ -63,7 +68,7 @@ class WriteProxies:
         self._client: ProxyClient | None = None
 
     async def ask(self, request: StreamRequest) -> Answer:
-        """Return as `ProxyClient.ask`; raises also what connecting raises."""
+        """Ask as `ProxyClient.ask` does; raises also what connecting raises."""
         async with self._connecting:
             if self._client is None:
                 self._client = await self._connect()
@@ -85,7 +90,7 @@ class WriteProxies:
         return any(await asyncio.gather(*map(self._reach, endpoints[:DIALLED_AT_ONCE])))
 
     async def _members(self, services: Services) -> list[ProxyMember]:
-        """Return those that run."""
+        """Return the proxies that run and take frames."""
         from dlspark.serving.process.membership import WRITE_PROXIES, read_members
 
         members = await read_members(services.store, join(self._namespace_path, WRITE_PROXIES))
@@ -93,7 +98,7 @@ class WriteProxies:
 
     @asynccontextmanager
     async def asked_to_yield(self, services: Services, log: str) -> AsyncIterator[None]:
-        """While the log's lock is waited for in its queue: one of them that owns the log is asked to give it up.
+        """Ask one of them that owns the log to give it up, while the log's lock is waited for in its queue.
 
         Others of its clients wait meanwhile, and go on. What fails is asked again: then it is waited for as for any
         other owner.
@@ -111,7 +116,8 @@ class WriteProxies:
             await asyncio.sleep(ASK_AGAIN_S)
             with suppress(DistributedLogError):
                 if await self.own(services, log):
-                    # By a heartbeat the client learns who owns the log: any other would say that it has been given up.
+                    # By a heartbeat the client learns which proxy owns the log: any other says that it has been given
+                    # up.
                     await self.ask(Heartbeat(log))
                     await self.ask(ReleaseStream(log))
 
@@ -133,8 +139,8 @@ async def can_be_dialled(endpoint: ProxyEndpoint) -> bool:
 
 
 def proxies_at(where: str, namespace_path: str, timeout_ms: int) -> WriteProxies:
-    """Return those of a list `host:port,host:port`, or those that a namespace with this URI announces. `timeout_ms`:
-    how long a request is tried."""
+    """Return the proxies of a list `host:port,host:port`, or of a namespace with this URI, which announces them.
+    `timeout_ms`: how long a request is tried."""
 
     async def connect() -> ProxyClient:
         from dlspark.serving.client.client import AsyncClient

@@ -31,7 +31,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.workers import without_traceback
+from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from metadata.foundation.errors import CallerError, InvariantViolation, check
 from metadata.foundation.settings import shown
@@ -58,7 +58,7 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataS
     application, version = options.text("txnAppId"), options.integer("txnVersion")
     if (application is None) != (version is None):
         raise OptionError(
-            "txnAppId and txnVersion belong together: who writes, and the number of this write",
+            "txnAppId and txnVersion belong together: the application that writes, and the number of this write",
             advice="Give both, with a number that rises from write to write and stays the same when one is repeated",
         )
     if application is None or version is None:
@@ -101,8 +101,8 @@ class BatchWriter(DataSourceArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Return in a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.segments.staging import run_task
+        """Stage the rows of a task, in the task; nothing of them is visible yet."""
+        from dlspark.spark.sink.segments.task import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
@@ -133,10 +133,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Return in a task: stage its rows; nothing of them is visible yet."""
-        from dlspark.spark.sink.segments.staging import run_task
+        """Stage the rows of a task, in the task; nothing of them is visible yet."""
+        from dlspark.spark.sink.segments.task import run_task
 
         context = _task_context()
+        # By these a replay is recognised (I9): the query's id is that of its checkpoint, and stays over restarts.
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise InvariantViolation(

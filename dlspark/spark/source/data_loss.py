@@ -13,14 +13,18 @@ _log = logging.getLogger(__name__)
 
 
 class DataLossPolicy:
-    """What one query does about lost records: it fails, or goes on with the records that are left and says so once."""
+    """What one query does about lost records: it fails, or goes on with the records that are left and says so once.
+
+    Args:
+        fail: the value of `failOnDataLoss`.
+    """
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail
         self._warned: set[str] = set()
 
     def lost(self, kind: type[DataLossError], log: str, position: DLSN, what: str, mend: str) -> None:
-        """Raise a `kind`, or warn that `mend` is done instead."""
+        """Raise a `kind`, or warn that `mend` is done instead: nothing is ever passed over in silence (I8)."""
         if self._fail:
             raise kind(
                 f"Records from this position on are gone: {what}; nothing was read",
@@ -35,11 +39,11 @@ class DataLossPolicy:
             _log.warning("%s", text)
 
     def deleted(self, log: str, position: DLSN, mend: str) -> None:
-        """Note that the log with this position does not exist any more."""
+        """Raise or warn that the log with this position does not exist any more."""
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
     def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
-        """Note that the log of this name is another one than `identity` says, created later."""
+        """Raise or warn that the log of this name is another one than `identity` says, created later."""
         self.lost(
             RecreatedDataLossError,
             log,

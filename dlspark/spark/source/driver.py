@@ -13,33 +13,29 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.process.membership import READ_PROXIES
-from dlspark.spark.announced_proxies import announced_proxies
-from dlspark.spark.connection import Connect, namespace_settings, open_namespace
-from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
-from dlspark.spark.missing_logs import missing_log_error
+from dlspark.spark.connection import Connect, announced_proxies, missing_log_error, namespace_settings, open_namespace
+from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.lag import Lag, find_lags
-from dlspark.spark.source.live_replicas import check_live_replicas
+from dlspark.spark.source.log_spans import LogSpans, Take, check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
-from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
+from dlspark.spark.source.planning import Partition, SegmentSpan, partitions
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.query_snapshot import QuerySnapshot, SeenLog
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
 from metadata.distributedlog.execution_notes import ExecutionStore, Note
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.foundation.errors import DistributedLogError, NoNodeError
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import outlast
@@ -52,18 +48,6 @@ BUSY_PAUSE_S = 0.05
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """How many rows of each log will do: the first ones by position, or the `last` ones.
-
-    `timed`: they are wanted by `timestamp`, in whose order rows without one stand elsewhere than by position.
-    """
-
-    records: int
-    last: bool = False
-    timed: bool = False
 
 
 class FolderWatch:
@@ -94,7 +78,16 @@ class FolderWatch:
 
 
 class SourceDriver:
-    """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
+    """Answers what Spark asks of one query's logs. Opened once for a query (or a plan), asked many times, closed; one
+    call at a time.
+
+    Args:
+        query: what the query's options say.
+        connect: opens the namespace; None: with the settings that the query's options hand on.
+        now_s: a monotonic clock.
+        snapshot: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
+            each batch.
+    """
 
     def __init__(
         self,
@@ -103,11 +96,6 @@ class SourceDriver:
         now_s: Callable[[], float] = time.monotonic,
         snapshot: QuerySnapshot | None = None,
     ) -> None:
-        """`connect` opens the namespace, by default with the settings that the query's options hand on.
-
-        `snapshot`: what the query sees of its logs, to be kept to and filled; None for a stream, which looks anew for
-        each batch.
-        """
         self.query = query
         self._snapshot = snapshot
         self._connect = connect or partial(
@@ -117,14 +105,15 @@ class SourceDriver:
         self._views: dict[str, DriverLogView] = {}
         self._data_loss = DataLossPolicy(query.fail_on_data_loss)
         self._ends = BatchEnds(self._data_loss, now_s)
+        self._log_spans = LogSpans(self._data_loss, query.max_records_per_partition)
         self._query_cursor: QueryCursor | None = None
         self._folder_watch: FolderWatch | None = None
         self.newest: Offsets | None = None
         """What `latest` last found."""
 
     async def open(self) -> None:
-        """Connect. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or NoProxiesError
-        where the query is to go through proxies and none is announced."""
+        """Open the namespace. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or
+        NoProxiesError where the query is to go through proxies and none is announced."""
         self._namespace = await open_namespace(self.query.uri, self._connect)
         self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
         if self.query.proxies is not None and self.query.proxies.discover:
@@ -396,13 +385,14 @@ class SourceDriver:
         wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
+            # `wanted` has moved, so records of it lie between the two offsets: they are lost with the log (I8).
             if log not in found:
                 self._data_loss.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
 
         async def served() -> list[SegmentSpan]:
             # Planned anew for each try of `outlast`: the nodes that came back may have other addresses.
             planned = await gathered(
-                {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
+                {log: self._log_spans.spans(found[log], start, end, bounds, take) for log in wanted if log in found}
             )
             spans = [span for part in planned.values() for span in part]
             await check_live_replicas(self._opened(), spans)
@@ -416,48 +406,11 @@ class SourceDriver:
             max_records=self.query.max_records_per_partition,
         )
 
-    async def _spans(
-        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
-    ) -> list[SegmentSpan]:
-        try:
-            return await self._spans_now(view, start, end, bounds, take)
-        except NoNodeError:
-            # A segment was deleted after it was listed: the list as it is now shows what is lost by that (I8).
-            view.look_again()
-            await view.latest()
-            return await self._spans_now(view, start, end, bounds, take)
-
-    async def _spans_now(
-        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
-    ) -> list[SegmentSpan]:
-        begin, until = await self.range(view, start, end, bounds)
-        if begin < until and take is not None and not (bounds is not None and bounds.scattered):
-            begin, until = await _taken(view, begin, until, take)
-        spans = await view.spans(begin, until) if begin < until else []
-        if bounds is not None and bounds.scattered:
-            spans = [kept for span in spans if (kept := clip(span, bounds.min_entry, bounds.end_entry)) is not None]
-        most = self.query.max_records_per_partition
-        return spans if most is None else [piece for span in spans for piece in await _pieces(view, span, most)]
-
     async def range(
         self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None
     ) -> tuple[DLSN, DLSN]:
-        """Return from where to where reading one log really goes; empty where the first is not below the second.
-
-        Of `bounds` that are `scattered`, what they leave of each segment is not examined.
-        """
-        begin = await self._data_loss.begin(view, start.get(view.name), start.identities.get(view.name))
-        until, identity = end[view.name], end.identities.get(view.name)
-        # The end is checked as well as the begin: the log may have been replaced between two batches, and the new one
-        # may have grown past the old position.
-        if identity is not None and view.differs(identity):
-            self._data_loss.recreated(view.name, until, identity, "nothing of it is read")
-            return begin, begin
-        if await view.beyond_end(until):
-            what = f"the log ends at {await view.latest()}"
-            self._data_loss.lost(UnreachableEndDataLossError, view.name, until, what, "only what is there is read")
-            until = await view.latest()
-        return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
+        """Return from where to where reading one log really goes, as `LogSpans.range`."""
+        return await self._log_spans.range(view, start, end, bounds)
 
     async def wait_for_news(self, timeout_s: float) -> None:
         """Return when a log may end elsewhere than `latest` last found, or a log has come under a pattern, or after
@@ -486,55 +439,9 @@ class SourceDriver:
 
 
 async def _logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
-    """Full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
+    """Return the full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
     names = await namespace.logs(folder)
     return [f"{folder}/{name}" for name in names] if folder else names
-
-
-async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
-    """Return the part of a range that pushed-down filters leave."""
-    if bounds.empty or not bounds.admits(view.name):
-        return begin, begin
-    begin = max(begin, DLSN(bounds.min_segment, 0, 0))
-    if bounds.end_segment is not None:
-        end = min(end, DLSN(bounds.end_segment, 0, 0))
-        if not bounds.scattered:
-            begin = max(begin, DLSN(bounds.min_segment, bounds.min_entry, 0))
-            if bounds.end_entry is not None:
-                end = min(end, DLSN(bounds.min_segment, bounds.end_entry, 0))
-    # Ids never decrease along a log (I4), so bounds on ids are positions, found by search.
-    if bounds.min_txid > 0:
-        first = await view.at_txid(bounds.min_txid)
-        begin = max(begin, first) if first is not None else end
-    if bounds.end_txid is not None:
-        last = await view.at_txid(bounds.end_txid)
-        end = min(end, last) if last is not None else end
-    return begin, end
-
-
-async def _taken(view: DriverLogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
-    """Return the part of a range that will do, or all of it where that is not known: the caller limits again."""
-    if take.timed:
-        # Ids beyond the year 9999 have no timestamp, so the last records by position are not the last ones by time.
-        timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
-        if timeless is not None and timeless < end:
-            return begin, end
-    try:
-        if not take.last:
-            return begin, await view.advance(begin, end, take.records)
-        surplus = await view.count(begin, end) - take.records
-        return (begin if surplus <= 0 else await view.advance(begin, end, surplus)), end
-    except OptionError:  # The writer was set not to count records.
-        return begin, end
-
-
-async def _pieces(view: DriverLogView, span: SegmentSpan, most: int) -> list[SegmentSpan]:
-    """Return a span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
-    total = await view.count(span.start, span.stop)
-    count = max(1, -(-total // most))
-    ends = [total * i // count for i in range(1, count)]
-    positions = [await view.advance(span.start, span.stop, records) for records in ends]
-    return cut(span, positions, -(-total // count))
 
 
 def _known(identities: Mapping[str, LogIdentity | None]) -> dict[str, LogIdentity]:

@@ -66,6 +66,7 @@ async def _bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
     segments = view.between(start, end)
     if len(segments) <= MAX_LEDGERS + 2:
         return await bytes_between(view, start, end)
+    # Of the first and the last a part counts, so they are asked; those between count in full: some stand for all.
     first, *inner, last = segments
     seen = [inner[len(inner) * part // MAX_LEDGERS] for part in range(MAX_LEDGERS)]
     sizes = await asyncio.gather(*(segment_bytes(view, one, start, end) for one in (first, last, *seen)))
@@ -73,7 +74,7 @@ async def _bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], start: DLSN) -> int | None:
-    """Transaction id of the first record at or behind `start`."""
+    """Return the transaction id of the first record at or behind `start`."""
     for segment in segments:
         if segment.lssn != start.lssn or start[1:] <= (0, 0):
             return segment.first_txid
@@ -88,8 +89,9 @@ async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], star
 
 
 async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: DLSN) -> int | None:
-    """Transaction id of the last record before `end`."""
+    """Return the transaction id of the last record before `end`."""
     for segment in reversed(segments):
+        # The end's own entry counts only where the end lies within it.
         if segment.lssn == end.lssn:
             after = end.entry_id + (end.slot_id > 0)
         elif segment.last_txid != MAX_TXID and segment.record_count:
@@ -104,7 +106,7 @@ async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: 
 
 
 def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int]:
-    """First entry of a segment from `start` on, and the one after its last before `end`."""
+    """Return the first entry of a segment from `start` on, and the one after its last before `end`."""
     first = start.entry_id if segment.lssn == start.lssn else segment.min_entry
     if segment.lssn == end.lssn:
         return first, end.entry_id + (1 if end.slot_id else 0)
@@ -121,12 +123,12 @@ async def _size(view: DriverLogView, segment: SegmentMetadata, first: int, after
 
 
 async def segment_bytes(view: DriverLogView, segment: SegmentMetadata, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the entries of one segment that have records from `start` to before `end`."""
+    """Return the stored bytes of the entries of one segment that have records from `start` to before `end`."""
     return await _size(view, segment, *_entries(segment, start, end))
 
 
 async def bytes_between(view: DriverLogView, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the entries that have records from `start` to before `end`."""
+    """Return the stored bytes of the entries that have records from `start` to before `end`."""
     segments = view.between(start, end)
     total = 0
     for at in range(0, len(segments), MAX_PARALLEL_LOOKUPS):
@@ -136,7 +138,7 @@ async def bytes_between(view: DriverLogView, start: DLSN, end: DLSN) -> int:
 
 
 async def next_entry_bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
-    """Stored bytes of the first entry from `start` on; 0 if there is none before `end`."""
+    """Return the stored bytes of the first entry from `start` on; 0 if there is none before `end`."""
     for segment in view.between(start, end):
         first, after = _entries(segment, start, end)
         if first < after:
@@ -166,6 +168,7 @@ async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int
 
 async def _cut(view: DriverLogView, segment: SegmentMetadata, first: int, after: int, budget: int) -> int:
     """Return the largest entry up to which, from `first` on, no more than `budget` bytes lie."""
+    # Sizes only grow along the entries. `low` always fits; the middle is rounded up, or two neighbours would not end.
     low, high = first, after
     while low < high:
         middle = (low + high + 1) // 2

@@ -100,9 +100,10 @@ def push(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
 
 
 def _around(bounds: Bounds, candidate: Filter) -> Bounds:
-    """`bounds` narrowed to the rows among which all are that a filter wants, if that can be said."""
+    """Narrow `bounds` to the rows among which all are that a filter wants, if that can be said."""
     if not isinstance(candidate, In) or len(candidate.attribute) != 1 or candidate.attribute[0] not in _NUMBERS:
         return bounds
+    # A value of another type (or a null) might be wanted in a way that no bound expresses: then all rows are.
     wanted = [value for value in candidate.value if isinstance(value, int) and not isinstance(value, bool)]
     if not wanted or len(wanted) != len(candidate.value):
         return bounds
@@ -110,10 +111,11 @@ def _around(bounds: Bounds, candidate: Filter) -> Bounds:
 
 
 def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
-    """`bounds` with the filter in it, or None if it cannot be expressed exactly."""
+    """Return `bounds` with the filter in it, or None if it cannot be expressed exactly."""
     if isinstance(candidate, IsNotNull):
         if candidate.attribute == ("timestamp",):
             return bounds._txids(0, MAX_TIMESTAMP_MS + 1)
+        # Of a column that is never null it holds for each row, so nothing is left to evaluate.
         return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in NEVER_NULL else None
     if isinstance(candidate, In):
         names = candidate.value
@@ -137,7 +139,8 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
 
 
 def _range(candidate: Filter, floor: int, ceiling: int) -> tuple[int | None, int | None]:
-    """Return from (included) and to (excluded) in whole numbers, for a value between `floor` and `ceiling`."""
+    """Return the first number that passes and the first that does not any more, in whole numbers, for a value between
+    `floor` and `ceiling`."""
     if isinstance(candidate, GreaterThan):
         return floor + 1, None
     if isinstance(candidate, GreaterThanOrEqual):

@@ -1,8 +1,9 @@
-"""A plan that Spark keeps for the life of a frame, and the tasks that bring it up to date.
+"""A plan that Spark keeps and runs again, and the tasks that bring it up to date.
 
 Without the connector's jar Spark asks a Python source for the plan of a frame once, and runs that in every action and
-in every micro-batch of a stream that joins the frame. Nothing of the connector runs on the driver then. So the tasks of
-the plan's first and last partition look at the logs themselves, with a ZooKeeper session each:
+in every micro-batch of a stream that joins the frame. With the jar each query has a plan of its own, but `collect()` of
+the very same frame object runs that query's plan again. Nothing of the connector runs on the driver then. So the tasks
+of the plan's first and last partition look at the logs themselves, with a ZooKeeper session each:
 
 * Is all that was planned still there? If a log was truncated, deleted or made again since, the task fails before it
   yields a row. The first partition is one that every action reads.
@@ -13,14 +14,17 @@ All tasks of one execution of Spark's, those of other scans in it and repeated o
 of them did: they agree on that in the metadata store (`metadata.distributedlog.execution_notes`).
 
 Nobody looks where the end of each log was named and had been reached when the plan was made: by positions in
-`endingOffsets`, or by a time or transaction id that the log had passed. Such a frame is the same records for ever.
+`endingOffsets`, or by a time or transaction id that the log had passed. Such a frame is the same records for ever. Nor
+does a task of the execution in which the jar made the plan (`KeptPlan.planned_in`). The jar names that one only where
+the query does nothing but filter and select: of what lies behind an exchange Spark keeps the outputs, and rows that are
+new on one side of a join would meet old ones on the other (PlainRead.java).
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark import TaskContext
 
@@ -28,6 +32,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import Connect, driver_process
 from dlspark.spark.errors import OutdatedPlanError
+from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import Partition
@@ -41,42 +46,42 @@ _EXECUTION = "spark.sql.execution.id"
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """What a plan was made of: from where to where it goes. `driver` is the process of Spark's driver."""
+    """How a plan was made: for which query, from where to where in its logs, and of what rows there.
+
+    `planned_in` is the execution that runs it as it is, if there is one. `driver` is the process of Spark's driver.
+    """
 
     query: SourceQuery
     start: Offsets
     end: Offsets
-    driver: str
+    bounds: Bounds = field(default_factory=Bounds)
+    planned_in: int | None = None
+    driver: str = field(default_factory=lambda: driver_process() or uuid.uuid4().hex)
 
 
 class KeptPartition(LogPartition):
     """A partition whose task looks at the logs; of the last one it also reads what was appended since."""
 
     def __init__(
-        self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str], plan: KeptPlan, last: bool
+        self,
+        spans: Partition,
+        client_settings: ClientSettings,
+        proxies: Sequence[str],
+        seen: str,
+        plan: KeptPlan,
+        last: bool,
     ) -> None:
-        super().__init__(spans, client_settings, proxies)
+        super().__init__(spans, client_settings, proxies, seen)
         self.plan = plan
         self.last = last
 
 
-def kept_partitions(
-    query: SourceQuery,
-    snapshot: QuerySnapshot,
-    ends: tuple[Offsets, Offsets],
-    planned: Sequence[Partition],
-    client_settings: ClientSettings,
-    proxies: Sequence[str],
-) -> list[LogPartition]:
-    """Return the partitions of a plan, which saw `snapshot` and goes from the one of `ends` to the other."""
-    start, end = ends
-    if _settled(query, snapshot, end):
-        return [LogPartition(spans, client_settings, proxies) for spans in planned]
-    plan = KeptPlan(query, start, end, driver_process() or uuid.uuid4().hex)
-    groups = list(planned) or [()]
-    made: list[LogPartition] = [LogPartition(spans, client_settings, proxies) for spans in groups]
-    for at in {0, len(groups) - 1}:
-        made[at] = KeptPartition(groups[at], client_settings, proxies, plan, last=at == len(groups) - 1)
+def kept_partitions(plan: KeptPlan, snapshot: QuerySnapshot, partitions: Sequence[LogPartition]) -> list[LogPartition]:
+    """Return the partitions of a plan, one at least, which saw `snapshot`: as tasks are to have them."""
+    made = list(partitions)
+    for at in {0, len(made) - 1} if not _settled(plan.query, snapshot, plan.end) else ():
+        one = made[at]
+        made[at] = KeptPartition(one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1)
     return made
 
 
@@ -95,7 +100,7 @@ def later_records(partition: KeptPartition) -> LogPartition | None:
     Raises OutdatedPlanError, MetadataUnavailableError, or what looking at the logs raises.
     """
     execution = _execution()
-    if execution is None:
+    if execution is None or execution == ("", partition.plan.planned_in):
         return None
     runtime = Runtime("dlspark-kept-plan")
     try:
@@ -132,15 +137,19 @@ async def look(
             return None
         spans = [
             replace(span, records=0)
-            for group in await driver.plan(Offsets(begin, plan.end.identities), end)
+            for group in await driver.plan(Offsets(begin, plan.end.identities), end, plan.bounds)
             for span in group
         ]
         return LogPartition(tuple(spans), driver.client_settings, await driver.read_proxies())
     except (MetadataUnavailableError, NoAuthError) as error:
+        otherwise = (
+            "Start the session with dlspark.spark.builder(), whose jar makes a new plan on the driver for each query"
+            if plan.planned_in is None
+            else 'Collect another frame, `frame.select("*")`, for which the driver makes a new plan'
+        )
         raise type(error)(
             f"What was appended since the frame was planned cannot be looked up by its tasks: {error.message}",
-            advice="Start the session with dlspark.spark.builder(), whose jar makes a new plan on the driver for each "
-            "query; or let executors reach ZooKeeper and write there; or name an end with endingOffsets",
+            advice=f"{otherwise}; or let executors reach ZooKeeper and write there; or name an end with endingOffsets",
         ) from error
     finally:
         await driver.close()

@@ -69,6 +69,7 @@ async def find_lags(views: Mapping[str, DriverLogView], reached: Offsets, newest
     Logs that are not behind are left out; None is a log whose lag could not be found within `LAG_S`. Raises no
     DistributedLogError: a lag must not fail a query.
     """
+    # Not before the log's first record: what was truncated is not behind, it is lost, and the next plan says so (I8).
     begins = {log: max(reached.get(log, DLSN.INITIAL), views[log].earliest()) for log in newest if log in views}
     asked = {log: begin for log, begin in begins.items() if begin < newest[log]}
     found = await asyncio.gather(*(_lag(views[log], log, begin, newest[log]) for log, begin in asked.items()))

@@ -80,6 +80,7 @@ class Offsets(Mapping[str, DLSN]):
     begin: Mapping[str, DLSN] | None = None
 
     def __post_init__(self) -> None:
+        # Sorted: Spark compares offsets as text, and equal ones must be equal there.
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
         object.__setattr__(self, "identities", dict(sorted(self.identities.items())))
         if self.begin is not None:
@@ -97,6 +98,8 @@ class Offsets(Mapping[str, DLSN]):
     def moved(self, end: Offsets) -> list[str]:
         """Return the logs of which something lies between here and `end`: another position, or another log of that
         name."""
+        # A log that was deleted and made again may have grown to the very position of the old one: then only the
+        # identity shows that something lies between (I8).
         return [
             log
             for log, position in end.items()
@@ -207,7 +210,7 @@ def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[st
 
 
 def check_one(option: str, log: str, item: object, example: str) -> None:
-    """A Kafka user would give an object of partitions here."""
+    """Raise OffsetError for an object of partitions, as a Kafka user would give it."""
     if isinstance(item, dict):
         raise OffsetError(
             f"Option {option}, log {log}: {shown(item)} is not one place; a log has no partitions",

@@ -5,7 +5,7 @@ read proxies where the query goes through them (`proxy_entries`). One chunk of e
 while the one before it is decoded and handed to Spark, so two at most are in memory.
 
 Fault model: what entries come from may be slow, down or damaged (`span_entries`). An entry that cannot be had fails the
-task with the entry's place; Spark may run the task again. What the task yields depends on its partition alone, so a
+task with the entry's position; Spark may run the task again. What the task yields depends on its partition alone, so a
 second attempt yields the same rows. Entries that were deleted after the plan was made are data
 loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can distinguish a deleted segment
 from one that nodes have lost, and does so when the batch is planned again.
@@ -62,6 +62,7 @@ class LogPartition(InputPartition):
         self.spans = spans
         self.client_settings = client_settings
         self.proxies = tuple(proxies)
+        self.seen = seen
 
     def __repr__(self) -> str:
         ranges = ", ".join(
@@ -187,7 +188,7 @@ def _within(rows: DecodedBatch, chunk: _Chunk) -> DecodedBatch:
 
 
 def _check_no_gap(rows: DecodedBatch, span: SegmentSpan) -> None:
-    """Note that positions count user records one by one, so a jump means that a record is missing (I4).
+    """Raise PositionGapError where a record is missing: positions count user records one by one (I4).
 
     Position 0 stands in logs whose writer does not count records; there is nothing to check then.
     """
@@ -232,7 +233,7 @@ def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterat
 
 
 def select(rows: DecodedBatch, first: int, end: int) -> DecodedBatch:
-    """Rows `first` to `end` - 1, without copying."""
+    """Return rows `first` to `end` - 1, without copying."""
     return replace(
         rows,
         entry_id=rows.entry_id[first:end],

@@ -107,7 +107,7 @@ def partitions(
     many they have; or `min_partitions` if that is more and there are enough entries. An entry is not cut here, so that
     none is fetched twice: an entry larger than `max_bytes` is a partition by itself.
     """
-    needed = _pack(spans, max_bytes, max_records)
+    needed = _pack(spans, max_bytes, max_records)  # what the limits alone ask for
     wanted = max(min_partitions, len(needed))
     share = -(-sum(span.bytes for span in spans) // wanted)
     # A partition that takes no further entry of the largest kind has its share: so they are `wanted` at most, but for

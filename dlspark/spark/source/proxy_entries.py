@@ -1,4 +1,4 @@
-"""`ProxyEntries`: the entries of a task's spans through read proxies, which read each log once for all who want it.
+"""`ProxyEntries`: the entries of a task's spans through read proxies, which read each log once for all readers.
 
 The driver plans from metadata as ever; the task needs to reach neither ZooKeeper nor storage nodes. It asks a read
 proxy for the entries as they are stored, over frames, and decodes them as those of storage nodes. One poll is always
@@ -41,8 +41,7 @@ from dlspark.errors import (
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.channels import Channels, Connect, ProxyChannel
 from dlspark.serving.client.dispatch import Dispatcher
-from dlspark.serving.client.read_routes import ReadRoutes
-from dlspark.serving.client.reading import AsyncProxyReader
+from dlspark.serving.client.reading import AsyncProxyReader, ReadRoutes
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.protocol.deliveries import StoredEntry
 from dlspark.serving.protocol.operations import ReadForm
@@ -69,7 +68,7 @@ POLL_MS: Final = 2_000
 """How long a proxy may keep a poll: what is asked for is there, but the proxy may not have read as far yet."""
 STALL_S: Final = 60.0
 """How long proxies that answer may deliver nothing, where `outageTimeout` is shorter: a busy one lets readers of the
-past wait for their turn."""
+past wait."""
 PASSED_ENTRIES: Final = 16
 """Entries behind one span and before the next that are passed over: a segment often ends in control records. Where
 there are more, the next span is asked for anew."""
@@ -94,10 +93,15 @@ ProxyKey: TypeAlias = "tuple[tuple[str, ...], int]"
 
 
 class TaskProxies:
-    """The read proxies of a list, with this process's connections to them. For one event loop, on which it is made."""
+    """The read proxies of a list, with this process's connections to them. For one event loop, on which it is made.
+
+    Args:
+        addresses: where they take frames.
+        outage_ms: for how long proxies that cannot be reached are waited for; 0: each is asked once.
+        connect: makes the connections; None: over frames.
+    """
 
     def __init__(self, addresses: Sequence[str], outage_ms: int, connect: Connect | None = None) -> None:
-        """`connect` makes the connections; None: over frames. `outage_ms` of 0: each proxy is asked once."""
         self.addresses = tuple(addresses)
         self.outage_s = outage_ms / 1000
         settings = ThinClientSettings(
@@ -161,8 +165,9 @@ class ProxyEntries:
         """Entries that have come and were not wanted yet."""
 
     async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
-        """See `SpanEntries`. Raises also ProxyUnreachableError or ReadError where proxies did not deliver in time."""
-        reader = await self._turn_to(span)
+        """Yield entries as `SpanEntries` does. Raises also ProxyUnreachableError or ReadError where proxies did not
+        deliver in time."""
+        reader = await self._reader_at(span)
         for entry_id in range(span.first_entry, span.last_entry + 1):
             if not self._came:
                 try:
@@ -170,8 +175,9 @@ class ProxyEntries:
                 except EndOfStreamError as error:
                     if entry_id == span.first_entry:
                         raise _entry_gone_error(span, entry_id, error) from error
-                    return  # The log was sealed in this segment: what lies behind the mark is nobody's record.
+                    return  # The log was sealed in this segment: nothing behind the mark is a record.
             stored = self._came.popleft()
+            # A proxy sends what its own reading gave. That it is this entry, of this ledger, is only checked here (I4).
             _check(span, entry_id, stored)
             self._behind = DLSN(span.lssn, entry_id + 1, 0)
             yield entry_id, memoryview(stored.payload)
@@ -183,27 +189,29 @@ class ProxyEntries:
         if reader is not None:
             await reader.close()
 
-    async def _turn_to(self, span: SegmentSpan) -> AsyncProxyReader:
-        """Have the span's first entry be the next to come: it comes by itself where it follows the span before."""
+    async def _reader_at(self, span: SegmentSpan) -> AsyncProxyReader:
+        """Return the reader, with the span's first entry as the next to come: by itself, where it follows the span
+        before."""
         reader = self._reader
         if reader is None or reader.name != span.log:
             await self.close()
             reader = self._proxies.reader(span.log, span.start, self._ends[span.log], self._bytes[span.log])
             self._reader = reader
             return reader
-        place = (span.lssn, span.first_entry)
-        if place in (self._behind[:2], (self._behind.lssn + 1, 0)):
+        first = (span.lssn, span.first_entry)
+        if first in (self._behind[:2], (self._behind.lssn + 1, 0)):
             for _ in range(PASSED_ENTRIES):
                 if not self._came:
                     with suppress(EndOfStreamError):
                         self._came.extend(await self._delivered(reader, span, span.first_entry))
                 if not self._came or (self._came[0].lssn, self._came[0].entry_id) != self._behind[:2]:
                     break
-                if place == self._behind[:2]:
+                if first == self._behind[:2]:
                     return reader
                 self._came.popleft()
                 self._behind = self._behind.next_entry
-        if not self._came or (self._came[0].lssn, self._came[0].entry_id) != place:
+        if not self._came or (self._came[0].lssn, self._came[0].entry_id) != first:
+            # Entries that have come lie elsewhere. To skip drops them in the reader too, and costs a request.
             self._came.clear()
             await reader.skip_to(span.start)
         return reader
@@ -268,19 +276,19 @@ def _check(span: SegmentSpan, entry_id: int, stored: StoredEntry) -> None:
 
 def _entry_missing_error(span: SegmentSpan, entry_id: int, how: str) -> ReadError | TruncatedDataLossError:
     """Return the error for an entry that is passed over."""
-    place = DLSN(span.lssn, entry_id, 0)
+    dlsn = DLSN(span.lssn, entry_id, 0)
     said = f"Entry {span.lssn}:{entry_id} is missing: {how}"
-    if place == span.start == DLSN.INITIAL:
+    if dlsn == span.start == DLSN.INITIAL:
         # A proxy takes the very first position for "from the beginning", wherever that is now.
         return TruncatedDataLossError(
-            f"{said}; the log was truncated since the batch was planned", advice=PLAN_AGAIN, log=span.log, dlsn=place
+            f"{said}; the log was truncated since the batch was planned", advice=PLAN_AGAIN, log=span.log, dlsn=dlsn
         )
     return PositionGapError(
         said,
         advice="The proxy may be set to pass over what is damaged or truncated (readAheadSkipBrokenEntries, "
         "alertPositionOnTruncated): see its settings, or leave out option proxy",
         log=span.log,
-        dlsn=place,
+        dlsn=dlsn,
     )
 
 

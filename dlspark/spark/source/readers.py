@@ -1,7 +1,8 @@
 """The readers that Spark calls: `spark.read` and `spark.readStream` with `format("distributedlog")`.
 
 A batch read is planned completely before a task runs, and read by tasks alone: once for each scan of each query where
-the connector's jar is there (`BatchReader`), else once for a frame (`KeptReader`). A stream is asked for the end of
+the connector's jar is there, else once for a frame; what Spark runs again is brought up to date by tasks (`kept_plan`).
+A stream is asked for the end of
 each micro-batch and for the plan of it; its tasks are the same.
 
 Facts of Spark that shape the stream (each was measured):
@@ -45,17 +46,18 @@ from pyspark.sql.types import StructType
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.kept_plan import KeptPartition, kept_partitions, later_records
+from dlspark.spark.source.kept_plan import KeptPartition, KeptPlan, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
 from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
-from dlspark.spark.workers import begin_use, without_traceback
+from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
-    from dlspark.spark.source.driver import SourceDriver, Take
+    from dlspark.spark.source.driver import SourceDriver
+    from dlspark.spark.source.log_spans import Take
 
 LONG_POLL_S = 1.5
 """How long an answer is held back for news; `stop()` interrupts it."""
@@ -72,15 +74,16 @@ def batch_reader(
     bounds: Bounds | None = None,
     take: Take | None = None,
     seen: Mapping[str, object] | None = None,
+    planned_in: int | None = None,
 ) -> DataSourceReader:
     """Return the reader of one batch query.
 
     The connector's Java side has a reader made for each scan of each query: `seen` is what the query has seen of logs
-    before it, `bounds` and `take` are what Spark's planner has pushed down. Without `seen` it is Spark's own side that
-    asks, which keeps the reader and its plan as long as the frame.
+    before it, `bounds` and `take` are what Spark's planner has pushed down, and `planned_in` is the execution that asks
+    where its plan may be run by others later (`kept_plan`). Without `seen` it is Spark's own side that asks, which
+    keeps the reader and its plan as long as the frame.
     """
-    query, names = SourceQuery.of(options), column_names(schema)
-    return KeptReader(query, names) if seen is None else BatchReader(query, names, bounds, take, seen)
+    return BatchReader(SourceQuery.of(options), column_names(schema), bounds, take, seen, planned_in)
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
@@ -90,21 +93,23 @@ def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReade
 
 @without_traceback
 class BatchReader(DataSourceReader):
-    """Plans one scan of one query on the driver, reads in tasks; pickled in between."""
+    """Plans one scan of one query, or a frame for its life, on the driver; reads in tasks; pickled in between."""
 
     def __init__(
         self,
         query: SourceQuery,
         names: ColumnNames,
-        bounds: Bounds | None = None,
-        take: Take | None = None,
-        seen: Mapping[str, object] | None = None,
+        bounds: Bounds | None,
+        take: Take | None,
+        seen: Mapping[str, object] | None,
+        planned_in: int | None,
     ) -> None:
         self._query = query
         self._names = names
         self._bounds = bounds or Bounds()
         self._take = take
-        self._seen = seen or {}
+        self._seen = seen
+        self._planned_in = planned_in
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return on the driver: the whole plan, made with a session of its own."""
@@ -114,16 +119,12 @@ class BatchReader(DataSourceReader):
         finally:
             runtime.close()
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return in a task: the partition's records."""
-        begin_use()
-        return read_partition(partition, self._names)
-
-    async def _plan(self) -> list[InputPartition]:
+    async def _plan(self) -> list[LogPartition]:
         from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
 
-        snapshot = QuerySnapshot.of(self._seen, self._query.uri)
-        driver = SourceDriver(self._query, snapshot=snapshot)
+        query, seen = self._query, self._seen or {}
+        snapshot = QuerySnapshot.of(seen, query.uri)
+        driver = SourceDriver(query, snapshot=snapshot)
         try:
             await driver.open()
             start, end = await driver.ends()
@@ -131,31 +132,21 @@ class BatchReader(DataSourceReader):
             proxies, settings = await driver.read_proxies(), driver.client_settings
         finally:
             await driver.close()
+        report = "" if self._seen is None else packed(snapshot.within(seen, query.uri))
         first, *others = planned or [()]
-        seen = packed(snapshot.within(self._seen, self._query.uri))
-        return [LogPartition(first, settings, proxies, seen), *(LogPartition(one, settings, proxies) for one in others)]
-
-
-@without_traceback
-class KeptReader(BatchReader):
-    """Plans a frame for as long as it lives; its tasks add what was appended since (`kept_plan`)."""
-
-    async def _plan(self) -> list[InputPartition]:
-        from dlspark.spark.source.driver import SourceDriver
-
-        snapshot = QuerySnapshot()
-        driver = SourceDriver(self._query, snapshot=snapshot)
-        try:
-            await driver.open()
-            ends = await driver.ends()
-            planned = await driver.plan(*ends)
-            settings, proxies = driver.client_settings, await driver.read_proxies()
-        finally:
-            await driver.close()
-        return list(kept_partitions(self._query, snapshot, ends, planned, settings, proxies))
+        made = [
+            LogPartition(first, settings, proxies, report),
+            *(LogPartition(one, settings, proxies) for one in others),
+        ]
+        # A task of the jar's plan that reads through proxies reaches nothing else: it repeats the plan.
+        again = self._planned_in is not None and not proxies
+        if self._seen is not None and not again:
+            return made
+        return kept_partitions(KeptPlan(query, start, end, self._bounds, self._planned_in), snapshot, made)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield in a task: the partition's records, and with the last partition what was appended since the plan."""
+        """Yield in a task: the partition's records, and with the last one of a plan that runs again what was appended
+        since."""
         begin_use()
         # Before any row: what was planned may be gone, and another log have its name.
         later = later_records(partition) if isinstance(partition, KeptPartition) else None

@@ -23,11 +23,11 @@ SCHEMA = StructType(
 
 
 NEVER_NULL: Final = frozenset(SCHEMA.names) - {"timestamp"}
-"""Columns of which every record has a value. A transaction id that is no time has no timestamp."""
+"""Columns of which every record has a value. A transaction id that is not a time has no timestamp."""
 
 
 class ColumnNames(tuple[str, ...]):
-    """The columns that Spark asks for, in order. `required` are those that it was told are never null."""
+    """The columns that Spark asks for, in order. `required` are the columns that a user has declared NOT NULL."""
 
     required: frozenset[str] = frozenset()
 

@@ -79,6 +79,7 @@ class SegmentRecords:
         tail = self.tail
         if tail is None or tail.ledger_id != segment.ledger_id:
             tail = SegmentTail(segment.ledger_id)
+        # Only what is new is looked at: what was seen before never changes, since it lies below a LAC (I6).
         if last >= tail.scanned:
             summary = await self.entry(segment, last)
             end: DLSN | None
@@ -109,7 +110,7 @@ class SegmentRecords:
     # ------------------------------------------------------------------ entries
 
     async def located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
-        """Entry and slot of a user record that is known to exist, by its number in the segment."""
+        """Return entry and slot of a user record that is known to exist, by its number in the segment."""
         reader = await self.reader(segment)
         search = EntrySearch(reader.lac + 1)
         guess = proportional(reader.lac + 1, position, 1, self._counted_last(segment))
@@ -143,7 +144,8 @@ class SegmentRecords:
         return self.tail.records if self.tail is not None else 0
 
     async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
-        """Counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks for it)."""
+        """Return the counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks
+        for it)."""
         key = (segment.ledger_id, entry_id)
         found = self._summaries.get(key)
         if found is None:
@@ -156,7 +158,7 @@ class SegmentRecords:
     # ------------------------------------------------------------------ counting
 
     async def count(self, segment: SegmentMetadata) -> int:
-        """User records of a whole segment."""
+        """Return how many user records a whole segment has."""
         if segment.in_progress:
             return self._counted(await self.look_at_tail(segment))
         if segment.record_count == 0:
@@ -164,13 +166,14 @@ class SegmentRecords:
         return segment.record_count
 
     def _counted(self, tail: SegmentTail) -> int:
-        """User records of the segment in progress; OptionError where its writer does not count them."""
+        """Return how many user records the segment in progress has; OptionError where its writer does not count
+        them."""
         if tail.end is not None and not tail.records:
             raise _uncounted_error(self._log.name)
         return tail.records
 
     async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
-        """No records counted before an entry: there are none, or they were not counted, which is an OptionError."""
+        """Raise OptionError where records before an entry were not counted, and are not just none."""
         for earlier in range(entry_id - 1, -1, -1):
             summary = await self.entry(segment, earlier)
             if summary.user_count:
@@ -178,7 +181,7 @@ class SegmentRecords:
                 return
 
     async def count_before(self, segment: SegmentMetadata, position: DLSN) -> int:
-        """User records of a segment that lie before a position in it."""
+        """Return how many user records of a segment lie before a position in it."""
         if (position.entry_id, position.slot_id) <= (0, 0):
             return 0
         if self.tail is not None and self.tail.end == position and segment.in_progress:
@@ -211,8 +214,8 @@ class SegmentRecords:
 
 
 def _check_counted(summary: EntrySummary, log: str) -> None:
-    """Note that a writer may be set not to count records; then positions are all 0 and records cannot be counted by
-    search."""
+    """Raise OptionError for an entry of a writer that was set not to count records: positions are all 0 then, and
+    records cannot be counted by search."""
     if summary.user_count and summary.first_position == 0:
         raise _uncounted_error(log)
 

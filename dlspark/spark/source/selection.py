@@ -27,6 +27,8 @@ from metadata.foundation.settings import did_you_mean, near_word, shown
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")
+_LITERAL = re.compile(r"\A(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*")
+"""The beginning of a regular expression that stands for itself; it may be empty."""
 _OUTAGE = "bkc.outagewaitmillis"
 """The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
 
@@ -265,12 +267,11 @@ def _assigned(text: str) -> list[str]:
 
 
 def _literal_folder(pattern: str) -> str:
+    # Each alternative may name another folder, so all of them together have only the root in common.
     if _has_alternatives(pattern):
         return ""
-    literal = re.match(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*", pattern)
-    assert literal is not None  # it matches the empty text
-    rest = pattern[literal.end() :]
-    text = re.sub(r"\\(.)", r"\1", literal[0])
+    rest = _LITERAL.sub("", pattern, count=1)
+    text = re.sub(r"\\(.)", r"\1", pattern[: len(pattern) - len(rest)])
     if rest[:1] and rest[0] in "*+?{":
         text = text[:-1]  # the quantifier belongs to the character before it
     return text.rpartition("/")[0]
@@ -279,6 +280,7 @@ def _literal_folder(pattern: str) -> str:
 def _has_alternatives(pattern: str) -> bool:
     """Return whether a `|` stands outside of all groups and classes; also true where this simple search cannot decide
     it."""
+    # Comments, escapes and classes first: a bracket or bar in them has no meaning.
     plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
     depth = 0
     for character in plain:
@@ -342,7 +344,7 @@ def _txids(option: str, text: str, like: str, example: str) -> PerLog:
 
 
 def _check_spelling(option: str, logs: Iterable[str]) -> None:
-    """Note that the keys of an option's JSON must be names that logs can have."""
+    """Raise OffsetError unless the keys of an option's JSON are names that logs can have."""
     for log in logs:
         try:
             LogStore.validate_name(log)
@@ -351,7 +353,8 @@ def _check_spelling(option: str, logs: Iterable[str]) -> None:
 
 
 def _check_names(selection: Selection, where: Where) -> None:
-    """Note that positions by log must fit the logs by name: none left out, none too many (a pattern matches later)."""
+    """Raise OffsetError unless positions by log fit the logs by name: none left out, none too many (a pattern matches
+    later)."""
     if not isinstance(where, PerLog) or selection.pattern is not None:
         return
     missing = [name for name in selection.names if name not in where.offsets]
@@ -373,8 +376,8 @@ def _check_names(selection: Selection, where: Where) -> None:
 
 
 def _check_range(start: Where, end: Where) -> None:
-    """Note that a batch that begins at the end, or stops at the beginning, reads nothing: that is a mistake, as with
-    Kafka."""
+    """Raise OffsetError for a batch that begins at the end, or stops at the beginning: it reads nothing, which is a
+    mistake, as with Kafka."""
     for where, offset, option in (
         (start, NamedOffset.LATEST, _START.offsets),
         (end, NamedOffset.EARLIEST, _END.offsets),
@@ -391,7 +394,7 @@ def _check_range(start: Where, end: Where) -> None:
 
 
 def _check_order(start: Where, end: Where) -> None:
-    """Where both ends are known from the options alone, the first must not lie behind the second."""
+    """Raise OffsetError where both ends are known from the options alone, and the first lies behind the second."""
     if isinstance(start, PerLog) or isinstance(end, PerLog):
         logs = {log for where in (start, end) if isinstance(where, PerLog) for log in where.offsets}
     else:

@@ -5,7 +5,7 @@ Whatever the way, a span gives exactly its entries, each once and in order, or r
 without another look at whether something is missing between two entries.
 
 Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica. An
-entry that no replica can give fails the task with the entry's place.
+entry that no replica can give fails the task with the entry's position.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class SpanEntries(Protocol):
     """What one task reads from. Its spans are asked for one after the other, in the order of its partition."""
 
     def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
-        """Id and bytes of each entry of a span, `first_entry` to `last_entry` without a hole.
+        """Yield id and bytes of each entry of a span, `first_entry` to `last_entry` without a hole.
 
         Raises TruncatedDataLossError where the segment is not there any more, and what reading raises.
         """
         ...
 
     async def close(self) -> None:
-        """Note that the task has ended; what tasks share stays."""
+        """End what the task has begun; what tasks share stays."""
         ...
 
 
@@ -45,7 +45,7 @@ class ReplicaEntries:
         self._reader = reader
 
     async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
-        """See `SpanEntries`."""
+        """Yield entries as `SpanEntries` does."""
         try:
             async for entry in self._reader.entries(span.ledger, span.first_entry, span.last_entry):
                 yield entry.entry_id, entry.payload
@@ -53,7 +53,7 @@ class ReplicaEntries:
             raise _entry_gone_error(span, error) from error
 
     async def close(self) -> None:
-        """Note that the reader is other tasks' too."""
+        """Do nothing: the reader is other tasks' too."""
 
 
 def _entry_gone_error(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:

@@ -1,4 +1,4 @@
-"""What a node's files rest on; nothing here knows a ledger.
+"""The ground on which a node's files rest; nothing here knows a ledger.
 
 system_disk   `SystemDisk`: files of a real Linux file system, and the few threads that long calls run on
 resources     space and file descriptors: how much there is, and how a lack of them differs from a failing disk

@@ -94,7 +94,9 @@ async def _expand(
 
 
 def _write_everywhere(disk: Disk, directories: Iterable[str], cookie: Cookie) -> None:
-    """Raises OSError (NoSpaceError: the next start begins again; what is written already does it no harm)."""
+    """Write the cookie into every directory. Raises OSError (NoSpaceError: the next start begins again; what is written
+    already does it no harm).
+    """
     data = cookie.encode()
     for directory in directories:
         path = f"{directory}/{COOKIE_FILE}"

@@ -56,7 +56,9 @@ _LEDGER_BODY = Struct(">BB")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record found at `offset` of what was scanned; `intact` says whether the body has its checksum."""
+    """Is a record intact that was found at `offset` of what was scanned? `intact` says whether the body has its
+    checksum.
+    """
 
     kind: int
     ledger_id: int
@@ -72,7 +74,7 @@ class Record:
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to where the next record may begin."""
+    """Return `size` rounded up to where the next record may begin."""
     return (size + ALIGN - 1) & -ALIGN
 
 
@@ -89,7 +91,7 @@ def pad_header(size: int) -> bytes:
 
 
 def parse_header(data: memoryview, offset: int) -> tuple[int, int, int, int, int] | None:
-    """(kind, body length, ledger id, entry id, body sum) of an intact header at `offset`, else None."""
+    """Return (kind, body length, ledger id, entry id, body sum) of an intact header at `offset`, else None."""
     start = bytes(data[offset : offset + HEADER_BYTES])
     if len(start) < HEADER_BYTES or SUM.unpack_from(start, SUMMED_BYTES)[0] != crc32(start[:SUMMED_BYTES], 0):
         return None
@@ -128,7 +130,7 @@ def ledger_body(master_key: bytes, fenced: bool) -> bytes:
 
 
 def parse_ledger_body(body: memoryview) -> tuple[bytes, bool]:
-    """(master key, fenced) of a LEDGER record's body, which had its checksum."""
+    """Return (master key, fenced) of a LEDGER record's body, which had its checksum."""
     flags, length = _LEDGER_BODY.unpack_from(body)
     return bytes(body[_LEDGER_BODY.size : _LEDGER_BODY.size + length]), bool(flags & FENCED)
 
@@ -137,17 +139,17 @@ def parse_ledger_body(body: memoryview) -> tuple[bytes, bool]:
 
 
 def up(size: int) -> int:
-    """Rounded up to whole blocks."""
+    """Round up to whole blocks."""
     return (size + BLOCK - 1) & -BLOCK
 
 
 def down(size: int) -> int:
-    """Rounded down to whole blocks."""
+    """Round down to whole blocks."""
     return size & -BLOCK
 
 
 def aligned_memory(size: int) -> mmap.mmap:
-    """Zeroed memory that begins on a page, in large pages where the kernel has them."""
+    """Return zeroed memory that begins on a page, in large pages where the kernel has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= 2 * 1024 * 1024:
         try:
@@ -215,7 +217,7 @@ class SlabPool:
 
     @property
     def beyond_limit(self) -> bool:
-        """Whether more slabs are in use than the limit: `take` was asked for one beyond it."""
+        """True while more slabs are in use than the limit: `take` was asked for one beyond it."""
         return len(self._slabs) > self._limit
 
     def _free_memory(self) -> mmap.mmap | None:

@@ -1,4 +1,5 @@
-"""What the machine gives a node, and what a lack of it means: space in its directories, descriptors for its files.
+"""Resources that the machine gives a node, and the meaning of a lack of them: space in its directories, descriptors for
+its files.
 
 *A write.* A disk without space is not taken for one that fails: the lack passes, and what was not written can be
 written later (NoSpaceError). The same goes for what failed because the process, or the machine, had no file descriptors
@@ -55,14 +56,14 @@ def read_files(limit: int) -> int:
 
 
 def reserved(settings: BookieSettings, limit: int) -> int:
-    """Descriptors that connections of clients must leave."""
+    """Return how many descriptors connections of clients must leave."""
     files = A_JOURNAL * len(settings.journal_directories) + A_DIRECTORY * len(settings.ledger_directories)
     http = HTTP_CONNECTIONS if settings.http_server_enabled else 0
     return BASE + SPARE + files + http + read_files(limit)
 
 
 def connection_limit(settings: BookieSettings, limit: int) -> int:
-    """Connections that clients may have: bookieMaxConnections, or as many as the descriptors allow.
+    """Return how many connections clients may have: bookieMaxConnections, or as many as the descriptors allow.
 
     Raises BookieConfigurationError where there is not even room for a few.
     """
@@ -145,7 +146,9 @@ class NoSpaceError(OSError):
 
 @contextmanager
 def needing_space(path: str, needed: int) -> Iterator[None]:
-    """Around writes of `needed` bytes of which nothing counts before a later step: a full disk becomes NoSpaceError."""
+    """Turn a full disk into NoSpaceError, around writes of `needed` bytes of which nothing counts before a
+    later step.
+    """
     try:
         yield
     except OSError as error:
@@ -158,8 +161,9 @@ def needing_space(path: str, needed: int) -> Iterator[None]:
 
 @contextmanager
 def needing_descriptors(path: str) -> Iterator[None]:
-    """Around what opens files and can be repeated, but is not a write that may be tried again: only a lack of
-    descriptors becomes NoSpaceError. A sync that was begun does not fail for lack of one."""
+    """Turn a lack of descriptors, and only that, into NoSpaceError, around what opens files and can be repeated, but is
+    not a write that may be tried again. A sync that was begun does not fail for lack of a descriptor.
+    """
     try:
         yield
     except OSError as error:
@@ -268,8 +272,10 @@ class Disks:
             space.device, space.total, space.free = self._disk.usage(space.path)
         except OSError as error:
             logger.error("the usage of %s cannot be read, it counts as full: %s", space.path, error)
+            # A disk that cannot even say how full it is gets no new log.
             space.free, space.full = 0, True
             return
+        # A full disk must get below a lower mark: the node would change its mode with every file otherwise.
         limit = settings.low_water_mark if space.full else settings.disk_usage_threshold
         full = space.free < settings.min_usable_size_for_entry_log_creation or space.usage > limit
         if full != space.full:
@@ -298,7 +304,7 @@ class Disks:
 
     @property
     def full_ledger_directories(self) -> list[str]:
-        """Those that were full at the last look; no new log begins there while another has room."""
+        """The directories that were full at the last look; no new log begins there while another has room."""
         return [space.path for space in self._ledgers if space.full]
 
     @property
@@ -308,12 +314,13 @@ class Disks:
         return max(space.free for space in self._ledgers) > needed and all(space.free for space in self._journals)
 
     def capacity(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger directories' disks, each disk once."""
+        """Return (total, free) bytes of the ledger directories' disks, each disk once."""
+        # Two directories may lie on one disk, whose bytes count once: clients place ledgers by this.
         disks = {space.device: space for space in self._ledgers}
         return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
 
     def spaces(self) -> Spaces:
-        """(total, free) bytes of each directory, as of the last look."""
+        """Return (total, free) bytes of each directory, as of the last look."""
         journals, ledgers = (
             {space.path: (space.total, space.free) for space in directories}
             for directories in (self._journals, self._ledgers)
@@ -326,6 +333,7 @@ class Disks:
         spaces = _with_room(self._ledgers)
         free = sum(max(space.free, 1) for space in spaces)
         for space in spaces:
+            # Shares instead of the emptiest one each time: writes use the bandwidth of all disks.
             space.credit += max(space.free, 1) / free
         chosen = max(spaces, key=lambda space: space.credit)
         chosen.credit -= 1

@@ -100,8 +100,9 @@ class SystemFile:
             raise
 
     def sync_data(self) -> None:
-        """fdatasync. Raises OSError; it must not be repeated then: the kernel may have dropped the pages that
-        failed."""
+        """Call fdatasync. Raises OSError; it must not be repeated then: the kernel may have dropped the pages that
+        failed.
+        """
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -109,7 +110,7 @@ class SystemFile:
             raise
 
     def _name(self, error: OSError) -> None:
-        """Note the file in an error: the kernel names none for a descriptor, and a node has several disks."""
+        """Name the file in an error: the kernel names none for a descriptor, and a node has several disks."""
         error.filename = self.path
 
     def close(self) -> None:
@@ -263,7 +264,7 @@ class SystemDisk:
             pass
 
     def sync_directory(self, path: str) -> None:
-        """fsync of the directory: creations, renames and removals in it are durable on return. Raises OSError."""
+        """Call fsync on the directory: creations, renames and removals in it are durable on return. Raises OSError."""
         descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -286,7 +287,7 @@ class SystemDisk:
         return self._spare.have(partial(os.open, path, flags, FILE_MODE))
 
     def usage(self, path: str) -> tuple[int, int, int]:
-        """(device id, total bytes, bytes free for ordinary users) of the file system that holds `path`."""
+        """Return (device id, total bytes, bytes free for ordinary users) of the file system that holds `path`."""
         stats = os.statvfs(path)
         return os.stat(path).st_dev, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
 

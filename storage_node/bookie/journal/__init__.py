@@ -1,4 +1,4 @@
-"""What makes a record durable before it is answered (I1); read again only at start.
+"""Makes a record durable before it is answered (I1); read again only at start.
 
 journals   all journals of a node as one; which of them takes a ledger's records
 writer     `Journal`: group commit without a timer, one journal's batches on their way to the disk

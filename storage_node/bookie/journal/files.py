@@ -69,7 +69,7 @@ def node_tag(bookie_id: str, instance_id: str | None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """A batch's header; `offset` is where the batch lies in its file."""
+    """Which records does a batch hold, and where in its file is it (`offset`)?"""
 
     offset: int
     generation: int
@@ -144,7 +144,9 @@ def parse_file_name(name: str) -> int | None:
 
 
 class JournalFile:
-    """One file in use. Bytes up to `prepared` have been written before (zeros, or an older generation)."""
+    """How far is a journal file written? One in use; bytes up to `prepared` have been written before (zeros, or an
+    older generation).
+    """
 
     __slots__ = ("file", "file_id", "prepared")
 
@@ -155,7 +157,9 @@ class JournalFile:
 
 
 class JournalFiles:
-    """Creates, prepares, retires and reuses journal files. All methods block."""
+    """Which files does a journal have, and which may be used again? Creates, prepares, retires and reuses them. All
+    methods block.
+    """
 
     def __init__(
         self, disk: Disk, directory: str, owner: JournalOwner, *, step_bytes: int, max_bytes: int, spares: int
@@ -250,8 +254,9 @@ class JournalFiles:
         journal_file.prepared = max(journal_file.prepared, end)
 
     def retire(self, below: int) -> None:
-        """Files with ids below `below` are needed no more: keep some as spares, delete the rest. NoSpaceError: nothing
-        was done, for lack of descriptors."""
+        """Retire files with ids below `below`: keep some as spares, delete the rest. NoSpaceError: nothing was done,
+        for lack of descriptors.
+        """
         with needing_descriptors(self._directory):
             names = self._disk.list_directory(self._directory)
         spares = sum(name.startswith(SPARE_PREFIX) for name in names)

@@ -141,8 +141,7 @@ class Journals:
             await journal.landed()
 
     async def retire(self, marks: Sequence[JournalMark]) -> None:
-        """Note that a checkpoint with these marks is in every ledger directory: older files may go (D7). Raises
-        OSError."""
+        """Retire older files: a checkpoint with these marks is in every ledger directory (D7). Raises OSError."""
         for journal, mark in zip(self.journals, marks, strict=True):
             await journal.retire(mark)
 
@@ -153,7 +152,7 @@ class Journals:
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped a journal, and with it the node."""
+        """The error that stopped a journal, and with it the node."""
         return next((journal.error for journal in self.journals if journal.error is not None), None)
 
     @property
@@ -163,7 +162,7 @@ class Journals:
 
     @property
     def wants_descriptors(self) -> bool:
-        """Whether a journal waits for file descriptors, not for space."""
+        """True while a journal waits for file descriptors, not for space."""
         return any(journal.full and lacks_descriptors(journal.wanting) for journal in self.journals)
 
     @property

@@ -33,7 +33,9 @@ FIRST_BATCH_AT = BLOCK
 
 @dataclass(frozen=True, slots=True)
 class JournalMark:
-    """Everything up to batch `sequence` is in the entry logs; later batches lie at or behind (`file_id`, `offset`)."""
+    """Where does replay begin? Everything up to batch `sequence` is in the entry logs; later batches lie at or behind
+    (`file_id`, `offset`).
+    """
 
     file_id: int
     offset: int
@@ -41,7 +43,9 @@ class JournalMark:
 
 
 class JournalReader:
-    """Reads the files of one journal directory, which must be `owner`'s (None: any node's)."""
+    """Which records must be taken again after a crash? Reads the files of one journal directory, which must be
+    `owner`'s (None: any node's).
+    """
 
     def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
         self._disk = disk
@@ -97,7 +101,7 @@ class JournalReader:
             file.close()
 
     def unused(self, mark: JournalMark) -> list[int]:
-        """Files behind the mark's that hold no batch."""
+        """Return the files behind the mark's that hold no batch."""
         later = [file_id for file_id in self.file_ids if file_id > mark.file_id]
         return [file_id for file_id in later if not self._has_batches(file_id)]
 
@@ -109,7 +113,9 @@ class JournalReader:
         return JournalReader(self._disk, self.directory, self._owner)
 
     def goes_beyond(self, mark: JournalMark) -> bool:
-        """There are files behind the mark's: after a clean stop, of a start that had no space for a checkpoint."""
+        """Return whether there are files behind the mark's: after a clean stop, of a start that had no space for a
+        checkpoint.
+        """
         return bool(self.file_ids) and self.file_ids[-1] > mark.file_id
 
     def keep_for_next_start(self, mark: JournalMark) -> bool:

@@ -75,7 +75,7 @@ class Answers:
 
 
 class Batch:
-    """A range of a slab on its way to the disk, and the answers and calls that wait for it."""
+    """Which records go to the disk together, and which answers wait for that? A range of a slab on its way."""
 
     __slots__ = (
         "acknowledgements",
@@ -118,7 +118,9 @@ class Batch:
         self.synced = False
 
     def cover(self, at: int, body_sum: int, body_length: int) -> None:
-        """Note that a large body lies at `at`: its sum, known already, saves going through it once more."""
+        """Cover a large body, which lies at `at`, by the sum that is known already: that saves going through it once
+        more.
+        """
         if crc32_combine is not None:
             before = crc32(self.slab.view[self.summed : at], self.total_sum)
             self.total_sum = crc32_combine(before, body_sum, body_length)
@@ -143,7 +145,7 @@ class Batch:
             at += end - start
 
     def records_sum(self) -> int:
-        """CRC-32 of all records, once there will be no more."""
+        """Return the CRC-32 of all records, once there will be no more."""
         return crc32(self.slab.view[self.summed : self.end], self.total_sum)
 
     @property
@@ -153,7 +155,7 @@ class Batch:
 
     @property
     def copied(self) -> bool:
-        """Whether it is written from a copy behind its header; if not, from the slab where it lies."""
+        """True where it is written from a copy behind its header; if not, from the slab where it lies."""
         return bool(self.earlier) or self.length <= COPY_BYTES
 
     @property
@@ -165,7 +167,7 @@ class Batch:
 
 
 class JournalSupervisor(Protocol):
-    """What a journal reports to: the storage whose records it makes durable."""
+    """Who must know how a journal does? The storage whose records it makes durable."""
 
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""
@@ -189,7 +191,17 @@ class JournalSupervisor(Protocol):
 
 
 class Journal:
-    """Appends to one journal directory. `pool` names threads; with `gathers` there are other journals beside it."""
+    """When is a record durable? Appends to one journal directory, and answers then (I1).
+
+    Args:
+        disk: runs the calls that block.
+        files: prepares and retires the files.
+        file: the one to begin with.
+        last_sequence: the number of the last batch that replay found.
+        supervisor: hears of failures and of space that is short.
+        pool: names threads.
+        gathers: there are other journals beside it.
+    """
 
     def __init__(
         self,
@@ -235,7 +247,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ appending
 
     def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
-        """Return a record lies at [start, end) of the slab, right behind the previous one.
+        """Add a record to the open batch, which lies at [start, end) of the slab, right behind the previous one.
 
         The caller adds to the batch returned, in the same turn of the loop, what to answer or call when it is durable.
         """
@@ -313,7 +325,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ committing
 
     def _close_batch(self) -> None:
-        """Note that the open batch takes no more records."""
+        """Close the open batch: it takes no more records."""
         batch = self._open
         if batch is None:
             return
@@ -351,7 +363,7 @@ class Journal:
         future.add_done_callback(partial(landed, batch, slot))
 
     def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """Note that a batch with early answers is written: give them, and sync it."""
+        """Give the early answers of a batch that is written, and sync it."""
         if future.exception() is not None or self.error is not None:
             self._landed(batch, slot, future)
             return
@@ -373,7 +385,7 @@ class Journal:
                 answers.sink.durable(answers)
 
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """Note that a batch is synced: acknowledge it and its followers, if all before it are durable too."""
+        """Acknowledge a batch that is synced, and its followers, if all before it are durable too."""
         self._calls.discard(future)
         self._slots.append(slot)
         error = future.exception()
@@ -446,8 +458,9 @@ class Journal:
             self._cannot_go_on(error)
 
     def _cannot_go_on(self, error: BaseException) -> None:
-        """Note that nothing could be prepared. A lack of space is not a failure here: nothing was written where it
-        counts."""
+        """Fail because nothing could be prepared. A lack of space is not a failure here: nothing was written where it
+        counts.
+        """
         if not isinstance(error, NoSpaceError):
             self._fail(error)
         elif not self.full:
@@ -488,7 +501,7 @@ class Journal:
         self._kick()
 
     async def retire(self, mark: JournalMark) -> None:
-        """Note that a checkpoint with this mark is durable: older files may go. Raises OSError."""
+        """Retire older files: a checkpoint with this mark is durable. Raises OSError."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing])  # it may be writing to a file that is about to be closed
         for file in [file for file in self._retired if file.file_id < mark.file_id]:
@@ -513,7 +526,7 @@ class Journal:
 
 
 def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
-    """One write, one sync (on a journal thread)."""
+    """Write a batch with one write and one sync (on a journal thread)."""
     slab = batch.slab.view
     copied = batch.copied
     header = BatchHeader(

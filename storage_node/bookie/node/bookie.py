@@ -60,7 +60,7 @@ NEW_DIRECTORY_BYTES = 16 * 1024
 
 
 class Bookie:
-    """A storage node on the running loop.
+    """How does one run a storage node? This one, on the running loop.
 
     Args:
         settings: where its data lies and what it is called.
@@ -126,7 +126,7 @@ class Bookie:
 
     @property
     def storage(self) -> Storage:
-        """What the node stores. Raises BookieFailedError before `start`."""
+        """The node's entries. Raises BookieFailedError before `start`."""
         if self._storage is None:
             raise BookieFailedError("the bookie is not started")
         return self._storage
@@ -148,7 +148,7 @@ class Bookie:
 
     @property
     def takes_high_priority(self) -> bool:
-        """Whether a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
+        """True where a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
         storage = self.storage
         return not storage.writing_failed and not storage.full and self.disks.takes_high_priority
 
@@ -174,16 +174,18 @@ class Bookie:
         return asyncio.get_running_loop().time()
 
     def disk_space(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger disks together, looked up now."""
+        """Return (total, free) bytes of the ledger disks together, looked up now."""
         self.disks.look()
         return self.disks.capacity()
 
     def heard(self, connection: ServedConnection) -> None:
-        """Something came from the connection: from now on it is the one that was idle for the shortest time."""
+        """Note that something came from the connection: from now on it is the one that was idle for the
+        shortest time.
+        """
         self._admission.heard(connection)
 
     def closed(self, connection: ServedConnection) -> None:
-        """Note that a connection is closed, and makes room for another."""
+        """Let a connection go that is closed; it makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -336,15 +338,18 @@ class Bookie:
         )
 
     def degraded(self, error: BaseException) -> None:
-        """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
+        """Refuse writes after one to a ledger directory failed; what is not there yet is in the journal and in
+        memory.
+        """
         logger.error("read-only until the node is restarted with a working disk: %s", error)
         self.read_only = True
         if self._serving:
             self._run(self._leave_off())
 
     def no_space(self) -> None:
-        """Note that a disk is full, and what came in waits in memory or on what is prepared: take nothing more, at
-        once. Where descriptors are wanting, adds only wait as well: there may be some in a moment."""
+        """Take nothing more, at once: a disk is full, and what came in waits in memory or on what is prepared. Where
+        descriptors are wanting, adds only wait as well: there may be some in a moment.
+        """
         if self._serving and self.storage.wants_descriptors:
             asyncio.get_running_loop().call_later(DESCRIPTORS_RETRY_S, self._look_again)
             return

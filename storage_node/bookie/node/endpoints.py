@@ -1,4 +1,4 @@
-"""What a node shows over HTTP (`httpServerEnabled`): paths and bodies of Apache BookKeeper's endpoints that only read.
+"""A node's pages over HTTP (`httpServerEnabled`): paths and bodies of Apache BookKeeper's endpoints that only read.
 
 | path | answer |
 |---|---|
@@ -131,7 +131,7 @@ GC_MEANINGS: Final = {
 
 
 def exposition(bookie: Bookie) -> tuple[str, bytes]:
-    """Content type and text."""
+    """Return the content type and the text."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -141,7 +141,7 @@ def exposition(bookie: Bookie) -> tuple[str, bytes]:
 
 
 class _Collector:
-    """What prometheus_client asks."""
+    """How does prometheus_client ask for a node's figures?"""
 
     def __init__(self, bookie: Bookie) -> None:
         self._bookie = bookie

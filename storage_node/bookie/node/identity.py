@@ -47,7 +47,9 @@ def software_version() -> str | None:
 
 
 def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:
-    """Id and address. Raises BookieConfigurationError for a loopback address that the settings do not ask for."""
+    """Return the node's id and address. Raises BookieConfigurationError for a loopback address that the settings do not
+    ask for.
+    """
     host = settings.advertised_address or _own_host(settings)
     if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
         raise BookieConfigurationError(
@@ -68,6 +70,7 @@ def _own_host(settings: BookieSettings) -> str:
         address = socket.gethostbyname(name)
     except OSError:
         return name
+    # Debian's /etc/hosts gives the own name a loopback address, which no other host could dial.
     return name if _is_loopback(address) else address
 
 
@@ -104,6 +107,7 @@ def was_read_only(disk: Disk, directories: Sequence[str]) -> bool:
             found.append((int(stamp), mode == READ_ONLY))
         else:
             logger.warning("%s/%s is not readable and left out", directory, STATUS_FILE)
+    # The newest file: a directory that was away keeps an old one.
     return max(found)[1] if found else False
 
 
@@ -129,12 +133,14 @@ class SessionFile:
             return
         try:
             token = binascii.unhexlify(text.strip())
+            # A node that was killed is still registered by this session, and its next start would wait for the timeout.
             await asyncio.wait_for(self._store.end_session(token), END_TIMEOUT_S)
         except (ValueError, DistributedLogError, asyncio.TimeoutError) as error:
             logger.warning("the former session was not ended, it has to expire: %s", error)
 
     async def keep(self) -> None:
         """Write the current session's token down, durably. Failing costs the next start time, so it is only logged."""
+        # The session may expire while its token is written: then the next one's is written, too.
         while (token := self._store.session_token) and token != self._kept:
             data = binascii.hexlify(token) + b"\n"
             try:

@@ -1,4 +1,4 @@
-"""What clients ask of a node (docs/reference/wire.md#bookie-promises).
+"""Requests of clients, and a node's answers (docs/reference/wire.md#bookie-promises).
 
 connections   frames in, adds, and what has to wait, in which order
 requester     the client at the other end, as the handlers of its requests see it

@@ -48,10 +48,10 @@ ROOM_RETRY_S = 0.05
 
 
 class ConnectionOwner(NodeServices, Protocol):
-    """What connections need of their node."""
+    """Which services does a connection need of its node?"""
 
     def heard(self, connection: ServedConnection) -> None:
-        """Something came from this connection."""
+        """Note that something came from this connection."""
         ...
 
     def closed(self, connection: ServedConnection) -> None:
@@ -113,7 +113,7 @@ class ServedConnection:
         flow.check()
 
     def batch_done(self) -> None:
-        """Answers leave by themselves; what the socket does not take of them counts."""
+        """Look at what the socket does not take of the answers, which leave by themselves: that counts."""
         self.node.heard(self)
         if self.link.queued_bytes > ALLOWANCE_BYTES:
             asyncio.get_running_loop().call_soon(self.flow.check)
@@ -164,7 +164,7 @@ class ServedConnection:
         self.flow.stop()
 
     def _wait_in_line(self, frame: bytes) -> None:
-        """Something waits already. What is urgent does not wait for that."""
+        """Put a frame behind those that wait already. What is urgent does not wait for these."""
         request = self._decode(memoryview(frame))
         if not _is_urgent(request):
             self._line.append(frame)
@@ -198,7 +198,9 @@ class ServedConnection:
         self._go_on(retry=True)
 
     def _go_on_in_turn(self) -> None:
-        """Hundreds of requests may end in one turn of the loop, and each may let as many others begin as fit in one."""
+        """Go on in a later share of the loop: hundreds of requests may end in one turn of it, and each may let as many
+        others begin as fit in one.
+        """
         self.node.limits.turns.join(self._go_on)
 
     def _go_on(self, *, retry: bool = False) -> None:
@@ -283,7 +285,7 @@ class ServedConnection:
         return None
 
     def durable(self, answers: Answers) -> None:
-        """Note that the records of these adds are durable: their answers leave as one piece."""
+        """Send the answers of these adds, whose records are durable, as one piece."""
         frames = answers.frames
         self.link.send(b"".join(frames))
         self.traffic.adds += len(frames)
@@ -301,7 +303,9 @@ def _too_late(request: AddRequest | WriteLacRequest) -> bytes:
 
 
 def _is_urgent(request: Heard) -> bool:
-    """Return recovery's reads and adds carry a priority; only recovery asks for fences."""
+    """Return whether a request is a recovery's: its reads and adds carry a priority, and only recovery asks for
+    fences.
+    """
     if isinstance(request, (AddRequest, ReadRequest, BatchReadRequest)):
         return request.priority > 0 or (not isinstance(request, AddRequest) and request.fence)
     return False
@@ -319,4 +323,4 @@ HANDLERS: Mapping[type, Callable[..., None]] = {
     UnsupportedRequest: handlers.unsupported,
     Misversioned: handlers.misversioned,
 }
-"""What is done for each kind of request but those that store something, which may have to wait for memory."""
+"""The handler of each kind of request but those that store something, which may have to wait for memory."""

@@ -30,18 +30,18 @@ class Misversioned:
 
 
 Heard: TypeAlias = Request | RequestV2 | Misversioned
-"""Whatever a connection may be asked."""
+"""Any request that a connection may get."""
 
 
 class Dialect(Protocol):
     """One protocol version."""
 
     def quick_add(self, frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
-        """(EOK answer, key, body) of an ordinary add, None for anything else."""
+        """Return (EOK answer, key, body) of an ordinary add, None for anything else."""
         ...
 
     def decode(self, frame: memoryview) -> Heard:
-        """Raises ProtocolError."""
+        """Decode a request. Raises ProtocolError."""
         ...
 
     def added(self, request: AddRequest, status: Status) -> bytes:
@@ -98,7 +98,7 @@ class VersionThree:
 
     @staticmethod
     def auth(request: AuthRequest) -> bytes:
-        """EOK with the plugin `AuthDisabledPlugin`: the client goes on without authentication."""
+        """Answer EOK with the plugin `AuthDisabledPlugin`: the client goes on without authentication."""
         return encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN)
 
 
@@ -120,7 +120,7 @@ class VersionTwo:
 
     @staticmethod
     def added(request: AddRequest, status: Status) -> bytes:
-        """Header, code and the request's ids, in the request's own version."""
+        """Return header, code and the request's ids, in the request's own version."""
         return v2.encode_add_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod
@@ -134,7 +134,7 @@ class VersionTwo:
 
     @staticmethod
     def no_entry(request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
-        """Header, code and the request's ids; version 2 has no place for `max_lac`."""
+        """Return header, code and the request's ids; version 2 has no place for `max_lac`."""
         return v2.encode_read_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod

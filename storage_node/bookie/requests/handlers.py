@@ -1,4 +1,4 @@
-"""What is done for requests that are neither adds nor reads of entries.
+"""Handlers of requests that are neither adds nor reads of entries.
 
 What each is answered is in docs/reference/wire.md#bookie-promises, and of AUTH and START_TLS in
 docs/reference/wire.md#authentication-and-tls. The list of a ledger's entries is a head, and a group for each contiguous
@@ -140,7 +140,7 @@ def _send_list(requester: Requester, request: ListEntriesRequest, status: Status
 
 
 def auth(requester: Requester, request: AuthRequest) -> None:
-    """There is no authentication here: a client that begins one is asked to go on."""
+    """Ask a client that begins an authentication to go on: there is none here."""
     requester.link.send(dialect_of(request).auth(request))
 
 
@@ -155,7 +155,7 @@ def unsupported(requester: Requester, request: UnsupportedRequest) -> None:
 
 
 def misversioned(requester: Requester, refused: Misversioned) -> None:
-    """A packet of a version after 2: refused with the ids that its client waits for."""
+    """Refuse a packet of a version after 2, with the ids that its client waits for."""
     request = refused.request
     if isinstance(request, AddRequest):
         answer = VERSION_TWO.added(request, Status.EBADVERSION)

@@ -1,4 +1,4 @@
-"""What bounds the work of a node's connections: each one's share, and what all of them share.
+"""Bounds of the work of a node's connections: each one's share, and the budgets that all of them share.
 
 How many connections there may be is decided by `transport.admission`.
 
@@ -55,15 +55,16 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether the limit is reached; a limit of 0 never is."""
+        """True while the limit is reached; a limit of 0 never is."""
+        # Urgent requests pass a closed gate, so more may be taken than the limit.
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
-        """Note that a request begins; what is urgent may begin although the gate is closed."""
+        """Count a request that begins; an urgent one may begin although the gate is closed."""
         self.taken += 1
 
     def give(self, count: int = 1) -> None:
-        """Requests have ended: let others in, in the order in which they came."""
+        """Note that requests have ended: let others in, in the order in which they came."""
         self.taken -= count
         check(self.taken >= 0, "more requests ended than began")
         while self._waiting and not self.closed:
@@ -176,11 +177,11 @@ class NodeLimits:
 IN_FLIGHT_BYTES = 32 * 1024 * 1024
 RESUME_BYTES = IN_FLIGHT_BYTES // 2
 ALLOWANCE_BYTES = 64 * 1024
-"""What a connection may hold of the budget for answers without being counted."""
+"""Bytes of the budget for answers that a connection may hold without being counted."""
 REQUEST_BYTES = 512
-"""What a request without a body counts."""
+"""Bytes that a request without a body counts."""
 TASK_BYTES = 4096
-"""What a request counts that waits for the disk or a sync: a task, its frames and its future."""
+"""Bytes that a request counts that waits for the disk or a sync: a task, its frames and its future."""
 
 
 class Flow:
@@ -221,7 +222,9 @@ class Flow:
         )
 
     def check(self) -> None:
-        """Called after every step that may have queued or begun something."""
+        """Stop reading, or count what is owed, where it has become too much; called after every step that may have
+        queued or begun something.
+        """
         queued = self._link.queued_bytes
         if self.in_flight + queued > IN_FLIGHT_BYTES:
             self.stop()
@@ -229,22 +232,23 @@ class Flow:
             self.settle()
 
     def owe(self, size: int) -> None:
-        """Note that an answer of about `size` bytes is being prepared."""
+        """Count an answer of about `size` bytes that is being prepared."""
         self.in_flight += size
         self.owed += size
         if size > ALLOWANCE_BYTES or self._counted or self._budget.exceeded:
             self.settle()
 
     def paid(self, size: int) -> None:
-        """Note that that answer was sent, or will not be."""
+        """Count that answer no more: it was sent, or will not be."""
         self.owed -= size
         if self._counted:
             self.settle()
         self.done(size)
 
     def done(self, size: int) -> None:
-        """Note that a request of that size has ended."""
+        """Count a request of that size no more: it has ended."""
         self.in_flight -= size
+        # At half of the limit, not right below it: a connection would stop and go on with every request.
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
 
@@ -252,6 +256,7 @@ class Flow:
         """Read no further until `may_go_on` says so."""
         if not self.stopped and not self.closed:
             self.stopped = True
+            # TCP then holds the client back: what it sends stays in the kernels' buffers, and not in our memory.
             self._link.pause_reading()
             self._watch()
 
@@ -263,6 +268,7 @@ class Flow:
             self._watch()
             return False
         self._count()
+        # Only connections that hold a part of the budget wait for it: one that owes nothing may go on.
         if self._counted and self._budget.exceeded:
             if not self._waiting:
                 self._waiting = True
@@ -287,7 +293,7 @@ class Flow:
                 self.stop()
 
     def close(self) -> None:
-        """Note that the link is gone, and with it what it had queued."""
+        """Give up what the link had queued: it is gone."""
         self.closed = True
         if self._counted:
             self._budget.change(-self._counted)
@@ -297,6 +303,7 @@ class Flow:
 
     def _count(self) -> None:
         held = self.owed + self._link.queued_bytes
+        # A small share does not count: thousands of idle connections must not use the budget up.
         held = held if held > ALLOWANCE_BYTES else 0
         if held != self._counted and not self.closed:
             by, self._counted = held - self._counted, held
@@ -309,7 +316,7 @@ class Flow:
             self._watching.add_done_callback(self._looked)
 
     def _freed(self) -> None:
-        """Note that the budget has room again."""
+        """Go on if reading is stopped: the budget has room again."""
         self._waiting = False
         if self.stopped and not self.closed:
             self._go_on()

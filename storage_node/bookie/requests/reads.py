@@ -136,7 +136,7 @@ async def _finish_fence(requester: Requester, request: ReadRequest, pending: asy
 
 
 def _cost(requester: Requester, request: ReadRequest | BatchReadRequest) -> int:
-    """Return about what the first entry of an answer takes."""
+    """Return about how much the first entry of an answer takes."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     return REQUEST_BYTES + (0 if isinstance(found, Status) else requester.storage.size_of(*found))
 
@@ -295,7 +295,7 @@ def _wait(requester: Requester, request: ReadRequest, ledger: Ledger, previous_l
 
 
 def _finish(requester: Requester, request: ReadRequest, previous_lac: int, advanced: bool) -> None:
-    """Note that the wait is over: answer from memory at once, else begin to read.
+    """Answer a long poll whose wait is over: from memory at once, else begin to read.
 
     At once means in the turn of the loop in which the LAC moved on, before the journal begins to sync what moved it: a
     reader at the tail waits for this answer.
@@ -349,7 +349,7 @@ async def _answer_from_disk(
 
 
 def read_lac(requester: Requester, request: ReadLacRequest) -> None:
-    """Note that the explicit LAC and the last entry, each where there is one."""
+    """Answer with the explicit LAC and the last entry, each where there is one."""
     found = requester.storage.find(request.ledger_id, -1)
     cost = 0 if isinstance(found, Status) else requester.storage.size_of(*found)
     requester.spawn(_finish_read_lac(requester, request), REQUEST_BYTES + cost)

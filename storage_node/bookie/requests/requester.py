@@ -23,16 +23,16 @@ Wait: TypeAlias = Callable[[Callable[[], None]], None]
 
 
 class NodeServices(Protocol):
-    """What requests need of their node."""
+    """Which services do the handlers of requests need of their node?"""
 
     @property
     def storage(self) -> Storage:
-        """What the node stores."""
+        """The node's entries."""
         ...
 
     @property
     def limits(self) -> NodeLimits:
-        """What all connections share: gates, budgets, the line of turns."""
+        """Shared by all connections: gates, budgets, the line of turns."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class NodeServices(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether adds and explicit LACs are refused."""
+        """True while adds and explicit LACs are refused."""
         ...
 
     @property
@@ -61,12 +61,14 @@ class NodeServices(Protocol):
         ...
 
     def disk_space(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger disks."""
+        """Return (total, free) bytes of the ledger disks."""
         ...
 
 
 class Requester:
-    """The client whose requests are handled. `go_on` is called when what stopped the connection may be over."""
+    """Which client gets the answers to the requests that are handled? `go_on` is called when what stopped the
+    connection may be over.
+    """
 
     def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:
         self.node = node
@@ -81,7 +83,7 @@ class Requester:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def acknowledge(self, answer: bytes) -> None:
-        """Note that the record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        """Acknowledge an add, for which `in_flight` counts REQUEST_BYTES: its record is durable."""
         self.link.send(answer)
         self.flow.done(REQUEST_BYTES)
 
@@ -109,11 +111,11 @@ class Requester:
         self.link.close()
 
     def cancel_tasks(self) -> None:
-        """Note that the link is gone: what runs for it ends soon."""
+        """Cancel what runs for the link, which is gone; it ends soon."""
         self.node.limits.endings.add(self._tasks)
 
     def cancel_polls(self) -> None:
-        """Note that the link is gone: its long polls end without an answer."""
+        """End the long polls of the link, which is gone, without an answer."""
         for poll in self.polls.take_all():
             self.node.limits.polls.discard(poll)
             poll.cancel()

@@ -1,4 +1,4 @@
-"""What a node holds, and what is left of it after a crash.
+"""The entries that a node holds, and how much is left of them after a crash.
 
 storage       `Storage`: adds, fences, LACs and reads, decided in one step; start from what is on disk
 contents      the ledgers, how much of each log is live, and what no checkpoint has covered yet

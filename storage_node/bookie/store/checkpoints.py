@@ -65,7 +65,7 @@ _CLEAN, _LOSSY = 1, 2
 
 
 def missing_file_error(directories: list[str]) -> CorruptDataError:
-    """There is data, but no readable checkpoint."""
+    """Return the error for directories that have data, but no readable checkpoint."""
     return CorruptDataError(
         f"there are journal files or entry logs, but no intact file {CHECKPOINT_FILE} in any ledger directory",
         advice="The node did not start, because it cannot know what it has lost. Restore the file, or give the node "
@@ -148,7 +148,9 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
 
 
 class Checkpointer:
-    """Takes the checkpoints of one node, one at a time. `run` once it has a journal, `end` before the files close."""
+    """From where must a node replay after a crash? Takes its checkpoints, one at a time. `run` once it has a journal,
+    `end` before the files close.
+    """
 
     def __init__(self, contents: Contents, disk: Disk, *, directories: list[str], interval_ms: int) -> None:
         self._contents = contents
@@ -288,7 +290,8 @@ class Checkpointer:
                 await logs.space()
 
     def _idle_logs(self) -> dict[int, int]:
-        """Logs, and their lengths, in which nothing is live: never one that is written to, or not all synced.
+        """Return the logs, and their lengths, in which nothing is live: never one that is written to, or not all
+        synced.
 
         A damaged log stays while there is any ledger of which it might hold something.
         """
@@ -310,7 +313,7 @@ class Checkpointer:
         return bool(self._idle_logs())
 
     async def _remove_logs(self, idle: dict[int, int]) -> None:
-        """Note that the checkpoint without these logs is in every directory: their files can go."""
+        """Remove the files of these logs: the checkpoint without them is in every directory."""
         for log_id, length in idle.items():
             self._leftover.update(self._contents.logs.drop(log_id))
             self._contents.live.forget(log_id)
@@ -323,7 +326,9 @@ class Checkpointer:
             self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
 
     def _remove_files(self, paths: set[str]) -> set[str]:
-        """Return on the files thread. What cannot be removed now is tried again later; it does no harm meanwhile."""
+        """Remove files (on the files thread). Those that cannot be removed now are tried again later; they do no harm
+        meanwhile.
+        """
         left: set[str] = set()
         for path in sorted(paths):
             try:
@@ -378,7 +383,7 @@ class Checkpointer:
             self._unsynced.discard(directory)
 
     def _write_checkpoint(self, taken: Checkpoint, states: list[bytes]) -> None:
-        """Every directory, or the checkpoint does not count (D7) (on the files thread)."""
+        """Write the checkpoint into every directory, or it does not count (D7) (on the files thread)."""
         data = encode(taken, states)
         for directory in self._directories:
             path = f"{directory}/{CHECKPOINT_FILE}"
@@ -386,7 +391,7 @@ class Checkpointer:
                 self._disk.write_file(path, data)
 
     def _remove_unknown(self, known: set[int]) -> None:
-        """On the files thread."""
+        """Remove logs that no checkpoint knows (on the files thread)."""
         for directory in self._directories:
             for name in self._disk.list_directory(directory):
                 log_id = parse_log_name(name) or parse_log_name(name, ".idx")

@@ -85,8 +85,9 @@ class Compactor:
         """Logs with a record that cannot be read: not tried again."""
 
     def candidates(self, threshold: float) -> list[int]:
-        """Logs of which less than `threshold` is live, the emptiest first; without those that are written to or not
-        synced."""
+        """Return the logs of which less than `threshold` is live, the emptiest first; without those that are written to
+        or not synced.
+        """
         contents, logs = self._contents, self._contents.live.logs
         skipped = contents.logs.writing.keys() | contents.damaged | self._stopped
         found = [
@@ -130,7 +131,9 @@ class Compactor:
         return await self._checkpoints.take()
 
     def _has_space(self, size: int) -> bool:
-        """Copies need space before they free any; new logs go to directories that have some."""
+        """Return whether there is space for the copies, which need it before they free any; new logs go to directories
+        that have some.
+        """
         try:
             free = {directory: self._disk.usage(directory)[2] for directory in self._directories}
         except OSError as error:

@@ -83,7 +83,7 @@ class Ledger:
                 self.waiters.advance()
 
     def wake_all(self) -> None:
-        """A fence or an explicit LAC: every long poll has its answer."""
+        """Give every long poll its answer, after a fence or an explicit LAC."""
         if self.waiters is not None:
             self.waiters.wake_all()
 
@@ -139,28 +139,28 @@ class LiveBytes:
         return usage
 
     def live(self, log_id: int) -> int:
-        """Live bytes of a log."""
+        """Return the live bytes of a log."""
         usage = self.logs.get(log_id)
         return 0 if usage is None else usage.live
 
     def found(self, log_id: int, sizes: array[int], live: bool) -> None:
-        """A log holds entries of these sizes (at start)."""
+        """Note that a log holds entries of these sizes (at start)."""
         usage, total = self.of(log_id), sum(sizes)
         usage.stored += total
         if live:
             usage.live += total
 
     def gone(self, log_id: int, size: int) -> None:
-        """Note that a record is dead: a later copy has taken its place."""
+        """Count a record as dead: a later copy has taken its place."""
         self.logs[log_id].live -= size
 
     def collected(self, index: LedgerIndex) -> None:
-        """Note that all entries of a ledger are dead."""
+        """Count all entries of a ledger as dead."""
         for log_id, size in index.bytes_by_log():
             self.logs[log_id].live -= size
 
     def forget(self, log_id: int) -> None:
-        """Note that the log is deleted."""
+        """Forget a log that is deleted."""
         self.logs.pop(log_id, None)
 
 
@@ -222,14 +222,16 @@ class Contents:
         return bool(self.new or self.changed or self.deleted)
 
     def adopt(self, ledgers: dict[int, Ledger]) -> None:
-        """The ledgers of the checkpoint. No other ledger had been here then: what is not among them, and in no journal,
-        was never stored, whatever else may be lost."""
+        """Take over the ledgers of the checkpoint. No other ledger had been here then: what is not among them, and in
+        no journal, was never stored, whatever else may be lost.
+        """
         self.ledgers.update(ledgers)
         self.limbo.update(ledger_id for ledger_id, ledger in ledgers.items() if ledger.limbo)
 
     def lose(self, logs: set[int]) -> None:
-        """Note that entries in these logs are lost: any ledger that was here when one of them was written may miss
-        some."""
+        """Put into limbo every ledger that may miss entries of these lost logs: any that was here when one of them was
+        written.
+        """
         newest = max(logs - self.lost_logs, default=None)  # losses known before were dealt with then
         self.lost_logs.update(logs)
         for ledger_id, ledger in self.ledgers.items():
@@ -240,11 +242,11 @@ class Contents:
                 self.changed.add(ledger_id)
 
     def unknown(self, ledger_id: int) -> bool:
-        """Return what is not found of this ledger is unknown, not absent."""
+        """Return whether entries that are not found of this ledger are unknown, not absent (I11)."""
         return self.lossy or ledger_id in self.limbo
 
     def create(self, ledger_id: int) -> Ledger:
-        """Return a ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
+        """Make a ledger that was not here; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
         # Its former writer may still send adds: the fence outlives the deletion (I5).
         ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
@@ -254,12 +256,12 @@ class Contents:
         return ledger
 
     def counted(self) -> None:
-        """Metadata is asked now which ledgers there are."""
+        """Begin to count anew: metadata is asked now which ledgers there are."""
         self._created = 0
         self.crowded.clear()
 
     def create_bare(self, ledger_id: int, limit: int) -> Ledger | None:
-        """Return a ledger comes into existence without an entry; None: there are `limit` such ledgers already."""
+        """Make a ledger without an entry; None: there are `limit` such ledgers already."""
         for _ in range(min(_LOOKED_AT, len(self._bare))):
             known = self.ledgers.get(self._bare[0])
             if known is not None and known.index.last < 0:
@@ -291,7 +293,9 @@ class Contents:
         return True
 
     def forget_fences(self, before_ms: int) -> None:
-        """Fenced ledgers deleted before that time: their writers have long given up. So are the oldest of too many."""
+        """Forget fenced ledgers that were deleted before that time: their writers have long given up. Forget the oldest
+        of too many as well.
+        """
         for ledger_id in [ledger_id for ledger_id, gone_ms in self.fenced_gone.items() if gone_ms < before_ms]:
             del self.fenced_gone[ledger_id]
         for ledger_id in list(self.fenced_gone)[: max(len(self.fenced_gone) - MAX_FENCES_KEPT, 0)]:

@@ -76,7 +76,7 @@ def parse_log_name(name: str, suffix: str = ".log") -> int | None:
 
 
 class LogFile:
-    """A log that is being written."""
+    """Which log is being written, and where?"""
 
     __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
 
@@ -93,7 +93,7 @@ class LogFile:
 
 
 class LogsSupervisor(Protocol):
-    """What the entry logs report to: the storage that they are a part of."""
+    """Who must know how the entry logs do? The storage that they are a part of."""
 
     def room_made(self) -> None:
         """Note that a slab may be free now."""
@@ -125,7 +125,7 @@ class EntryLogs:
         self._log_bytes = settings.log_size_limit
         self.next_log_id = 1
         self.patient = False
-        """Whether to wait for space on a full disk; if not, it is a failure like any other."""
+        """True: wait for space on a full disk; if not, it is a failure like any other."""
         self.full = False
         """The disk has no space for what is in memory, which waits for `try_again`."""
         self.wanting: NoSpaceError | None = None
@@ -193,7 +193,7 @@ class EntryLogs:
         return len(self._unwritten) > max(2, self._slab_limit // 4)
 
     def position(self) -> tuple[int, int]:
-        """(log id, offset / 32) at or behind which the next record will lie."""
+        """Return (log id, offset / 32) at or behind which the next record will lie."""
         slab = self._slab
         return (self.next_log_id, 0) if slab is None else (slab.log_id, (slab.base + slab.end) // ALIGN)
 
@@ -259,7 +259,7 @@ class EntryLogs:
         slab.end = aligned(len(head) + len(LOG_FORMAT))
 
     def _seal(self) -> None:
-        """Note that the current slab takes no more; one PAD covers the rest of its region."""
+        """Close the current slab; one PAD covers the rest of its region."""
         slab = self._slab
         if slab is None:
             return
@@ -338,7 +338,7 @@ class EntryLogs:
         self._write_on()
 
     def space(self) -> asyncio.Future[None]:
-        """Done when it is worth trying again."""
+        """Return a future that is done when it is worth trying again."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._space_waiters.append(future)
         return future
@@ -357,7 +357,7 @@ class EntryLogs:
     # ------------------------------------------------------------------------------------ checkpoints
 
     def flush_target(self) -> asyncio.Future[None]:
-        """Done when everything appended so far is written (not yet synced)."""
+        """Return a future that is done when everything appended so far is written (not yet synced)."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         slab = self._slab
         if slab is None and self._unwritten:
@@ -387,7 +387,7 @@ class EntryLogs:
         return log is not self._log
 
     def forget(self, log_id: int) -> None:
-        """Note that a finished log is covered by a checkpoint: nothing is written to it any more."""
+        """Forget a finished log that a checkpoint covers: nothing is written to it any more."""
         log = self.writing.pop(log_id)
         if log.file is not None:
             log.file.close()

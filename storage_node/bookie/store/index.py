@@ -103,8 +103,9 @@ class LedgerIndex:
         return gaps + size <= FREE_GAPS + GAPS_AN_ENTRY * (len(self._sizes) - gaps)
 
     def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
-        """Return many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places
-        forgotten."""
+        """Note many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places
+        forgotten.
+        """
         count = len(self._sizes)
         # In one piece only where nothing is replaced or missing; else entry by entry, so that the last copy counts.
         if 0 in sizes or self._strays or (count and first != self._base + count):
@@ -128,7 +129,7 @@ class LedgerIndex:
         return self._strays.get(entry_id)
 
     def bytes_by_log(self) -> Iterator[tuple[int, int]]:
-        """(log id, bytes of records) of all entries; a log may come more than once."""
+        """Yield (log id, bytes of records) of all entries; a log may come more than once."""
         for start in range(0, len(self._sizes), COUNTED_TOGETHER):
             logs = self._logs[start : start + COUNTED_TOGETHER]
             sizes = self._sizes[start : start + COUNTED_TOGETHER]
@@ -143,7 +144,7 @@ class LedgerIndex:
             yield log_id, size
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Contiguous runs (first, last) of entry ids, ascending."""
+        """Return the contiguous runs (first, last) of entry ids, ascending."""
         return (run for run in self.steps() if run is not None)
 
     def steps(self) -> Iterator[tuple[int, int] | None]:
@@ -217,7 +218,7 @@ def _in_order(
 
 
 class NewPlaces:
-    """What was added to one log since its last checkpoint: the next block of its sidecar."""
+    """Which entries were added to one log since its last checkpoint? The next block of its sidecar."""
 
     __slots__ = ("_runs",)
 
@@ -250,7 +251,7 @@ class NewPlaces:
         run.next = entry_id + 1
 
     def block(self, log_id: int, start: int, end: int) -> bytes:
-        """Return the sidecar block that says: this is what the log holds from `start` to `end`."""
+        """Return the sidecar block that says what the log holds from `start` to `end`."""
         parts: list[bytes] = []
         for ledger_id, runs in self._runs.items():
             for run in runs:
@@ -264,7 +265,8 @@ Runs: TypeAlias = "list[tuple[int, int, array[int], array[int]]]"
 
 
 def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | None:
-    """(the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all of it.
+    """Return (the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all
+    of it.
 
     Blocks behind `length` belong to a checkpoint that was not finished; they are left out.
     """

@@ -133,8 +133,9 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
 
 
 def _keep_sidecar(disk: Disk, path: str, block: bytes) -> None:
-    """Note that a sidecar only saves the next start a scan: where there is no space for it, this start goes on
-    without."""
+    """Write a sidecar, which only saves the next start a scan: where there is no space for it, this start goes on
+    without.
+    """
     try:
         with needing_space(path, len(block)):
             disk.write_file(path, block)

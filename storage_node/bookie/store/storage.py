@@ -60,27 +60,31 @@ MAX_LAC_BYTES = 128
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after this many bytes."""
 Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
-"""What a start replays: each journal from its mark on."""
+"""The journals that a start replays, each from its mark on."""
 
 
 class StorageSupervisor(Protocol):
-    """What a storage reports to: its node."""
+    """Who must know how a storage does? Its node."""
 
     def journal_failed(self, error: BaseException) -> None:
-        """Note that a journal cannot be written: nothing may be answered any more."""
+        """Stop answering: a journal cannot be written."""
         ...
 
     def degraded(self, error: BaseException) -> None:
-        """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
+        """Refuse writes after one to a ledger directory failed; what is not there yet is in the journal and in
+        memory.
+        """
         ...
 
     def no_space(self) -> None:
-        """Note that a disk is full, and what came in waits in memory or on what is prepared."""
+        """Take nothing more: a disk is full, and what came in waits in memory or on what is prepared."""
         ...
 
 
 class Storage:
-    """What a bookie stores. Everything runs on one loop; `start` comes before all other calls, `stop` after them."""
+    """Which entries does a bookie have, and may a new one be stored? Everything runs on one loop; `start` comes before
+    all other calls, `stop` after them.
+    """
 
     def __init__(
         self,
@@ -191,7 +195,7 @@ class Storage:
         return True
 
     def _refuse_orphans(self, readers: list[JournalReader]) -> None:
-        """Without any checkpoint there must be nothing either."""
+        """Raise where there is no checkpoint, but journal files or entry logs."""
         # A node that lost its checkpoints must not begin as a new one: it would answer "no such entry" (I11).
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
@@ -288,7 +292,7 @@ class Storage:
         self._logs.close()
 
     async def _last_checkpoint(self) -> None:
-        """Note that a clean one, unless something waits for space or cannot be written any more."""
+        """Take a clean checkpoint, unless something waits for space or cannot be written any more."""
         try:
             if not self.journal.stalled:
                 await self.journal.durable()
@@ -319,7 +323,7 @@ class Storage:
 
     @property
     def wants_descriptors(self) -> bool:
-        """Whether it waits for file descriptors and not for space: there may be some in a moment."""
+        """True while it waits for file descriptors and not for space: there may be some in a moment."""
         return (self._logs.full and lacks_descriptors(self._logs.wanting)) or self.journal.wants_descriptors
 
     async def try_again(self) -> None:
@@ -394,7 +398,7 @@ class Storage:
                 batch.acknowledgements.append(acknowledge)
 
     def _keyed(self, ledger_id: int, master_key: bytes) -> Ledger | None:
-        """Return the ledger if it has this key; an unknown ledger comes into existence, its key journaled first."""
+        """Return the ledger if it has this key; an unknown ledger is made, its key journaled first."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is not None and ledger.master_key is not None:
             return ledger if ledger.master_key == master_key else None
@@ -468,7 +472,7 @@ class Storage:
         return Status.EOK
 
     def leave(self, directories: Collection[str]) -> None:
-        """Note that these directories are full: go on in a log elsewhere."""
+        """Go on in a log elsewhere: these directories are full."""
         self._logs.leave(directories)
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -478,7 +482,7 @@ class Storage:
     # ------------------------------------------------------------------------------------ what its parts report
 
     def room_made(self) -> None:
-        """Note that a slab has become free: every caller of `when_room` is called, once."""
+        """Call every callback of `when_room`, once: a slab has become free."""
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
@@ -488,26 +492,28 @@ class Storage:
         self._logs.align(slab)
 
     def journal_rolled(self) -> None:
-        """Note that a journal has begun another file: a checkpoint lets the former one be used again."""
+        """Ask for a checkpoint, which lets the former journal file be used again: a journal has begun another one."""
         self.checkpoints.due.set()
 
     def journal_without_space(self) -> None:
-        """Note that a checkpoint may give the journal files to use again."""
+        """Ask for a checkpoint, which may give the journal files to use again, and report the full disk."""
         self.checkpoints.due.set()
         self._supervisor.no_space()
 
     def journal_failed(self, error: BaseException) -> None:
-        """Reported to the node, which stops: nothing more can be made durable."""
+        """Report to the node that nothing more can be made durable: it stops."""
         self._supervisor.journal_failed(error)
 
     def logs_without_space(self, error: NoSpaceError) -> None:
-        """Note that the entry logs or a checkpoint wait for space."""
+        """Report to the node that the entry logs or a checkpoint wait for space."""
         self._no_space_error = error
         self._stuck.set()
         self._supervisor.no_space()
 
     def logs_failed(self, error: BaseException) -> None:
-        """Reported to the node, which becomes read-only: what is not in the logs is in the journal and in memory."""
+        """Report to the node that nothing more is written to the logs, for which it becomes read-only: what is not
+        there yet is in the journal and in memory.
+        """
         self._supervisor.degraded(error)
 
     # ------------------------------------------------------------------------------------ reading
@@ -535,7 +541,7 @@ class Storage:
         return None if record is None else record[HEADER_BYTES:]
 
     def size_of(self, ledger: Ledger, entry_id: int) -> int:
-        """Return bytes that reading the entry takes."""
+        """Return how many bytes reading the entry takes."""
         place = ledger.index.get(entry_id)
         return 0 if place is None else place[2]
 
@@ -570,4 +576,4 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _nothing() -> None:
-    """Note that a call that marks the end of those before it."""
+    """Do nothing: this marks the end of the calls before it."""

@@ -23,7 +23,7 @@ _DEAD_POLLS = 64
 
 
 class HasLac(Protocol):
-    """What waiters need of a ledger."""
+    """How far is the ledger that a long poll waits for?"""
 
     lac: int
 
@@ -46,13 +46,14 @@ class LacWaiter:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has been neither woken nor cancelled."""
+        """True until it is woken or cancelled."""
         return self._finished is not None
 
     def wake(self, *, advanced: bool) -> None:
         """End the wait. `advanced`: because the LAC moved on."""
         finished = self._finished
         if finished is not None:
+            # Before the call, which may park the next poll of this client, or wake others.
             self.cancel()
             finished(advanced)
 
@@ -90,19 +91,20 @@ class LacWaiters:
         heappush(self._heap, (waiter.previous_lac, self._number, waiter))
 
     def ended(self) -> None:
-        """Note that a poll has been woken or cancelled."""
+        """Count a poll no more: it has been woken or cancelled."""
         self._waiting -= 1
+        # A heap has no cheap removal. Swept when more than half is dead, the cost of a poll stays constant.
         if len(self._heap) > 2 * self._waiting + _DEAD_POLLS:
             self._heap = [item for item in self._heap if item[2].waiting]
             heapify(self._heap)
 
     def advance(self) -> None:
-        """Note that the ledger's LAC has moved: wake the polls that this satisfies, the first of them at once."""
+        """Wake the polls that this LAC satisfies, the first of them at once."""
         if not self._scheduled:
             self._wake_some()
 
     def wake_all(self) -> None:
-        """Note that every one of them has its answer."""
+        """Wake every poll: each has its answer."""
         self._due.extend(waiter for _, _, waiter in sorted(self._heap, key=_arrival))
         self._heap = []
         self.advance()
@@ -115,6 +117,7 @@ class LacWaiters:
                 return
             waiter.wake(advanced=self._ledger.lac > waiter.previous_lac)
         self._scheduled = True
+        # The rest in later turns: adds and their syncs must not wait for hundreds of readers' answers.
         asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _next(self) -> LacWaiter | None:
@@ -165,12 +168,12 @@ class PollLine:
         self._polls.pop(poll, None)
 
     def take_all(self) -> list[LacWaiter]:
-        """Return empty the line, and return the polls that were in it."""
+        """Empty the line, and return the polls that were in it."""
         polls, self._polls = self._polls, OrderedDict()
         return list(polls)
 
     def timed_out(self, poll: LacWaiter) -> None:
-        """Note that a poll's time is over: it is answered in one of the next turns."""
+        """Answer a poll whose time is over, in one of the next turns."""
         self._over.append(poll)
         if not self._scheduled:
             self._scheduled = True

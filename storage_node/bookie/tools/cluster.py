@@ -40,7 +40,7 @@ class Cluster:
         self._replication = ReplicationStore(store, root)
 
     async def read_cookie(self, bookie_id: str) -> Cookie:
-        """Raises CallerError where the bookie has none."""
+        """Return a bookie's cookie. Raises CallerError where it has none."""
         found = await self.registry.read_cookie(bookie_id)
         if found is None:
             raise CallerError(
@@ -53,7 +53,7 @@ class Cluster:
         return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
-        """Ledgers of which some ensemble names the bookie, without those that are deleted meanwhile."""
+        """Return the ledgers of which some ensemble names the bookie, without those that are deleted meanwhile."""
         await self._store.sync(self._root)
         found: list[int] = []
         async for ledger_id in self._ledgers.ids():
@@ -66,7 +66,7 @@ class Cluster:
         return found
 
     async def read_ledger(self, ledger_id: int) -> LedgerMetadata:
-        """Raises NoNodeError where it was deleted."""
+        """Return a ledger's metadata. Raises NoNodeError where it was deleted."""
         return (await self._ledgers.read(ledger_id)).value
 
     async def mark(self, ledgers: Iterable[int], bookie_id: str, now_ms: Callable[[], int]) -> None:

@@ -30,14 +30,14 @@ FOUND = 3
 
 @dataclass(slots=True)
 class ToolReport:
-    """What a tool has to say."""
+    """How does a tool report what it found?"""
 
     data: dict[str, object] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     status: int = 0
 
     def text(self, output: str) -> str:
-        """`output`: text or json."""
+        """Return the report in the form `output`: text or json."""
         return json.dumps(self.data, indent=2) if output == "json" else "\n".join(self.lines)
 
 
@@ -68,7 +68,7 @@ def _own_id(settings: BookieSettings, given: str | None) -> str:
 
 
 def status(conf: Path) -> ToolReport:
-    """Space, files and the last checkpoint of a node, running or not."""
+    """Report space, files and the last checkpoint of a node, running or not."""
     found = directories_status(_settings(conf))
     lines = [
         f"bookie {found.bookie_id or '(none yet)'}: {'running' if found.running else 'not running'}"
@@ -180,7 +180,9 @@ def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> ToolRepo
 
 
 def limbo(conf: Path, *, clear: bool, mark: bool) -> ToolReport:
-    """Ledgers of which a stopped node may have lost entries: which are proven whole, or not needed here any more."""
+    """List the ledgers of which a stopped node may have lost entries, with which are proven whole, or not needed here
+    any more.
+    """
     settings = _settings(conf)
     name = _own_id(settings, None)
     clock = SystemClock()

@@ -50,13 +50,13 @@ class ReadOnlyDisk(SystemDisk):
     """The real disk, for readers: what they would repair on the way is left as it is."""
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Note that nothing is written: it is only logged that the node would do so."""
+        """Write nothing; log that the node would do so."""
         logger.info("%s would be written anew by the node", path)
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """What the node holds."""
+    """Which ledgers does a stopped node hold?"""
 
     checkpoint: Checkpoint | None
     ledgers: dict[int, Ledger] = field(default_factory=dict)
@@ -123,7 +123,9 @@ class Offline:
         self._unlock()
 
     def cookie(self) -> Cookie:
-        """Return whose directories these are. Raises CorruptDataError where none of them says so."""
+        """Return the cookie, which says whose directories these are. Raises CorruptDataError where none of them says
+        so.
+        """
         for directory in self.directories:
             path = f"{directory}/{COOKIE_FILE}"
             data = self.disk.read_file(path)
@@ -201,7 +203,7 @@ class Offline:
 
 
 def _apply(ledgers: dict[int, Ledger], record: Record) -> None:
-    """Note that what a record of the journal changes."""
+    """Apply what a record of the journal changes."""
     ledger = ledgers.get(record.ledger_id)
     if ledger is None:
         ledger = ledgers[record.ledger_id] = Ledger(record.ledger_id)

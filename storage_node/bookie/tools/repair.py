@@ -1,4 +1,4 @@
-"""What changes a node's directories while it does not run: rebuilding the index, clearing limbo, formatting.
+"""Changes of a node's directories while it does not run: rebuilding the index, clearing limbo, formatting.
 
 *Formatting* removes the cookies first, in every directory, durably: a crash between leaves directories that no node
 starts on, never a node that has lost its data and does not know.
@@ -112,7 +112,7 @@ CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 
 @dataclass(frozen=True, slots=True)
 class LimboOutcome:
-    """What became of a ledger in limbo; `missing` counts entries that should be here and are not."""
+    """May a ledger leave limbo? `missing` counts entries that should be here and are not."""
 
     ledger_id: int
     state: str
@@ -120,7 +120,7 @@ class LimboOutcome:
 
     @property
     def cleared(self) -> bool:
-        """Whether "unknown" is no longer needed as an answer for the ledger."""
+        """True where the answer "unknown" is not needed for the ledger any more."""
         return self.state in CLEARED
 
 
@@ -180,7 +180,7 @@ def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:
 
 
 def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bool:
-    """Return the entry is here and has its checksum."""
+    """Return whether the entry is here and has its checksum."""
     if snapshot.ledgers[ledger_id].index.get(entry_id) is None:
         return False
     try:
@@ -191,7 +191,7 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 
 
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
-    """Note that a checkpoint like the last one, in which these ledgers are not in limbo any more."""
+    """Write a checkpoint like the last one, in which these ledgers are not in limbo any more."""
     written: list[str] = []
     for directory in node.ledgers:
         path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
@@ -208,8 +208,9 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
 
 
 def _damaged_error(path: str, written: list[str]) -> CorruptDataError:
-    """Return a copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the
-    newest."""
+    """Return the error for a copy of the checkpoint that cannot be read; copies that were `written` before it stay, and
+    count: they are the newest.
+    """
     what = "this copy of the checkpoint is missing or damaged, and was left as it is"
     if not written:
         return CorruptDataError(

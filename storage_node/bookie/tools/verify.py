@@ -49,7 +49,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Verification:
-    """What was looked at, and what was found."""
+    """Is a node's data whole? The files that were looked at, and the damage that was found."""
 
     damages: list[Damage] = field(default_factory=list)
     logs: int = 0
@@ -105,7 +105,7 @@ def _check_cookies(node: Offline, result: Verification) -> None:
 
 
 def _check_checkpoints(node: Offline, result: Verification) -> None:
-    """Note that one intact copy is enough: the journals are kept until all are."""
+    """Check the checkpoints, of which one intact copy is enough: the journals are kept until all are."""
     damages: list[Damage] = []
     intact = 0
     for directory in node.ledgers:
@@ -122,7 +122,7 @@ def _check_checkpoints(node: Offline, result: Verification) -> None:
 
 
 def _check_log(node: Offline, snapshot: Snapshot, log_id: int, result: Verification) -> dict[int, tuple[int, int]]:
-    """Return one log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
+    """Check one log and its sidecar. Returns the intact entries: place -> (ledger id, entry id)."""
     path, length = snapshot.logs.paths[log_id], snapshot.logs.lengths[log_id]
     directory = path.rpartition("/")[0]
     if log_name(log_id) not in node.disk.list_directory(directory):
@@ -148,7 +148,9 @@ def _check_log(node: Offline, snapshot: Snapshot, log_id: int, result: Verificat
 
 
 def _records(file: DiskFile, length: int, result: Verification) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(offset, ledger id, entry id, size, whether the body has its sum) of a log's entries; damages go to `result`."""
+    """Yield (offset, ledger id, entry id, size, whether the body has its sum) of a log's entries; damages go to
+    `result`.
+    """
     offset = 0
     broken_from: int | None = None
     while offset + HEADER_BYTES <= length:
@@ -189,8 +191,9 @@ def _check_sidecar(
 
 
 def _check_index(snapshot: Snapshot, intact: dict[int, dict[int, tuple[int, int]]], result: Verification) -> None:
-    """Note that every entry that the node believes to have is where it believes it to be. Damaged ones were named
-    already."""
+    """Check that every entry that the node believes to have is where it believes it to be. Damaged ones were named
+    already.
+    """
     for ledger_id, ledger in snapshot.ledgers.items():
         for first, last in ledger.index.ranges():
             for entry_id in range(first, last + 1):

@@ -121,7 +121,9 @@ def arrange(
 def arrange_roughly(
     order: Sequence[str], rack_of: RackOf, size: int, write_quorum: int, wanted: int, first_rack: str | None = None
 ) -> tuple[str, ...]:
-    """Distinct bookies that come close to the rule: position by position the best one left. Needs `size` bookies."""
+    """Return distinct bookies that come close to the rule: position by position the best one left. Needs `size`
+    bookies.
+    """
     left = list(order)
     ensemble: list[str] = []
     racks: list[str | None] = [None] * size
@@ -144,7 +146,9 @@ def _by_preference(
     wanted: int,
     first_rack: str | None,
 ) -> Iterator[str]:
-    """Own rack first; then racks not used yet; then any that keeps the rule within reach; then any."""
+    """Yield bookies of the own rack first; then of racks not used yet; then any that keeps the rule within reach; then
+    any.
+    """
 
     def fits(bookie: str) -> bool:
         return spans([*racks[:position], rack_of(bookie), *racks[position + 1 :]], write_quorum, wanted)

@@ -77,7 +77,9 @@ class Candidates:
         return sorted(await self._registry.writable(), key=lambda address: address.bookie_id)
 
     async def stages(self, usable: Collection[str], healthy_for_ms: int, *, failed_too: bool = True) -> Stages:
-        """`usable` bookies in stages. Healthy ones did not fail for so long; `failed_too`: the others come later."""
+        """Return the `usable` bookies in stages. Healthy ones did not fail for so long; with `failed_too` the others
+        come later.
+        """
         avoided = await self._quarantine.avoided(self._registry.health_check_disabled)
         order = self._health.placing_order(await self._drawn(sorted(usable)))
         healthy = [bookie for bookie in order if not self._health.failed_within(bookie, healthy_for_ms)]
@@ -95,7 +97,7 @@ class Candidates:
 
 
 def _distinct(stages: Sequence[list[str]]) -> list[list[str]]:
-    """Without the stages that add no bookie."""
+    """Return the stages without those that add no bookie."""
     kept: list[list[str]] = []
     for stage in stages:
         if not kept or len(stage) > len(kept[-1]):
@@ -111,7 +113,7 @@ HARMLESS: Final = (NoSuchEntryError, NoSuchLedgerError, LedgerFencedError, ReadO
 _CONNECTION: Final = (BookieUnreachableError, ConnectionClosedError)
 
 IsDisabled = Callable[[], Awaitable[bool]]
-"""Whether the cluster's operators have switched the health check off."""
+"""True where the cluster's operators have switched the health check off."""
 
 
 class Quarantine:
@@ -197,7 +199,9 @@ def effective_weights(free: Mapping[str, int], multiple: int) -> dict[str, float
 
 
 def weighted_order(bookies: Sequence[str], weights: Mapping[str, float], rng: random.Random) -> list[str]:
-    """Return as if drawn one after the other without replacement, each with probability in proportion to its weight."""
+    """Return the bookies as if drawn one after the other without replacement, each with probability in proportion to
+    its weight.
+    """
     due = {bookie: rng.expovariate(weights[bookie]) for bookie in bookies}  # the first of independent clocks to ring
     return sorted(bookies, key=lambda bookie: due[bookie])
 

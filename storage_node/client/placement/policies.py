@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 class Placement(Protocol):
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
-        """`size` distinct writable bookies. Raises NotEnoughBookiesError."""
+        """Return `size` distinct writable bookies. Raises NotEnoughBookiesError."""
         ...
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
@@ -62,7 +62,7 @@ class Placement(Protocol):
 
 
 class _Policy:
-    """What both policies do alike: limits of time, own seats first, one replacement after the other."""
+    """How do both policies keep to limits of time, own seats first, one replacement after the other?"""
 
     def __init__(
         self, candidates: Candidates, *, memory_ms: int, replacement_pause_ms: int, replacement_timeout_ms: int
@@ -96,7 +96,9 @@ class _Policy:
             raise RequestTimeoutError(f"the list of storage nodes did not come within {limit_ms} ms") from None
 
     async def _stages_for(self, wanted: PickReplacements) -> Stages:
-        """Return a bookie that failed a moment ago is taken only where the writer cannot do without."""
+        """Return the candidates in stages: a bookie that failed a moment ago is taken only where the writer cannot do
+        without.
+        """
         usable = await self._usable(wanted.bookies)
         return await self._candidates.stages(usable, self._pause_ms, failed_too=wanted.last_resort)
 
@@ -135,11 +137,11 @@ class UniformPlacement(_Policy):
         raise _too_few_error(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
-        """Always MEETS_STRICT: this policy has no rule that an ensemble could break."""
+        """Return MEETS_STRICT always: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
-        """Always True: without racks an ack quorum alone decides."""
+        """Return True always: without racks an ack quorum alone decides."""
         return True
 
 
@@ -187,7 +189,9 @@ class RackAwarePlacement(_Policy):
         raise self._impossible_error(size, wanted, len(writable), usable)
 
     def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
-        """Return the racks do not allow the rule: with a single one at random, else as near to it as can be."""
+        """Return an ensemble where the racks do not allow the rule: with a single one at random, else as near to it as
+        can be.
+        """
         if len({self.racks.rack_of(bookie) for bookie in stage}) < 2:
             return tuple(stage[:size])
         return arrange_roughly(stage, self.racks.rack_of, size, write_quorum, wanted, first)
@@ -248,7 +252,9 @@ class RackAwarePlacement(_Policy):
     def _pick_otherwise(
         self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
     ) -> str | None:
-        """Return it will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
+        """Return a replacement that costs a rack: a bookie with which the rule is kept even so, else, without
+        enforcement, any.
+        """
         size, write_quorum = len(wanted.bookies), wanted.write_quorum
         racks_wanted = self._settings.racks_wanted(write_quorum)
         lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
@@ -258,8 +264,9 @@ class RackAwarePlacement(_Policy):
 
 
 def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
-    """Return addresses of bookies that may not be registered any more, taken from their ids where these are
-    addresses."""
+    """Return the addresses of bookies that may not be registered any more, taken from their ids where these are
+    addresses.
+    """
     found = []
     for bookie in bookies:
         try:

@@ -45,7 +45,7 @@ MAX_REMEMBERED: Final = 10_000
 
 
 def normal_location(text: str) -> str | None:
-    """`/rack` or `/region/rack` without a trailing slash; None where the text is neither."""
+    """Return `/rack` or `/region/rack` without a trailing slash; None where the text is neither."""
     parts = text.strip().rstrip("/").split("/")
     if parts[0] or not 1 <= len(parts) - 1 <= MAX_DEPTH or not all(parts[1:]):
         return None
@@ -128,7 +128,7 @@ class RackMap:
             return self._own
 
     def forget(self) -> None:
-        """Racks have changed: look everything up again when it is next needed."""
+        """Look every rack up again when it is next needed: they have changed."""
         self._present = frozenset()
         self._own_known = False
 
@@ -184,7 +184,7 @@ class RackResolver(Protocol):
 
 
 class HostNames(Protocol):
-    """What resolvers need of the name service."""
+    """How does a resolver ask the name service?"""
 
     def own(self) -> str:
         """Return this host's name."""
@@ -273,7 +273,7 @@ class StaticResolver:
 
 
 def parse_overrides(text: str) -> dict[str, str]:
-    """`host:region;host:region` as a mapping. Raises CallerError."""
+    """Read `host:region;host:region` as a mapping. Raises CallerError."""
     table: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(";"))):
         host, _, region = (part.strip() for part in pair.partition(":"))

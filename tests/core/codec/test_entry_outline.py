@@ -22,7 +22,7 @@ from dlspark.core.codec.records import (
 )
 from dlspark.errors import InvalidEntryError
 
-PLACE = DLSN(3, 7, 0)
+FIRST_DLSN = DLSN(3, 7, 0)
 RECORDS = st.lists(
     st.one_of(
         st.tuples(st.just(0), st.binary(max_size=200)),
@@ -67,7 +67,7 @@ def test_an_outline_says_what_decoding_says(records, compression, enveloped, sho
     entry = entry_of(records, compression if enveloped else Compression.NONE, enveloped=enveloped)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_outline, "SHORT_BYTES", 1 << 20 if short else 0)
-        assert outline_entry(entry, enveloped=enveloped, place=PLACE) == by_decoding(entry, enveloped=enveloped)
+        assert outline_entry(entry, enveloped=enveloped, dlsn=FIRST_DLSN) == by_decoding(entry, enveloped=enveloped)
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -86,10 +86,10 @@ def test_what_is_damaged_is_refused_with_its_place(content, short, monkeypatch):
     header, stored = wrap(content, Compression.NONE)
     entry = memoryview(header + bytes(stored))
     if not content:
-        assert outline_entry(entry, enveloped=True, place=PLACE) == EntryOutline((), None, -1)
+        assert outline_entry(entry, enveloped=True, dlsn=FIRST_DLSN) == EntryOutline((), None, -1)
         return
     with pytest.raises(InvalidEntryError) as raised:
-        outline_entry(entry, enveloped=True, place=PLACE)
+        outline_entry(entry, enveloped=True, dlsn=FIRST_DLSN)
     assert raised.value.dlsn is not None
 
 
@@ -97,7 +97,7 @@ def test_record_sets_are_not_expanded():
     entry = entry_of([(FLAG_RECORD_SET, encode_record_set([bytes(4_000)] * 4_000, Compression.LZ4))] * 3)
     tracemalloc.start()
     try:
-        outline = outline_entry(entry, enveloped=True, place=PLACE)
+        outline = outline_entry(entry, enveloped=True, dlsn=FIRST_DLSN)
         assert tracemalloc.get_traced_memory()[1] < 2 << 20, "they hold 48 MB"
     finally:
         tracemalloc.stop()

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
-from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import LAST_EPOCHS, Producers, UnderWay, Written, epoch_limit
+from dlspark.core.writing.producers import LAST_EPOCHS, LogTime, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
     InvalidRecordError,
     NotAppliedError,

@@ -11,7 +11,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.appending import append_run, write_run
+from dlspark.core.writing.proxy_writes import append_run, write_run
 from dlspark.core.writing.record_runs import run_of
 from dlspark.errors import (
     EndOfStreamError,

@@ -10,7 +10,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import encode_record_set
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.appending import append_run, write_run
+from dlspark.core.writing.proxy_writes import append_run, write_run
 from dlspark.errors import (
     ConditionError,
     ProducerFencedError,

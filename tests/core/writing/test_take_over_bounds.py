@@ -121,7 +121,7 @@ async def test_whatever_the_bounds_a_new_owner_knows_the_same(world, monkeypatch
         if rng.random() < 0.3:
             await writer.flush()
     await writer.flush()
-    expected, token, last = states(writer), writer._issuer.requests.producers.token, writer._sequence.current.last_place
+    expected, token, last = states(writer), writer._issuer.requests.producers.token, writer._sequence.current.last_dlsn
     await writer.abort()
     for name, bound in (("READ_BYTES", 700), ("KEPT_BYTES", 500), ("MOST_ENTRIES", 5)):
         monkeypatch.setattr(segment_ends, name, rng.choice([1, bound, 1 << 30]))

@@ -809,7 +809,7 @@ async def test_fail_fast_refuses_while_a_segment_is_being_started(world):
 
 
 async def test_what_waits_for_a_start_is_bounded(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.writing.queued_writes.MAX_QUEUED_BYTES", 1000)
+    monkeypatch.setattr("dlspark.core.writing.write_queue.MAX_QUEUED_BYTES", 1000)
     namespace = await world.namespace()
     writer = await (await namespace.open_log("bounded")).open_writer()
     world.tree.stall()

@@ -27,8 +27,8 @@ from dlspark.core.runtime import new_event_loop
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.process.run import serve
 from dlspark.serving.write_proxy.__main__ import NAME
-from dlspark.serving.write_proxy.configuration import read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy
+from dlspark.serving.write_proxy.settings import read_configuration
 from helpers.faults.fault_client import outcome
 from helpers.faults.hosts import Route, RoutedNetwork
 from metadata.foundation.errors import CallerError, DistributedLogError

@@ -18,7 +18,7 @@ from dlspark.core.codec.records import LogRecord
 from dlspark.core.writing.producers import Producers, Written
 from dlspark.errors import DistributedLogError, ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, Reply
-from dlspark.serving.protocol.deliveries import encode_records, place_behind
+from dlspark.serving.protocol.deliveries import encode_records, position_behind
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
@@ -440,6 +440,6 @@ class MemoryProxies:
                 break
             count += 1
         some = found[:count]
-        behind = place_behind(some[-1]) if some else start
+        behind = position_behind(some[-1]) if some else start
         parts = (encode_records(some),) if some else ()
         return Delivery(request.form, behind, parts, end_of_stream=sealed and count == len(found))

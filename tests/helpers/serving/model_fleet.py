@@ -15,9 +15,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.producers import Producers, Written
 from dlspark.errors import DistributedLogError
-from dlspark.serving.client.ownership import Ownerships
-from dlspark.serving.client.producers import ProducerSession, SessionEffect, SessionLimits, Settled, Transmit
-from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RequestWay, WayLimits
+from dlspark.serving.client.ownership import OwnershipCache
+from dlspark.serving.client.producers import ProducerSession
+from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RetryLimits, RoutedRequest
+from dlspark.serving.client.write_sessions import SessionEffect, SessionLimits, Settled, Transmit
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -136,14 +137,14 @@ class ModelClient:
         self.now = 0.0
         self.log = ModelLog(Producers(gaps_allowed=gaps_allowed))
         self.route = HostRing([ProxyHost(address) for address in ADDRESSES], points=5)
-        self.ownerships = Ownerships()
-        self.way_limits = WayLimits(request_timeout_ms=60_000)
+        self.ownerships = OwnershipCache()
+        self.way_limits = RetryLimits(request_timeout_ms=60_000)
         limits = SessionLimits(memory_s=memory_s, request_timeout_ms=60_000)
         jumps = iter(range(1, 1 << 30))
         self.session = ProducerSession(
             STREAM, "producer", random_bits=lambda bits: next(jumps), only_user=only_user, limits=limits
         )
-        self.ways: dict[int, RequestWay] = {}
+        self.ways: dict[int, RoutedRequest] = {}
         self.asked: list[Asked] = []
         self.told: list[Told] = []
         self.timers: list[Callable[[], None]] = []
@@ -175,7 +176,7 @@ class ModelClient:
                 self.settled[effect.key] = effect.answer
             elif isinstance(effect, Transmit):
                 limits = self.way_limits
-                way = RequestWay(effect.request, self.route, self.ownerships, limits, timeout_ms=effect.timeout_ms)
+                way = RoutedRequest(effect.request, self.route, self.ownerships, limits, timeout_ms=effect.timeout_ms)
                 self.ways[effect.ticket] = way
                 self._go(effect.ticket, way.begin(self.now))
             else:

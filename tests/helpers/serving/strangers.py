@@ -9,7 +9,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from dlspark.serving.protocol.frames import decode_answer
+from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.operations import Answer, Refusal, StatusCode
 from helpers.waiting import until
 from metadata.foundation.tasks import end_tasks

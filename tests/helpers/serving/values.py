@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.protocol.operations import (
-    REASON_OF_ERROR,
+    REASON_OF_NAME,
     AcceptStreams,
     Answer,
     Applied,
@@ -109,7 +109,7 @@ REFUSALS = st.builds(
     TEXT,
     st.none() | TEXT,
     st.sampled_from(Applied),
-    TEXT | st.sampled_from(sorted(REASON_OF_ERROR)),
+    TEXT | st.sampled_from(sorted(REASON_OF_NAME)),
     st.none() | I64 | TEXT,
     st.none() | TEXT,
 )

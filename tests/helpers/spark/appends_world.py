@@ -22,9 +22,9 @@ from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkA
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
+from dlspark.spark.sink.driver import PublishingSession
 from dlspark.spark.sink.inline_rows import gather_inline, joined
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
-from dlspark.spark.sink.publishing import PublishingSession
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
 from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy

@@ -24,7 +24,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 from helpers.jvm_flags import spark_flags
 from helpers.paths import ROOT, SPARK_PROGRAMS, TESTS

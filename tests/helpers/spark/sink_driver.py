@@ -24,7 +24,7 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.sink.segments.staging import run_task
+from dlspark.spark.sink.segments.task import run_task
 from storage_node.edge import SystemClock
 
 TASK_TRIES = 3

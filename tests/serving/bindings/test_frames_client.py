@@ -14,11 +14,11 @@ from helpers.waiting import until
 from helpers.worlds.memory_network import PipeEnd, Pipes
 
 from dlspark.errors import CallerError, ProxyLostError, ProxyUnreachableError
-from dlspark.serving.bindings.bounds import FramesClientLimits
 from dlspark.serving.bindings.frames_client import LAST_NUMBER, FramesClient, host_and_port
 from dlspark.serving.bindings.frames_server import FramesServer
+from dlspark.serving.bindings.service import FramesClientLimits
+from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.failures import error_of
-from dlspark.serving.protocol.frames import decode_request, encode_answer
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -33,6 +33,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import decode_request
 from storage_node.edge import Link
 
 WRITE = WriteRecords("stream", (b"payload",))

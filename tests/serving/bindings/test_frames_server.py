@@ -13,9 +13,9 @@ from helpers.waiting import until
 from helpers.worlds.memory_network import PipeEnd, Pipes
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import STEP_BYTES, FramesLimits
 from dlspark.serving.bindings.frames_server import LEAVE_S, FramesServer
-from dlspark.serving.protocol.frames import decode_answer, encode_request
+from dlspark.serving.bindings.service import STEP_BYTES, FramesLimits
+from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -31,6 +31,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 
 
 class RawClient:

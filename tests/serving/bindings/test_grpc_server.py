@@ -17,12 +17,11 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.serving.bindings.bounds import GrpcLimits
 from dlspark.serving.bindings.grpc_calls import GrpcCalls
-from dlspark.serving.bindings.grpc_options import client_options, server_options
-from dlspark.serving.bindings.grpc_server import GrpcServer
-from dlspark.serving.process.directory import ProxyDirectory
+from dlspark.serving.bindings.grpc_server import GrpcServer, client_options, server_options
+from dlspark.serving.bindings.service import GrpcLimits
 from dlspark.serving.process.membership import ProxyEndpoint, proxy_member
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol.deliveries import encode_records
 from dlspark.serving.protocol.operations import (
@@ -44,7 +43,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import RESPONSE_RECORDS
-from dlspark.serving.protocol.rpc_messages import METHODS, SERVICE
+from dlspark.serving.protocol.rpc_requests import METHODS, SERVICE
 
 HEALTHY = health_pb2.HealthCheckResponse.SERVING
 STOPPING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -19,10 +19,10 @@ from helpers.serving.strangers import HEADER, Heard, Honest, Stranger, frame, fr
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import FramesLimits
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.bindings.frames_server import FramesServer, frames_network
-from dlspark.serving.protocol.frames import encode_answer, encode_request
+from dlspark.serving.bindings.service import FramesLimits
+from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.operations import (
     Delivery,
     Done,
@@ -37,6 +37,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import encode_request
 from storage_node.transport.tcp import TcpNetwork
 
 LIMITS = FramesLimits(

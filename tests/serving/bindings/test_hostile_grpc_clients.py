@@ -23,13 +23,12 @@ from helpers.serving.strangers import Honest, Stranger
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.bindings.bounds import GrpcLimits
-from dlspark.serving.bindings.grpc_options import client_options
-from dlspark.serving.bindings.grpc_server import GrpcServer
+from dlspark.serving.bindings.grpc_server import GrpcServer, client_options
+from dlspark.serving.bindings.service import GrpcLimits
 from dlspark.serving.protocol import distributedlog_pb2 as pb
-from dlspark.serving.protocol.frames import encode_request
 from dlspark.serving.protocol.operations import Answer, Delivery, Handshake, ReadBatch, ReadForm, Request, WriteRecords
-from dlspark.serving.protocol.rpc_messages import SERVICE
+from dlspark.serving.protocol.request_frames import encode_request
+from dlspark.serving.protocol.rpc_requests import SERVICE
 
 LIMITS = GrpcLimits(
     connections=30,

@@ -193,7 +193,7 @@ async def test_a_lane_is_a_connection_of_its_own():
     for one in heard:
         await one.first
     assert len(fleet[A].links) == 2
-    channels.end_lane(A, 1)
+    channels.end_connection(A, 1)
     await settled()
     assert len(fleet[A].links) == 1
     await channels.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.errors import SettingsError
-from dlspark.serving.client.ownership import Handshakes, Ownerships
+from dlspark.serving.client.ownership import Handshakes, OwnershipCache
 from dlspark.serving.protocol.operations import Handshake
 
 ADDRESSES = ("a:1", "b:1", "c:1")
@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_cache_is_bounded_and_both_its_sides_say_the_same(steps: list[tuple[str, int, str]]) -> None:
-    owners, model = Ownerships(max_streams=5), dict[str, str]()
+    owners, model = OwnershipCache(max_streams=5), dict[str, str]()
     for step, number, address in steps:
         stream = f"s{number}"
         if step == "learn":
@@ -54,14 +54,14 @@ def test_the_cache_is_bounded_and_both_its_sides_say_the_same(steps: list[tuple[
 
 
 def test_a_location_is_kept_as_the_address_that_is_dialled() -> None:
-    owners = Ownerships()
+    owners = OwnershipCache()
     assert owners.learn("s", "1;3;10.0.0.5:4181")
     assert owners.owner("s") == "10.0.0.5:4181"
     assert not owners.learn("s", "10.0.0.5:4181")
 
 
 def test_of_a_handshake_only_streams_are_taken_that_match_as_a_whole() -> None:
-    owners = Ownerships("flights.*")
+    owners = OwnershipCache("flights.*")
     said = {"flights-1": "a:1", "myflights": "a:1", "flights": "1;0;b:1", "other": "a:1"}
     assert owners.learn_all(said) == 2
     assert dict(owners) == {"flights-1": "a:1", "flights": "b:1"}
@@ -70,7 +70,7 @@ def test_of_a_handshake_only_streams_are_taken_that_match_as_a_whole() -> None:
 
 
 def test_a_handshake_pushes_nothing_out_and_is_not_read_for_ever() -> None:
-    owners = Ownerships(max_streams=3)
+    owners = OwnershipCache(max_streams=3)
     owners.learn("mine", "a:1")
     assert owners.learn_all({f"s{number}": "b:1" for number in range(1_000)}) == 2
     assert len(owners) == 3
@@ -79,7 +79,7 @@ def test_a_handshake_pushes_nothing_out_and_is_not_read_for_ever() -> None:
 
 def test_what_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(SettingsError, match="streamNameRegex"):
-        Ownerships("(")
+        OwnershipCache("(")
 
 
 def test_a_proxy_is_asked_on_connecting_and_then_periodically() -> None:

@@ -9,18 +9,9 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import KEPT
-from dlspark.serving.client.producers import (
-    MAX_QUEUED,
-    SESSION_TABLE,
-    ProducerSession,
-    SessionEffect,
-    SessionEvent,
-    SessionLimits,
-    SessionPhase,
-    Settled,
-    Transmit,
-)
+from dlspark.serving.client.producers import SESSION_TABLE, ProducerSession, SessionEvent, SessionPhase
 from dlspark.serving.client.requests import BackOff, Finished
+from dlspark.serving.client.write_sessions import MAX_QUEUED, SessionEffect, SessionLimits, Settled, Transmit
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,

@@ -18,22 +18,22 @@ from dlspark.serving.client.answer_rules import (
     may_pass,
     rule_of,
 )
-from dlspark.serving.client.ownership import Ownerships
+from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.client.requests import (
     MAX_TRIED_HOSTS,
-    WAY_TABLE,
+    REQUEST_TABLE,
     AskHost,
     BackOff,
     Effect,
     Finished,
-    RequestWay,
-    WayEvent,
-    WayLimits,
-    WayState,
+    RequestEvent,
+    RequestState,
+    RetryLimits,
+    RoutedRequest,
 )
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import (
-    REASON_OF_ERROR,
+    REASON_OF_NAME,
     Applied,
     BeginEpoch,
     CreateStream,
@@ -56,9 +56,9 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.routing.bounded_load import BoundedRing
 from dlspark.serving.routing.hosts import ProxyHost, Route
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder
+from dlspark.serving.routing.ring import BoundedRing
 from metadata.foundation.errors import InvariantViolation
 from storage_node.protocol.tables import Reaction
 
@@ -67,7 +67,7 @@ WRITE = WriteRecords("s", (b"x",))
 STAMPED = WriteRecords("s", (b"x",), stamp=ProducerStamp("p", 0, 0))
 RECEIPT = WriteReceipt(DLSN(1, 0, 0), 1)
 UNAVAILABLE = Refusal(StatusCode.STREAM_UNAVAILABLE, "failed lately")
-LIMITS = WayLimits(request_timeout_ms=1_000)
+LIMITS = RetryLimits(request_timeout_ms=1_000)
 
 REPEATABLE: tuple[StreamRequest, ...] = (
     STAMPED,
@@ -97,17 +97,17 @@ class Way:
     def __init__(
         self,
         request: StreamRequest = WRITE,
-        limits: WayLimits = LIMITS,
+        limits: RetryLimits = LIMITS,
         *,
         hosts: tuple[str, ...] = ("a:1", "b:1", "c:1"),
         owner: str | None = "a:1",
         route: Route | None = None,
     ) -> None:
         self.route = route if route is not None else ServerOrder(ProxyHost(one) for one in hosts)
-        self.owners = Ownerships()
+        self.owners = OwnershipCache()
         if owner is not None:
             self.owners.learn("s", owner)
-        self.way = RequestWay(request, self.route, self.owners, limits)
+        self.way = RoutedRequest(request, self.route, self.owners, limits)
         self.now = 100.0
         self.effect: Effect | None = self.way.begin(self.now)
 
@@ -169,7 +169,7 @@ def test_what_a_refusal_leads_to(code: StatusCode) -> None:
 
 
 def test_every_name_that_says_a_reason_is_an_error_s() -> None:
-    for name in REASON_OF_ERROR:
+    for name in REASON_OF_NAME:
         assert issubclass(getattr(errors, name), errors.DistributedLogError)
 
 
@@ -205,42 +205,42 @@ def test_what_was_never_sent_is_sent_elsewhere(request_: StreamRequest) -> None:
 
 
 def test_a_plain_write_is_sent_again_where_a_setting_says_so() -> None:
-    limits = WayLimits(resend_writes=True)
+    limits = RetryLimits(resend_writes=True)
     assert Way(WRITE, limits).fail(sent=True).asked.address != "a:1"
     assert Way(DeleteStream("s"), limits).fail(sent=True).finished.in_doubt
 
 
-def reach(state: WayState) -> Way:
+def reach(state: RequestState) -> Way:
     way = Way(STAMPED)
-    if state is WayState.NEW:
-        way.way = RequestWay(STAMPED, way.route, way.owners, LIMITS)
-    elif state is WayState.PAUSED:
+    if state is RequestState.NEW:
+        way.way = RoutedRequest(STAMPED, way.route, way.owners, LIMITS)
+    elif state is RequestState.PAUSED:
         way.answer(found("b:1")).answer(found("a:1"))
-    elif state is WayState.DONE:
+    elif state is RequestState.DONE:
         way.answer(RECEIPT)
     assert way.way.state is state
     return way
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(WayState, WayEvent)))
-def test_every_event_in_every_state(state: WayState, event: WayEvent) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(RequestState, RequestEvent)))
+def test_every_event_in_every_state(state: RequestState, event: RequestEvent) -> None:
     way = reach(state).way
     acts = {
-        WayEvent.BEGIN: lambda: way.begin(101.0),
-        WayEvent.ANSWERED: lambda: way.answered(0, RECEIPT, 101.0),
-        WayEvent.FAILED: lambda: way.failed(max(way.attempts - 1, 0), 101.0, sent=True),
-        WayEvent.SILENT: lambda: way.silent(max(way.attempts - 1, 0), 101.0),
-        WayEvent.RESUMED: lambda: way.resumed(100.5),
-        WayEvent.DEADLINE: lambda: way.deadline_passed(101.0),
+        RequestEvent.BEGIN: lambda: way.begin(101.0),
+        RequestEvent.ANSWERED: lambda: way.answered(0, RECEIPT, 101.0),
+        RequestEvent.FAILED: lambda: way.failed(max(way.attempts - 1, 0), 101.0, sent=True),
+        RequestEvent.SILENT: lambda: way.silent(max(way.attempts - 1, 0), 101.0),
+        RequestEvent.RESUMED: lambda: way.resumed(100.5),
+        RequestEvent.DEADLINE: lambda: way.deadline_passed(101.0),
     }
-    reaction = WAY_TABLE[state][event]
+    reaction = REQUEST_TABLE[state][event]
     if reaction is Reaction.BUG:
         with pytest.raises(InvariantViolation):
             acts[event]()
         return
     effect = acts[event]()
     assert (effect is not None) is (reaction is Reaction.ACT)
-    assert isinstance(effect, Finished) is (way.state is WayState.DONE and state is not WayState.DONE)
+    assert isinstance(effect, Finished) is (way.state is RequestState.DONE and state is not RequestState.DONE)
 
 
 # ---------------------------------------------------------------------- where it goes
@@ -276,7 +276,9 @@ def test_a_redirect_that_leads_nowhere_is_not_followed(location: str | None) -> 
 
 
 def test_proxies_that_name_each_other_are_asked_in_turn_with_a_longer_back_off_each_time() -> None:
-    way = Way(limits=WayLimits(request_timeout_ms=1_000, backoff_start_ms=25, backoff_max_ms=100)).answer(found("b:1"))
+    way = Way(limits=RetryLimits(request_timeout_ms=1_000, backoff_start_ms=25, backoff_max_ms=100)).answer(
+        found("b:1")
+    )
     pauses = []
     for address in ("a:1", "b:1", "a:1", "b:1"):
         way.answer(found(address))
@@ -288,17 +290,17 @@ def test_proxies_that_name_each_other_are_asked_in_turn_with_a_longer_back_off_e
 
 
 def test_the_number_of_redirects_is_bounded() -> None:
-    way = Way(limits=WayLimits(max_redirects=2)).answer(UNAVAILABLE).answer(UNAVAILABLE).answer(UNAVAILABLE)
+    way = Way(limits=RetryLimits(max_redirects=2)).answer(UNAVAILABLE).answer(UNAVAILABLE).answer(UNAVAILABLE)
     answer = way.finished.answer
     assert isinstance(answer, Refusal)
     assert "3 attempts" in answer.message
     assert answer.code is StatusCode.STREAM_UNAVAILABLE
     assert not way.finished.in_doubt
-    assert Way(limits=WayLimits(max_redirects=0)).answer(found("b:1")).finished.answer != RECEIPT
+    assert Way(limits=RetryLimits(max_redirects=0)).answer(found("b:1")).finished.answer != RECEIPT
 
 
 def test_a_read_is_sent_on_though_its_attempts_are_used_up_but_not_for_ever() -> None:
-    way = Way(READ, WayLimits(max_redirects=0)).answer(found("b:1"))
+    way = Way(READ, RetryLimits(max_redirects=0)).answer(found("b:1"))
     assert way.asked.address == "b:1"
     way.answer(found("c:1")).answer(found("d:1"))
     answer = way.finished.answer
@@ -308,11 +310,11 @@ def test_a_read_is_sent_on_though_its_attempts_are_used_up_but_not_for_ever() ->
 
 def test_a_read_is_not_sent_to_a_host_that_failed_lately_and_says_that_it_was() -> None:
     route = BoundedRing([ProxyHost("a:1")])
-    way = Way(READ, WayLimits(max_redirects=0), route=route).answer(found("1;-1;far:1"))
+    way = Way(READ, RetryLimits(max_redirects=0), route=route).answer(found("1;-1;far:1"))
     assert way.asked.address == "far:1"
     way.fail(sent=False)
     assert isinstance(way.finished.answer, Refusal), "that was an attempt"
-    way = Way(READ, WayLimits(max_redirects=0), route=route).answer(found("1;-1;far:1")).resume()
+    way = Way(READ, RetryLimits(max_redirects=0), route=route).answer(found("1;-1;far:1")).resume()
     assert (way.asked.address, way.asked.request.context.tried_hosts) == ("a:1", ("far:1", "a:1"))
     way.answer(found("1;-1;far:1"))
     assert way.asked.address == "far:1", "who named it does so again: it is asked"
@@ -361,9 +363,9 @@ def test_a_host_whose_connection_failed_is_passed_over_by_the_next_request() -> 
 
 
 def test_fail_fast_says_at_once_what_the_first_host_said() -> None:
-    way = Way(limits=WayLimits(fail_fast=True)).answer(UNAVAILABLE)
+    way = Way(limits=RetryLimits(fail_fast=True)).answer(UNAVAILABLE)
     assert way.finished.answer == UNAVAILABLE
-    assert Way(limits=WayLimits(fail_fast=True)).answer(found("b:1")).asked.address == "b:1"
+    assert Way(limits=RetryLimits(fail_fast=True)).answer(found("b:1")).asked.address == "b:1"
 
 
 def test_a_request_without_any_host_waits_for_one() -> None:
@@ -442,7 +444,7 @@ def test_what_woke_up_too_late_is_not_sent_again() -> None:
 
 
 def test_a_host_that_does_not_answer_is_left_where_the_request_may_be_repeated() -> None:
-    way = Way(STAMPED, WayLimits(attempt_timeout_ms=300))
+    way = Way(STAMPED, RetryLimits(attempt_timeout_ms=300))
     assert way.asked.wait_s == 0.3
     first = way.asked.attempt
     way.owners.learn("t", "a:1")
@@ -468,7 +470,7 @@ def test_a_refusal_behind_an_attempt_in_doubt_does_not_say_that_nothing_happened
 
 
 def test_a_late_refusal_takes_the_doubt_away() -> None:
-    way = Way(STAMPED, WayLimits(attempt_timeout_ms=300))
+    way = Way(STAMPED, RetryLimits(attempt_timeout_ms=300))
     first = way.asked.attempt
     way.effect = way.way.silent(first, way.now)
     second = way.asked.attempt
@@ -492,7 +494,7 @@ def test_what_is_said_of_the_request_itself_ends_it_whatever_the_code(reason: Re
 
 
 def test_without_bounds_it_goes_on() -> None:
-    way = Way(limits=WayLimits(request_timeout_ms=-1))
+    way = Way(limits=RetryLimits(request_timeout_ms=-1))
     assert way.way.deadline is None
     assert way.asked.request.context.timeout_ms == 0
     for _ in range(200):

@@ -29,7 +29,6 @@ from dlspark.errors import (
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.operations import (
     Applied,
     BeginEpoch,
@@ -39,6 +38,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_checks import request_checksum
 
 THREE = ("a:1", "b:1", "c:1")
 _SEEDS = count(1)

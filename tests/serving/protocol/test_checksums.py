@@ -13,13 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.protocol.checksums import (
-    request_checksum,
-    stream_checksum,
-    truncate_checksum,
-    write_checksum,
-    writes_checksum,
-)
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Handshake,
@@ -27,6 +20,13 @@ from dlspark.serving.protocol.operations import (
     Request,
     TruncateStream,
     WriteRecords,
+)
+from dlspark.serving.protocol.request_checks import (
+    request_checksum,
+    stream_checksum,
+    truncate_checksum,
+    write_checksum,
+    writes_checksum,
 )
 
 

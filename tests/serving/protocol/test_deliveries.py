@@ -24,7 +24,7 @@ from dlspark.serving.protocol.deliveries import (
     encode_columns,
     encode_records,
     encode_stored,
-    place_behind,
+    position_behind,
     records_of,
 )
 from dlspark.serving.protocol.operations import Delivery, ReadForm
@@ -174,6 +174,6 @@ def test_a_delivery_has_its_records_in_order_whatever_its_form():
     stored = Delivery(ReadForm.ENTRIES, DLSN(1, 1, 0), (encode_stored(StoredEntry(1, 0, 9, 0, 5, payload)),))
     plain = Delivery(ReadForm.RECORDS, DLSN(1, 1, 0), (encode_records(records[:1]), encode_records(records[1:])))
     assert records_of(stored) == records_of(plain) == records
-    assert place_behind(records[-1]) == DLSN(1, 0, 2)
+    assert position_behind(records[-1]) == DLSN(1, 0, 2)
     with pytest.raises(CallerError):
         batches_of(plain)

@@ -36,9 +36,16 @@ from dlspark.errors import (
     WriterDeposedError,
     status_code,
 )
-from dlspark.serving.protocol.failures import ERROR_OF_CODE, KINDS, MAX_MESSAGE_CHARS, applied_of, error_of, refusal_of
-from dlspark.serving.protocol.frames import decode_answer, encode_answer
-from dlspark.serving.protocol.operations import REASON_OF_ERROR, Applied, Reason, Refusal, StatusCode
+from dlspark.serving.protocol.answer_frames import decode_answer, encode_answer
+from dlspark.serving.protocol.failures import (
+    ERROR_OF_CODE,
+    ERROR_OF_NAME,
+    MAX_MESSAGE_CHARS,
+    applied_of,
+    error_of,
+    refusal_of,
+)
+from dlspark.serving.protocol.operations import REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
 from storage_node.errors import BookieError
 
 NO_PROXYS = (
@@ -138,10 +145,10 @@ def test_an_error_that_only_the_core_knows_is_raised_as_the_nearest_that_clients
 
 
 def test_names_are_of_one_class_each() -> None:
-    assert all(kind.__name__ == name for name, kind in KINDS.items())
+    assert all(kind.__name__ == name for name, kind in ERROR_OF_NAME.items())
     sendable = {kind.__name__ for kind in TREE if is_sent(kind)}
     assert {kind.__name__ for kind in TREE} >= INTERNAL
-    assert sendable - {"DistributedLogError", "BookieError"} == KINDS.keys()
+    assert sendable - {"DistributedLogError", "BookieError"} == ERROR_OF_NAME.keys()
 
 
 @pytest.mark.parametrize("actual", [None, 5, DLSN(3, 1200, 0), b"", b"token", bytes(36)])
@@ -185,7 +192,7 @@ def test_a_bug_may_have_come_after_the_thing_was_done(error: BaseException, code
 
 def test_what_a_thin_client_needs_of_it_leads_to_no_storage_client() -> None:
     code = (
-        "import sys; from dlspark.serving.protocol import failures, frames, checksums\n"
+        "import sys; from dlspark.serving.protocol import failures, answer_frames, request_checks\n"
         "bad = ('storage_node.client', 'dlspark.core.writing', 'dlspark.core.reading', 'kazoo', 'pyarrow', 'grpc')\n"
         "assert not [name for name in sys.modules if name.startswith(bad)]"
     )
@@ -202,7 +209,7 @@ def test_long_texts_are_cut() -> None:
 # ------------------------------------------------------------------ the outcome outweighs the name
 
 
-@pytest.mark.parametrize("name", ["", "NoSuchError", *KINDS])
+@pytest.mark.parametrize("name", ["", "NoSuchError", *ERROR_OF_NAME])
 @pytest.mark.parametrize("applied", Applied)
 def test_the_outcome_is_never_another_than_the_refusals(name: str, applied: Applied) -> None:
     for code in StatusCode:
@@ -281,7 +288,7 @@ def test_frames_carry_a_reason_by_a_name_that_older_sides_know(reason: Reason) -
     (_, travelled) = decode_answer(memoryview(b"".join(encode_answer(1, refusal)))[4:])
     assert isinstance(travelled, Refusal)
     assert travelled.reason is reason
-    assert REASON_OF_ERROR[travelled.error] is reason
+    assert REASON_OF_NAME[travelled.error] is reason
 
 
 def test_an_error_whose_name_is_unknown_is_raised_by_its_reason() -> None:
@@ -299,4 +306,4 @@ def test_the_reference_lists_reasons_and_their_names() -> None:
     text = (DOCS / "reference" / "serving.md").read_text()
     rows = re.findall(r"^\| (\d+) (\w+) \| ((?:\w+Error(?:, )?)+) \|", text, re.M)
     listed = {name: (int(number), reason) for number, reason, names in rows for name in names.split(", ")}
-    assert listed == {name: (int(reason), reason.name) for name, reason in REASON_OF_ERROR.items()}
+    assert listed == {name: (int(reason), reason.name) for name, reason in REASON_OF_NAME.items()}

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, RecordTooLongError
-from dlspark.serving.protocol.answer_frames import MAX_OWNERSHIPS, SHORT_MESSAGE, AnswerKind
+from dlspark.serving.protocol.answer_frames import (
+    MAX_OWNERSHIPS,
+    SHORT_MESSAGE,
+    AnswerKind,
+    decode_answer,
+    encode_answer,
+)
 from dlspark.serving.protocol.frame_parts import FRAME_HEADER, HEADER, MAX_PARTS, MAX_PAYLOADS
-from dlspark.serving.protocol.frames import decode_answer, decode_request, encode_answer, encode_request
 from dlspark.serving.protocol.operations import (
     Answer,
     Applied,
@@ -39,6 +44,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_frames import decode_request, encode_request
 from dlspark.serving.protocol.write_frames import RequestKind
 from storage_node.errors import ProtocolError
 from storage_node.protocol.frames import LENGTH, MAX_FRAME_BYTES, Buffer, ChunkPool, FrameBuffer

@@ -14,7 +14,7 @@ from dlspark.core.codec.entries import (
 from dlspark.core.codec.records import MAX_LOGRECORDSET_SIZE
 from dlspark.errors import RecordTooLongError
 from dlspark.serving.protocol.operations import ProducerStamp, RequestContext, WriteRecords
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS, check_record_sets, declared_records
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS, check_record_sets, declared_records
 
 SETS = RequestContext(is_record_set=True)
 

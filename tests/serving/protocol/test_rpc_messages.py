@@ -51,16 +51,15 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.rpc_messages import (
+from dlspark.serving.protocol.rpc_answers import answer_from_pb, answer_to_pb, read_responses
+from dlspark.serving.protocol.rpc_requests import (
+    DEFAULT_READ_BYTES,
+    MAX_HOSTS_TRIED,
     METHODS,
     SERVICE,
-    answer_from_pb,
-    answer_to_pb,
-    read_responses,
     request_from_pb,
     request_to_pb,
 )
-from dlspark.serving.protocol.rpc_requests import DEFAULT_READ_BYTES, MAX_HOSTS_TRIED
 from metadata.foundation.errors import InvariantViolation
 from storage_node.errors import ProtocolError
 

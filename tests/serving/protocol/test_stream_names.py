@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlspark.serving.protocol.stream_names import MAX_STREAM_BYTES, check_stream_length
+from dlspark.serving.protocol.request_checks import MAX_STREAM_BYTES, check_stream_length
 from metadata.distributedlog.log_names import InvalidLogNameError
 
 

@@ -25,7 +25,6 @@ from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.client.settings import ThinClientSettings
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.membership import (
     READ_PROXIES,
     Announcement,
@@ -34,7 +33,7 @@ from dlspark.serving.process.membership import (
     read_members,
     read_proxy_member,
 )
-from dlspark.serving.process.peers import ProxyPeers
+from dlspark.serving.process.peers import ProxyDirectory, ProxyPeers
 from dlspark.serving.protocol.operations import (
     Delivery,
     Handshake,
@@ -47,10 +46,9 @@ from dlspark.serving.protocol.operations import (
     RequestContext,
     StatusCode,
 )
-from dlspark.serving.read_proxy import peer_counts
+from dlspark.serving.read_proxy import proxy as peer_counts
 from dlspark.serving.read_proxy.balance import ReadBalance
-from dlspark.serving.read_proxy.peer_counts import PeerCounts, count_in
-from dlspark.serving.read_proxy.proxy import ReadProxy
+from dlspark.serving.read_proxy.proxy import PeerCounts, ReadProxy, count_in
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost

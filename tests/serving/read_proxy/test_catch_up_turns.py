@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.read_proxy.catch_up import CatchUpTurns
+from dlspark.serving.read_proxy.sessions import CatchUpTurns
 
 
 def test_a_connection_with_many_readers_waits_behind_itself():

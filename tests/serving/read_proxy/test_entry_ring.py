@@ -16,8 +16,7 @@ from dlspark.errors import InvalidEntryError, PositionGapError
 from dlspark.serving.protocol.deliveries import batches_of, decode_stored, records_of
 from dlspark.serving.protocol.operations import Delivery, ReadForm
 from dlspark.serving.read_proxy import chunks
-from dlspark.serving.read_proxy.chunks import CHUNK_OVERHEAD_BYTES, ChunkMaker, Chunks
-from dlspark.serving.read_proxy.cursors import ReadCursor
+from dlspark.serving.read_proxy.chunks import CHUNK_OVERHEAD_BYTES, ChunkMaker, Chunks, ReadCursor
 from dlspark.serving.read_proxy.ring import ENTRY_OVERHEAD_BYTES, EntryRing, RingBudget
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.errors import InvariantViolation

@@ -8,7 +8,7 @@ from helpers.serving.read_world import Puller, ReadWorld
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.serving.bindings.service import Caller
-from dlspark.serving.protocol.frames import encode_answer
+from dlspark.serving.protocol.answer_frames import encode_answer
 from dlspark.serving.protocol.operations import (
     Applied,
     Delivery,

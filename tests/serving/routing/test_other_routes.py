@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlspark.serving.routing.hashing import hash_int
-from dlspark.serving.routing.hosts import ProxyHost
+from dlspark.serving.routing.hosts import ProxyHost, hash_int
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder, SingleHost
 from dlspark.serving.routing.ring import HostRing
 from metadata.foundation.errors import CallerError

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.routing.hashing import hash_long
-from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, address_of, split_address
+from dlspark.serving.routing.hosts import BLACKOUT_S, Blackouts, ProxyHost, address_of, hash_long, split_address
 from dlspark.serving.routing.ring import POINTS_PER_HOST, HostRing, host_points
 from metadata.foundation.errors import CallerError
 

@@ -8,7 +8,7 @@ from helpers.serving.proxy_world import proxies
 from helpers.virtual_time import virtual_time
 
 from dlspark.serving.protocol.operations import Done, MoveStream, ReleaseStream
-from dlspark.serving.write_proxy.streams.hand_over import HAND_OVERS_AT_ONCE, LONGEST_TURN_S, in_turns
+from dlspark.serving.write_proxy.streams.hand_over import HAND_OVERS_AT_ONCE, LONGEST_WAIT_S, one_by_one
 
 
 class Ends:
@@ -42,7 +42,7 @@ def now_s() -> float:
 @virtual_time
 async def test_one_at_a_time_where_that_is_fast_enough() -> None:
     ends, began_s = Ends(0.05), now_s()
-    assert await in_turns(range(100), ends.end, 300) == 0
+    assert await one_by_one(range(100), ends.end, 300) == 0
     assert (ends.most, ends.ended) == (1, list(range(100)))
     assert now_s() - began_s < 5.1
 
@@ -50,7 +50,7 @@ async def test_one_at_a_time_where_that_is_fast_enough() -> None:
 @virtual_time
 async def test_one_that_hangs_keeps_the_others_no_longer_than_a_turn() -> None:
     ends, began_s = Ends(0.05, {3: 30}), now_s()
-    assert await in_turns(range(10), ends.end, 100) == 0
+    assert await one_by_one(range(10), ends.end, 100) == 0
     assert ends.ended == [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]
     assert ends.most == 2
     assert now_s() - began_s < 3 * 0.05 + 30.1
@@ -59,14 +59,14 @@ async def test_one_that_hangs_keeps_the_others_no_longer_than_a_turn() -> None:
 @virtual_time
 async def test_where_all_are_slow_they_follow_each_other_at_the_pace_of_turns() -> None:
     ends, began_s = Ends(10.0), now_s()
-    assert await in_turns(range(30), ends.end, 300) == 0
-    assert now_s() - began_s < 30 * LONGEST_TURN_S + 10.1
+    assert await one_by_one(range(30), ends.end, 300) == 0
+    assert now_s() - began_s < 30 * LONGEST_WAIT_S + 10.1
 
 
 @virtual_time
 async def test_more_are_on_their_way_where_the_time_asks_for_it() -> None:
     ends = Ends(0.09)
-    assert await in_turns(range(50), ends.end, 4) == 0
+    assert await one_by_one(range(50), ends.end, 4) == 0
     assert 1 < ends.most <= 4
     assert len(ends.ended) == 50
 
@@ -74,7 +74,7 @@ async def test_more_are_on_their_way_where_the_time_asks_for_it() -> None:
 @virtual_time
 async def test_what_does_not_fit_into_the_time_is_counted_and_cut_off() -> None:
     ends = Ends(1.0)
-    late = await in_turns(range(1000), ends.end, 5)
+    late = await one_by_one(range(1000), ends.end, 5)
     assert ends.most == HAND_OVERS_AT_ONCE
     assert late == 1000 - len(ends.ended)
     assert len(ends.cut_off) <= HAND_OVERS_AT_ONCE
@@ -89,7 +89,7 @@ async def test_an_end_that_fails_is_followed_by_the_next() -> None:
         seen.append(stream)
         raise ValueError(stream)
 
-    assert await in_turns(range(3), end, 10) == 0
+    assert await one_by_one(range(3), end, 10) == 0
     assert seen == [0, 1, 2]
 
 

@@ -14,7 +14,7 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.errors import CallerError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import (
@@ -40,7 +40,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import MAX_SET_RECORDS
+from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS
 from dlspark.serving.write_proxy.streams.execution import opened_sets
 from storage_node.protocol.frames import Buffer
 

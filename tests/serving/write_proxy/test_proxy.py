@@ -31,7 +31,7 @@ from dlspark.serving.process.membership import (
 )
 from dlspark.serving.process.peers import ProxyPeers
 from dlspark.serving.protocol import distributedlog_pb2 as pb
-from dlspark.serving.protocol import rpc_messages
+from dlspark.serving.protocol import rpc_requests
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Answer,
@@ -53,8 +53,8 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.configuration import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.proxy import ProxyRole, WriteProxy, grpc_limits
+from dlspark.serving.write_proxy.settings import ProxyConfiguration, read_configuration
 from dlspark.serving.write_proxy.streams.model import OTHERS_KEPT_S
 from metadata.foundation.errors import NotAppliedError
 from metadata.store import join
@@ -455,12 +455,12 @@ async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
         await tier.know_each_other()
         await tier.write(first, "a")
         await tier.write(framed, "b")
-        write, owner = rpc_messages.METHODS["Write"], rpc_messages.METHODS["GetOwner"]
+        write, owner = rpc_requests.METHODS["Write"], rpc_requests.METHODS["GetOwner"]
         async with grpc.aio.insecure_channel(str(second.member.grpc)) as channel:
 
-            async def ask(method: rpc_messages.RpcMethod, message: Message) -> Any:
+            async def ask(method: rpc_requests.RpcMethod, message: Message) -> Any:
                 call = channel.unary_unary(
-                    f"/{rpc_messages.SERVICE}/{method.name}",
+                    f"/{rpc_requests.SERVICE}/{method.name}",
                     request_serializer=method.request.SerializeToString,
                     response_deserializer=method.response.FromString,
                 )
@@ -470,9 +470,9 @@ async def test_a_grpc_client_is_sent_to_where_the_owner_speaks_grpc() -> None:
             assert (found.code, found.location) == (pb.Status.FOUND, first.location)
             assert found.grpc_address == str(first.member.grpc)
             assert (await ask(owner, pb.StreamRequest(stream="a"))).grpc_address == str(first.member.grpc)
-            shaken = await ask(rpc_messages.METHODS["Handshake"], pb.HandshakeRequest())
+            shaken = await ask(rpc_requests.METHODS["Handshake"], pb.HandshakeRequest())
             assert dict(shaken.grpc_addresses) == {second.location: str(second.member.grpc)}
-            listed = await ask(rpc_messages.METHODS["ListProxies"], pb.ListProxiesRequest())
+            listed = await ask(rpc_requests.METHODS["ListProxies"], pb.ListProxiesRequest())
             assert {one.location: one.grpc_address for one in listed.proxies} == {
                 first.location: str(first.member.grpc),
                 second.location: str(second.member.grpc),

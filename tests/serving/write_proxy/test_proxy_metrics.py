@@ -22,8 +22,14 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.write_proxy.measured import MeasuredService, StreamTraffic
-from dlspark.serving.write_proxy.metrics import MAX_STREAM_SERIES, ProxyScopes, metrics_tables, shown_in
+from dlspark.serving.write_proxy.metrics import (
+    MAX_STREAM_SERIES,
+    MeasuredService,
+    ProxyScopes,
+    StreamTraffic,
+    metrics_tables,
+    shown_in,
+)
 
 CALLER = Caller("10.0.0.9:1")
 

@@ -14,8 +14,7 @@ from dlspark.core.metrics.registries import Statistics
 from dlspark.serving.process.membership import ProxyEndpoint
 from dlspark.serving.process.page import ProxyPage
 from dlspark.serving.protocol.operations import ProxyStatus
-from dlspark.serving.write_proxy.metrics import ProxyScopes, shown_in
-from dlspark.serving.write_proxy.page import WriteProxyView
+from dlspark.serving.write_proxy.metrics import ProxyScopes, WriteProxyView, shown_in
 from dlspark.serving.write_proxy.tier.placement_keeper import fetch_stream_loads
 from metadata.foundation.errors import CallerError
 from storage_node.transport.http_server import Reply

@@ -1,12 +1,24 @@
-"""Settings of a write proxy: each of upstream's keys is honoured or refused with its reason."""
+"""Settings of a write proxy: each of upstream's keys is honoured or refused with its reason; which are the proxy's and
+which the log library's, wherever they come from.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from dlspark.core.settings.operations import StreamPartition
+from dlspark.core.settings.settings import dynamic_values
 from dlspark.errors import SettingsError
-from dlspark.serving.write_proxy.settings import GROUPS, REGISTRY, WITHOUT_MEANING, WriteProxySettings
+from dlspark.serving.write_proxy.settings import (
+    GROUPS,
+    REGISTRY,
+    WITHOUT_MEANING,
+    WriteProxySettings,
+    read_configuration,
+    with_stream_files,
+)
 from metadata.foundation.settings import settings_of
 
 UPSTREAM = [
@@ -100,3 +112,88 @@ def test_a_stream_has_limits_of_its_own_and_nothing_else() -> None:
         settings.for_stream({"server_port": 1})
     with pytest.raises(SettingsError):
         settings.for_stream({"rpsHardWriteLimits": 1})
+
+
+def test_one_file_has_the_keys_of_both(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.conf"
+    file.write_text("server_shard=3\nrpsHardServiceLimit=5\nbkcEnsembleSize=4\nbkc.delayEnsembleChange=true\n")
+    found = read_configuration(file, environment={})
+    assert (found.proxy.shard, found.proxy.rps_hard_service) == (3, 5)
+    assert found.logs.ensemble_size == 4
+    assert dict(found.logs.ledger_client) == {"delayEnsembleChange": "true"}
+
+
+def test_variables_go_over_the_file_and_options_over_both(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.conf"
+    file.write_text("server_shard=3\nserver_port=1\nwriterOutputBufferSize=5\nreadAheadMaxRecords=6\n")
+    environment = {
+        "DLSPARK_CONF": str(file),
+        "DLSPARK_SET_server_shard": "4",
+        "DLSPARK_SET_server_port": "2",
+        "DLSPARK_SET_writerOutputBufferSize": "7",
+        "OTHER": "x",
+    }
+    found = read_configuration(None, {"server_port": 9, "readAheadMaxRecords": 8}, environment)
+    assert (found.proxy.shard, found.proxy.port) == (4, 9)
+    assert found.logs.as_mapping()["writerOutputBufferSize"] == 7
+    assert found.logs.as_mapping()["readAheadMaxRecords"] == 8
+    other = tmp_path / "other.conf"
+    other.write_text("server_shard=1\n")
+    assert read_configuration(other, environment={"DLSPARK_CONF": str(file)}).proxy.port == 0
+
+
+def test_a_foreign_owner_is_answered_at_once_whatever_is_set() -> None:
+    assert read_configuration(None, {"lockTimeoutSeconds": 30}, {}).logs.lock_timeout_s == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("server_prot", "server_port"),
+        ("server_threads", "event loop"),
+        ("bkcEnsemblSize", "bkcEnsembleSize"),
+        ("numWorkerThreads", "no effect"),
+    ],
+)
+def test_a_key_that_cannot_be_honoured_is_refused_by_whose_it_is(key: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        read_configuration(None, {key: "1"}, {})
+
+
+def test_a_file_of_upstreams_starts_a_proxy_and_what_it_says_in_vain_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "upstream.conf"
+    path.write_text(
+        "# a proxy\nserver_port = 8000\n\nserver_threads=\\\n  16\nserver_dlsn_version: 1\nnumWorkerThreads=4\n"
+        "bkcEnsembleSize=5\n"
+    )
+    found = read_configuration(path, {}, {})
+    assert (found.proxy.port, found.logs.ensemble_size) == (8000, 5)
+    said = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" is ignored")[0] for message in said] == [
+        f"{path}, line 4: the setting server_threads has no effect here and",
+        f"{path}, line 6: the setting server_dlsn_version has no effect here and",
+        f"{path}, line 7: the setting numWorkerThreads has no effect here and",
+    ]
+    assert all("event loop" in said[at] for at in (0, 2))
+
+
+def test_what_nobody_knows_is_an_error_in_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.conf"
+    path.write_text("server_thread=16\n")
+    with pytest.raises(SettingsError, match="there is no setting 'server_thread'"):
+        read_configuration(path, {}, {})
+
+
+def test_a_file_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="nowhere"):
+        read_configuration("/nowhere/proxy.conf", environment={})
+
+
+def test_the_files_of_streams_are_the_log_librarys_too(tmp_path: Path) -> None:
+    found = with_stream_files(read_configuration(None, {}, {}), tmp_path)
+    assert found.logs.stream_config_directory == str(tmp_path)
+    assert dynamic_values({"rpsHardWriteLimit": "5", "periodicFlushFrequencyMilliSeconds": "7"}) == {
+        "periodicFlushFrequencyMilliSeconds": 7
+    }

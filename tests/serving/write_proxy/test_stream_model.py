@@ -90,7 +90,7 @@ def test_an_owner_whose_writer_opens_too_late_gives_it_up() -> None:
 
 # ---- failures ------------------------------------------------------------------------------------------------------
 
-VERDICTS: list[tuple[DistributedLogError, FailureScope]] = [
+SCOPES: list[tuple[DistributedLogError, FailureScope]] = [
     (errors.OwnershipAcquireFailedError("1;0;other:1", path="/lock"), FailureScope.ELSEWHERE),
     (errors.AlreadyClosedError("closed"), FailureScope.PROCESS),
     (errors.RecordTooLongError("long"), FailureScope.REQUEST),
@@ -120,9 +120,9 @@ VERDICTS: list[tuple[DistributedLogError, FailureScope]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "verdict"), VERDICTS, ids=lambda one: type(one).__name__)
-def test_a_failure_ends_what_it_says_something_of(error: DistributedLogError, verdict: FailureScope) -> None:
-    assert failure_scope_of(error) is verdict
+@pytest.mark.parametrize(("error", "scope"), SCOPES, ids=lambda one: type(one).__name__)
+def test_a_failure_ends_what_it_says_something_of(error: DistributedLogError, scope: FailureScope) -> None:
+    assert failure_scope_of(error) is scope
 
 
 def test_an_exception_that_is_not_of_the_tree_ends_the_stream() -> None:

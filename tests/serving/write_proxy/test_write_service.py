@@ -12,7 +12,6 @@ from helpers.virtual_time import virtual_time
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import encode_record_set
 from dlspark.serving.bindings.service import Caller
-from dlspark.serving.protocol.checksums import request_checksum
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     Applied,
@@ -44,6 +43,7 @@ from dlspark.serving.protocol.operations import (
     WriteReceipt,
     WriteRecords,
 )
+from dlspark.serving.protocol.request_checks import request_checksum
 from dlspark.serving.write_proxy.streams.execution import bulk_answer
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.permissions import Permissions

@@ -28,9 +28,9 @@ from dlspark.spark.catalog.tables import (
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import OPTIONS, Scope
-from dlspark.spark.source.driver import Take
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.log_spans import Take
 from metadata.distributedlog.segments import TruncationStatus
 from metadata.foundation.errors import InvariantViolation
 

@@ -18,7 +18,7 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of, routing_of
 from dlspark.spark.sink.commit_modes import commit_way
-from dlspark.spark.sink.publishing import PublishingSession
+from dlspark.spark.sink.driver import PublishingSession
 from dlspark.spark.sink.session import SinkSession, settings_of
 from dlspark.spark.sink.write_proxies import proxies_at
 from dlspark.spark.sink.writer import batch_writer

@@ -26,7 +26,7 @@ from dlspark.sandbox.sandbox import Sandbox
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.publishing import open_publishing
+from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]

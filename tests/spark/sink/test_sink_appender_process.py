@@ -24,14 +24,13 @@ from dlspark.spark.errors import AppenderStartError, BatchRefusedError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append.appender import BatchToAppend
-from dlspark.spark.sink.append.clients import folder_of
+from dlspark.spark.sink.append.clients import encode_request, folder_of
 from dlspark.spark.sink.append.folders import RUNTIME_VARIABLE, AppenderFolder, ProcessName
-from dlspark.spark.sink.append.messages import encode_request
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.sink.segments.staging import run_task
+from dlspark.spark.sink.segments.task import run_task
 
 if TYPE_CHECKING:
     from dlspark.sandbox.sandbox import Sandbox

@@ -10,15 +10,8 @@ from dlspark.spark.errors import BatchRefusedError, OptionError, ReplayDiffersEr
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append.appender import BatchToAppend
-from dlspark.spark.sink.append.messages import (
-    LENGTHS,
-    check_lengths,
-    decode_answer,
-    decode_request,
-    encode_error,
-    encode_outcome,
-    encode_request,
-)
+from dlspark.spark.sink.append.clients import LENGTHS, check_lengths, decode_answer, encode_request
+from dlspark.spark.sink.append.server import decode_request, encode_error, encode_outcome
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM, LEAST_SHARE, CommitMode, CommitWay, commit_way

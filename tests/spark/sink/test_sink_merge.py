@@ -16,7 +16,7 @@ from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.segments import commit as sink_commit
-from dlspark.spark.sink.segments.staging import run_task
+from dlspark.spark.sink.segments.task import run_task
 from dlspark.spark.sink.session import open_session
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from dlspark.spark.errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
-from dlspark.spark.sink.batch_rules import CommitOutcome, order_segments
-from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.driver import gather
+from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, order_segments
 from dlspark.spark.sink.segments import commit as sink_commit
 from dlspark.spark.sink.segments.merging import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from metadata.distributedlog.locks import DistributedLock

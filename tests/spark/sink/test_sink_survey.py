@@ -46,7 +46,7 @@ async def clocked():
 
 
 def verdicts(found: SinkLeftovers) -> list[tuple[int, str, str]]:
-    return [(one.ledger.batch, one.ledger.attempt, one.verdict.value) for one in found.ledgers]
+    return [(one.ledger.batch, one.ledger.attempt, one.state.value) for one in found.ledgers]
 
 
 async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:

@@ -14,9 +14,9 @@ from helpers.spark.sink_world import round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
-from dlspark.spark.sink.messages import JobId, SinkMessage, gather
-from dlspark.spark.sink.publishing import PublishingSession
-from dlspark.spark.sink.segments.staging import Staging
+from dlspark.spark.sink.driver import PublishingSession, gather
+from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.sink.segments.task import Staging
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import proxies_at
 

@@ -278,8 +278,8 @@ async def test_who_stands_still_is_asked_no_longer_once_the_log_is_anothers() ->
         one, other = await cluster.driver(sink="one"), await cluster.driver(sink="other")
         await run_sink(one, 1)
         await run_sink(other, 1)
-        place = one.appender._places[LOG]
-        async with place.turn:  # it does nothing from here on
+        held = one.appender._logs[LOG]
+        async with held.lock:  # it does nothing from here on
             appending = asyncio.ensure_future(run_sink(other, 1, 1))
             await asyncio.sleep(3)
             assert not appending.done()

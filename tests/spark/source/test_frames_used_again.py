@@ -50,7 +50,7 @@ def reading(spark: SparkSession, way: str, plain_format: str, logs: Logs) -> Rea
 
 
 def ids(frame: DataFrame) -> list[int]:
-    # By another frame each time: Spark plans `collect` of the very same one once, whatever it reads.
+    # By another frame each time, which Spark plans anew.
     return sorted(row.transaction_id for row in frame.select("transaction_id").collect())
 
 
@@ -91,6 +91,41 @@ def test_each_action_reads_what_the_log_has_by_then(spark: SparkSession, reading
     assert (kept.count(), frame.where("transaction_id > 34").count(), reading.frame().count()) == (35, 2, 36)
     kept.unpersist()
     assert kept.count() == 36
+
+
+def test_the_very_same_frame_object_collected_again_reads_what_the_log_has_by_then(
+    spark: SparkSession, reading: Reading, logs: Logs, way: str
+) -> None:
+    frame = reading.frame()
+    narrow = frame.where("transaction_id > 28").where("length(value) > 0").select("transaction_id")
+    pattern = reading.frame(subscribePattern=f"{reading.log}.*")
+    ended = reading.frame(log=reading.log, endingTransactionId="26")
+    frames = [frame, narrow, pattern, ended]
+    in_memory = frame.where("transaction_id > 20").cache()
+    joined = frame.join(f.broadcast(frame.select("transaction_id")), "transaction_id")
+    repeated = [in_memory, frame.orderBy("transaction_id"), joined]
+
+    def counts(these: list[DataFrame]) -> list[int]:
+        return [len(one.collect()) for one in these]
+
+    assert (counts(frames), counts(repeated)) == ([30, 2, 30, 25], [10, 30, 30])
+    logs.write(reading.log, range(31, 35), keep_open=True)
+    assert counts(frames) == [34, 6, 34, 25]
+    assert [row.transaction_id for row in narrow.collect()] == [29, 30, 31, 32, 33, 34]
+    logs.write(logs.create(f"{reading.log}-new"), [100])
+    logs.write(reading.log, [35])
+    assert counts(frames) == [35, 7, 36, 25]
+    assert (len(frame.toPandas()), len(narrow.toPandas())) == (35, 7)
+    # Spark keeps the outputs of exchanges, and broadcasts: nothing new in one part of such a query alone.
+    assert counts(repeated) == [10, 30, 30]
+    assert counts([one.select("*") for one in repeated]) == [10, 35, 35]
+    in_memory.unpersist()
+    if way == JAR:
+        logs.delete_first_segment(reading.log)
+        with pytest.raises(Exception, match="OutdatedPlanError") as caught:
+            frame.collect()
+        assert "Load the frame again" in str(caught.value)
+        assert len(frame.select("*").collect()) == 15
 
 
 def test_each_micro_batch_is_joined_with_what_the_log_has_by_then(

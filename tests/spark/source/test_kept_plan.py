@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from helpers.spark.memory_world import URI, DriverWorld
@@ -14,8 +13,10 @@ from dlspark.spark.connection import driver_process
 from dlspark.spark.errors import OutdatedPlanError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
+from dlspark.spark.source import kept_plan
 from dlspark.spark.source.driver import SourceDriver
-from dlspark.spark.source.kept_plan import KeptPartition, kept_partitions, later_records, look
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.kept_plan import KeptPartition, KeptPlan, kept_partitions, later_records, look
 from dlspark.spark.source.offsets import LogIdentity
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.planning import SegmentSpan
@@ -29,20 +30,22 @@ def query_of(**raw: str) -> SourceQuery:
     return SourceQuery.of(Options({"uri": URI, **raw}, Scope.SOURCE_BATCH))
 
 
-async def planned(driver_world: DriverWorld, **raw: str) -> list[LogPartition]:
+async def planned(
+    driver_world: DriverWorld, *, bounds: Bounds | None = None, planned_in: int | None = None, **raw: str
+) -> list[LogPartition]:
     """The partitions of a frame, as its driver makes them."""
     query, snapshot = query_of(**raw), QuerySnapshot()
     driver = SourceDriver(query, driver_world.connect, snapshot=snapshot)
     await driver.open()
     try:
         ends = await driver.ends()
-        made = kept_partitions(query, snapshot, ends, await driver.plan(*ends), driver.client_settings, ())
+        spans = await driver.plan(*ends, bounds or Bounds()) or [()]
+        partitions = [LogPartition(one, driver.client_settings) for one in spans]
     finally:
         await driver.close()
-    for partition in made:
-        if isinstance(partition, KeptPartition):
-            partition.plan = replace(partition.plan, driver="driver")  # no process of Spark's is above this one
-    return made
+    # No process of Spark's is above this one.
+    plan = KeptPlan(query, *ends, bounds=bounds or Bounds(), planned_in=planned_in, driver="driver")
+    return kept_partitions(plan, snapshot, partitions)
 
 
 async def beyond(driver_world: DriverWorld, partitions: list[LogPartition], execution: int = 1) -> list[str]:
@@ -149,6 +152,48 @@ async def test_a_plan_of_records_that_are_gone_is_refused(driver_world: DriverWo
         await driver_world.write("t", range(10 + part, 11 + part))
     with pytest.raises(OutdatedPlanError, match="made again"):
         await beyond(driver_world, named, 4)
+
+
+async def test_a_plan_that_runs_again_reads_of_later_records_what_was_pushed_down_to_it(
+    driver_world: DriverWorld,
+) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(10))
+    frame = await planned(driver_world, log="t", bounds=Bounds(min_txid=8, end_txid=25), planned_in=7)
+    assert [said(span) for span in frame[0].spans] == ["t 1:0:8 to 0"]
+    await driver_world.write("t", range(10, 20))
+    await driver_world.write("t", range(20, 30), entry=5)
+    await driver_world.write("t", range(30, 40))
+    assert await beyond(driver_world, frame, 8) == ["t 2:0:0 to 0", "t 3:0:0 to 0"]
+
+
+async def test_the_execution_that_has_planned_a_read_does_not_look(
+    driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await driver_world.create("t")
+    (only,) = await planned(driver_world, log="t", planned_in=7)
+    assert isinstance(only, KeptPartition)
+
+    class Context:
+        number: str | None = "7"
+
+        def getLocalProperty(self, name: str) -> str | None:
+            assert name == "spark.sql.execution.id"
+            return self.number
+
+        def stageId(self) -> int:
+            return 7
+
+    async def looked(*asked: object) -> LogPartition:
+        return LogPartition((), only.client_settings)
+
+    context = Context()
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    monkeypatch.setattr(kept_plan, "look", looked)
+    assert later_records(only) is None
+    for other in ("8", None):
+        context.number = other
+        assert later_records(only) is not None, "another execution, or the tasks of a stage without one"
 
 
 async def test_outside_of_spark_a_partition_is_what_was_planned(driver_world: DriverWorld) -> None:

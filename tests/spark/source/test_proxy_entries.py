@@ -34,7 +34,7 @@ from dlspark.serving.process.membership import (
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.spark.announced_proxies import announced_proxies
+from dlspark.spark.connection import announced_proxies
 from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver

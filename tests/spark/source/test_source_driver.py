@@ -19,7 +19,7 @@ from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import driver_log_view
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.live_replicas import entries_without_replica
+from dlspark.spark.source.log_spans import entries_without_replica
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.planning import Partition

@@ -1,1 +1,1 @@
-"""The streams on a write proxy: each one's log and requests, its limits, and how it is handed over."""
+"""The streams on a write proxy: their logs and requests, their limits, and their hand-over to other proxies."""

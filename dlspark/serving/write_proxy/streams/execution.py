@@ -1,5 +1,13 @@
-"""How a request is begun on an open log, and how its answer is made. Nothing here waits: what the writer answers later
-comes by callbacks, so that a write costs neither a task nor an `await`.
+"""One request on a stream, from the moment at which the proxy takes it until it is answered.
+
+    TakenRequest       the request, its caller, its answer; RequestsUnderWay counts what all of them hold
+    RequestHandlers    which handler begins requests of which class
+    Execution          begins requests on an open log, and makes their answers of what the log's writer says
+    _SendRound         what is sent together
+    _Bulk              records of one request that each have their own fate
+
+Nothing here waits: what the writer answers later comes by callbacks, so that a write costs neither a task nor an
+`await`.
 
 Records that came one by one in one turn of the event loop are given to the writer together at its end, and what was
 written in a turn is sent together. While several entries of the stream are under way (`server_entries_under_way`), what
@@ -7,47 +15,65 @@ comes is collected until one of them is answered: entries then grow with the loa
 full goes out at once, whatever is under way.
 
 Fault model: the writer says what became of records, and its errors, whether they may have been stored. A request is
-answered with success only after that was said of each of its records.
+answered with success only after that was said of each of its records. What requests hold is bounded, for their payloads
+come from clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set, record_set_count
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.append_requests import Condition
-from dlspark.core.writing.appending import append_epoch, append_run, append_token, write_run
-from dlspark.core.writing.queued_writes import CheckedSet
+from dlspark.core.writing.conditional_appends import Condition
+from dlspark.core.writing.proxy_writes import append_epoch, append_run, append_token, write_run
+from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import CallerError, InvalidEntryError, InvalidRecordError, OutcomeUnknownError, WriteCancelledError
+from dlspark.errors import (
+    CallerError,
+    InvalidEntryError,
+    InvalidRecordError,
+    OutcomeUnknownError,
+    OverCapacityError,
+    OwnershipAcquireFailedError,
+    WriteCancelledError,
+)
+from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
+    AcceptStreams,
     Answer,
     Applied,
     BeginEpoch,
     BulkReceipt,
     Done,
     EpochBegun,
+    Handshake,
     Heartbeat,
+    ListProxies,
     ProducerStamp,
     Refusal,
+    Request,
     SetFencingToken,
     StatusCode,
     WriteReceipt,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import check_record_sets
+from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
-from dlspark.serving.write_proxy.streams.requests import TakenRequest
 from storage_node.protocol.frames import Buffer
 
+_LOG: Final = logging.getLogger(__name__)
+
 T = TypeVar("T")
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 OF_THE_WHOLE_BULK: Final = frozenset(
     {StatusCode.FOUND, StatusCode.ALREADY_CLOSED, StatusCode.LOCKING_EXCEPTION},
@@ -55,8 +81,134 @@ OF_THE_WHOLE_BULK: Final = frozenset(
 """A bulk whose first record fails with one of these is refused as one; else each record has a result of its own."""
 
 
+class RequestsUnderWay:
+    """How much do the requests of one proxy hold that are not answered yet?"""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.requests = 0
+
+    def take(self, size: int, limit: int) -> None:
+        """Count a request in. One is taken always, however large. Raises OverCapacityError."""
+        if self.requests and self.bytes + size > limit:
+            raise OverCapacityError(
+                f"{self.bytes} bytes are under way in this proxy, the most is {limit}; the request was not taken",
+                advice="Send less at a time, or ask again later",
+            )
+        self.bytes += size
+        self.requests += 1
+
+    def give_back(self, size: int) -> None:
+        """Note that its request is answered."""
+        self.bytes -= size
+        self.requests -= 1
+
+
+OnEnd: TypeAlias = Callable[["TakenRequest"], None]
+
+
+class TakenRequest:
+    """What was asked, by which caller, and is it answered? One request on its way. Compared by identity.
+
+    Args:
+        size: bytes of its payloads.
+        began_s: when it came, by the event loop's clock.
+    """
+
+    __slots__ = ("_reply", "answered", "began_s", "caller", "on_end", "request", "sets", "size")
+
+    def __init__(self, request: Request, caller: Caller, reply: Reply, size: int, began_s: float) -> None:
+        self.request = request
+        self.caller = caller
+        self.size = size
+        self.began_s = began_s
+        self.answered = False
+        self.sets: list[CheckedSet | CallerError] | None = None
+        """Its record sets, or why one cannot be written; None as long as they were not opened."""
+        self.on_end: OnEnd | None = None
+        """Called when it is answered, before the answer goes out."""
+        self._reply = reply
+
+    def is_too_late(self, now_s: float) -> bool:
+        """Return whether its client has given up waiting for the answer."""
+        if isinstance(self.request, AcceptStreams | Handshake | ListProxies):
+            return False
+        timeout_ms = self.request.context.timeout_ms
+        return timeout_ms > 0 and now_s > self.began_s + timeout_ms / 1000
+
+    def answer(self, answer: Answer) -> None:
+        """Answer it, unless it is answered. Never raises."""
+        if self.answered:
+            return
+        self.answered = True
+        if self.on_end is not None:
+            self.on_end(self)
+        try:
+            self._reply(answer)
+        except Exception:
+            # A binding's fault must not take a stream, or the answers of others, with it.
+            _LOG.exception("the answer to %s for %s was not taken", type(self.request).__name__, self.caller.address)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer it with a refusal that says what `error` says."""
+        self.answer(refusal_of(error))
+
+
+def payload_bytes(request: WriteRecords) -> int:
+    """Return how many bytes of payload it carries."""
+    payloads = request.payloads
+    return len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+
+
+def not_begun(refusal: Refusal) -> Refusal:
+    """Return the same for a request that was not begun, whatever happened to what it would have needed."""
+    return refusal if refusal.applied is not Applied.UNKNOWN else replace(refusal, applied=Applied.NO)
+
+
+def found_at(location: str, stream: str) -> Refusal:
+    """Return the refusal that says where a stream is served."""
+    return not_begun(refusal_of(OwnershipAcquireFailedError(location, path="", log=stream)))
+
+
+def too_late_error(stream: str) -> WriteCancelledError:
+    """Return the error of a request that waited for longer than its client does."""
+    return WriteCancelledError(
+        "it waited for longer than its client does; it was not begun", log=stream, advice="Ask again, and wait longer"
+    )
+
+
+class RequestHandlers(Generic[T]):
+    """Which handler takes a request of this class? Handlers of one kind, each registered with the class that it takes.
+
+    A handler is given a request as what it is, so that none has to ask for its class again.
+    """
+
+    __slots__ = ("_handlers",)
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Callable[[TakenRequest, Any], T]] = {}
+
+    def add(self, kind: type[AnyRequest], handler: Callable[[TakenRequest, AnyRequest], T]) -> None:
+        """Have `handler` called for requests of exactly this class."""
+        self._handlers[kind] = handler
+
+    def handles(self, kind: type) -> bool:
+        """Return whether there is a handler for requests of this class."""
+        return kind in self._handlers
+
+    def call(self, taken: TakenRequest) -> T:
+        """Call the handler of a request. Raises KeyError where it has none."""
+        request = taken.request
+        return self._handlers[type(request)](taken, request)
+
+
+# ---------------------------------------------------------------------- execution
+
+
 class Failures(Protocol):
-    """Who hears of failures: the stream."""
+    """Hears of failures: the stream."""
 
     def request_failed(self, error: BaseException) -> None:
         """Note that a request, or a record of one, has ended with `error`."""
@@ -64,7 +216,7 @@ class Failures(Protocol):
 
 
 class _SendRound:
-    """What is sent together: it is under way until all of it has its outcome."""
+    """The writes that are sent together: a round is under way until all of them have their outcome."""
 
     __slots__ = ("sent", "waiting")
 
@@ -74,7 +226,12 @@ class _SendRound:
 
 
 class Execution:
-    """Begins requests on one open writer."""
+    """How does a request become records of the log, and an answer? Begins requests on one open writer.
+
+    Args:
+        entries_under_way: how many rounds are sent before one of them is answered.
+        producers_per_client: how many producers one client may begin on the stream; 0 or less: any number.
+    """
 
     def __init__(
         self, writer: AsyncLogWriter, failures: Failures, entries_under_way: int, producers_per_client: int
@@ -86,28 +243,29 @@ class Execution:
         self._loop = asyncio.get_running_loop()
         self._most_sent = entries_under_way
         self._sent = 0
-        self._turn = _SendRound()
+        self._round = _SendRound()
         self._scheduled = False
         self._held_back = False
         """Something is to be sent when an entry that is under way is answered."""
         # Records that came one by one and are not with the writer yet.
         self._taken: list[TakenRequest] = []
         self._payloads: list[Buffer] = []
-        self._begin: Mapping[type, Callable[[TakenRequest], None]] = {
-            WriteRecords: self._write,
-            BeginEpoch: self._begin_epoch,
-            SetFencingToken: self._set_token,
-            Heartbeat: self._heartbeat,
-        }
+        self._handlers = RequestHandlers[None]()
+        self._handlers.add(WriteRecords, self._write)
+        self._handlers.add(BeginEpoch, self._begin_epoch)
+        self._handlers.add(SetFencingToken, self._set_token)
+        self._handlers.add(Heartbeat, self._heartbeat)
 
     def begins(self, kind: type) -> bool:
-        """Return whether requests of this kind are begun here."""
-        return kind in self._begin
+        """Return whether requests of this class are begun here."""
+        return self._handlers.handles(kind)
 
     def begin(self, taken: TakenRequest) -> None:
         """Begin a request behind all that were begun before. Never raises."""
         try:
             request = taken.request
+            # One record that nothing is asked of but to be stored: what most clients send. Such ones are only put
+            # together here, and cost the writer one call for all that came in this turn of the loop.
             if (
                 type(request) is WriteRecords
                 and len(request.payloads) == 1
@@ -118,14 +276,14 @@ class Execution:
                 self._payloads.append(request.payloads[0])
                 self._send_soon()
             else:
-                self._hand_over()
-                self._begin[type(request)](taken)
+                self._write_taken()  # first: what one client sends is written in the order in which it came
+                self._handlers.call(taken)
         except Exception as error:
             self._fail(taken, error)
 
     # ------------------------------------------------------------------ records
 
-    def _hand_over(self) -> None:
+    def _write_taken(self) -> None:
         """Give the writer the records that came one by one, before what comes behind them."""
         taken, payloads = self._taken, self._payloads
         if taken:
@@ -133,22 +291,26 @@ class Execution:
             write_run(self.writer, None, payloads, partial(self._written, taken, self._begun()), bulk=False)
 
     def _written(
-        self, taken: Sequence[TakenRequest], turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+        self,
+        taken: Sequence[TakenRequest],
+        round_: _SendRound,
+        first: int,
+        count: int,
+        outcome: Appended | BaseException,
     ) -> None:
+        # With the last record's outcome the round is over: entries have theirs in the order of their records.
         if first + count == len(taken):
-            self._ended(turn)
+            self._ended(round_)
         theirs = taken[first : first + count]
         if isinstance(outcome, Appended):
-            for one, place in zip(theirs, _places(outcome, count), strict=True):
-                one.answer(WriteReceipt(place, 1))
+            for one, position in zip(theirs, _positions(outcome, count), strict=True):
+                one.answer(WriteReceipt(position, 1))
         else:
             for one in theirs:
                 self._fail(one, outcome)
 
-    def _write(self, taken: TakenRequest) -> None:
-        request = taken.request
-        assert isinstance(request, WriteRecords)
-        # Ids that the client has not given come with a record's place: a request that is refused moves none (I4).
+    def _write(self, taken: TakenRequest, request: WriteRecords) -> None:
+        # Ids that the client has not given come with a record's position: a request that is refused moves none (I4).
         payloads, ids = request.payloads, request.transaction_ids
         if not payloads:
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
@@ -170,10 +332,10 @@ class Execution:
             write_run(self.writer, ids, payloads, partial(self._bulk_written, bulk, self._begun()), bulk=True)
 
     def _bulk_written(
-        self, bulk: _Bulk, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+        self, bulk: _Bulk, round_: _SendRound, first: int, count: int, outcome: Appended | BaseException
     ) -> None:
         if first + count == bulk.records:
-            self._ended(turn)
+            self._ended(round_)
         bulk.ended(first, count, outcome)
 
     def _write_sets(self, taken: TakenRequest, payloads: Sequence[Buffer], ids: Sequence[int] | None) -> None:
@@ -182,11 +344,11 @@ class Execution:
         if len(futures) == 1:
             self._when_done(taken, futures[0], lambda dlsn: WriteReceipt(dlsn, record_set_count(payloads[0])))
             return
-        bulk, turn = _Bulk(taken, len(futures), self._failures), self._begun()
+        bulk, round_ = _Bulk(taken, len(futures), self._failures), self._begun()
 
         def ended(number: int, future: asyncio.Future[DLSN]) -> None:
             error = _error_of(future)
-            self._bulk_written(bulk, turn, number, 1, Appended(future.result(), 1) if error is None else error)
+            self._bulk_written(bulk, round_, number, 1, Appended(future.result(), 1) if error is None else error)
 
         for number, future in enumerate(futures):
             future.add_done_callback(partial(ended, number))
@@ -219,10 +381,10 @@ class Execution:
         )
 
     def _appended(
-        self, taken: TakenRequest, turn: _SendRound, first: int, count: int, outcome: Appended | BaseException
+        self, taken: TakenRequest, round_: _SendRound, first: int, count: int, outcome: Appended | BaseException
     ) -> None:
         del first, count  # all of it is in one entry
-        self._ended(turn)
+        self._ended(round_)
         if isinstance(outcome, Appended):
             taken.answer(WriteReceipt(outcome.first, outcome.records, outcome.repeated))
         else:
@@ -230,17 +392,17 @@ class Execution:
 
     # ------------------------------------------------------------------ other requests
 
-    def _begin_epoch(self, taken: TakenRequest) -> None:
-        request = taken.request
-        assert isinstance(request, BeginEpoch)
+    def _begin_epoch(self, taken: TakenRequest, request: BeginEpoch) -> None:
         if request.epoch is not None and request.epoch < 0:
             raise InvalidRecordError(f"{request.epoch} is not an epoch; nothing was written", advice="They begin at 0")
         self._check_producer(taken, request.producer)
         epoch, appended = append_epoch(self.writer, request.producer, request.epoch)
 
         def answer(result: Appended) -> Answer | None:
-            if request.epoch is None and result.repeated:  # another call has begun this one at the same time
-                self._begin_epoch(taken)
+            if request.epoch is None and result.repeated:
+                # Another call has begun this one at the same time: two clients with one epoch would take each other's
+                # requests for repetitions (I19). So the next one is begun.
+                self._begin_epoch(taken, request)
                 return None
             known = self.writer.producer_state(request.producer)
             return EpochBegun(epoch, known.last + 1 if known is not None and known.epoch == epoch else 0)
@@ -248,19 +410,16 @@ class Execution:
         self._when_done(taken, appended, answer)
 
     def _check_producer(self, taken: TakenRequest, name: str) -> None:
+        # By host, not by connection: a client that connects anew would be another one each time.
         caller = taken.caller
         client = caller.principal or caller.address.rpartition(":")[0] or caller.address
         self._producers.check(client, name, self._most_producers, self._loop.time())
 
-    def _set_token(self, taken: TakenRequest) -> None:
-        request = taken.request
-        assert isinstance(request, SetFencingToken)
+    def _set_token(self, taken: TakenRequest, request: SetFencingToken) -> None:
         appended = append_token(self.writer, request.token, request.expected)
         self._when_done(taken, appended, lambda result: Done())
 
-    def _heartbeat(self, taken: TakenRequest) -> None:
-        request = taken.request
-        assert isinstance(request, Heartbeat)
+    def _heartbeat(self, taken: TakenRequest, request: Heartbeat) -> None:
         if not request.to_readers:
             taken.answer(Done())
             return
@@ -271,10 +430,10 @@ class Execution:
 
     def _when_done(self, taken: TakenRequest, future: asyncio.Future[T], answer: Callable[[T], Answer | None]) -> None:
         """Answer the request with what `answer` makes of the future's result, unless that is None."""
-        turn = self._begun()
+        round_ = self._begun()
 
         def ended(done: asyncio.Future[T]) -> None:
-            self._ended(turn)
+            self._ended(round_)
             error = _error_of(done)
             try:
                 if error is None and (made := answer(done.result())) is not None:
@@ -287,42 +446,44 @@ class Execution:
         future.add_done_callback(ended)
 
     def _fail(self, taken: TakenRequest, error: BaseException) -> None:
-        # First the stream: who asks again in the answer's callback finds it in its new state.
+        # First the stream: a client that asks again in the answer's callback finds it in its new state.
         self._failures.request_failed(error)
         taken.fail(error)
 
     # ------------------------------------------------------------------ sending
 
     def _begun(self) -> _SendRound:
-        """Something more is written: it is sent with the rest of this turn of the loop. `_ended` must follow."""
-        self._turn.waiting += 1
+        """Note that something more is written, and return the round with which it is sent. `_ended` must follow."""
+        self._round.waiting += 1
         self._send_soon()
-        return self._turn
+        return self._round
 
     def _send_soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn_over)
+            # Behind all that came together from the network: records of many clients become one entry.
+            self._loop.call_soon(self._send_taken)
 
-    def _turn_over(self) -> None:
+    def _send_taken(self) -> None:
         self._scheduled = False
-        self._hand_over()
+        self._write_taken()
         self._send()
 
     def _send(self) -> None:
         self._held_back = self._sent >= self._most_sent
         if self._held_back:
             return
-        turn, self._turn = self._turn, _SendRound()
-        if turn.waiting:
-            turn.sent = True
+        round_, self._round = self._round, _SendRound()
+        # It is empty where this comes behind a round that has just been sent: counted, nothing would ever end it.
+        if round_.waiting:
+            round_.sent = True
             self._sent += 1
         self.writer.push()
 
-    def _ended(self, turn: _SendRound) -> None:
-        """Something that was written in `turn` has its outcome."""
-        turn.waiting -= 1
-        if turn.sent and not turn.waiting:
+    def _ended(self, round_: _SendRound) -> None:
+        """Note that something of a round has its outcome."""
+        round_.waiting -= 1
+        if round_.sent and not round_.waiting:
             self._sent -= 1
             if self._held_back:
                 self._send()
@@ -343,7 +504,7 @@ class _Bulk:
     def ended(self, first: int, count: int, outcome: Appended | BaseException) -> None:
         """Note the outcome of some records; with the last of them, answer."""
         if isinstance(outcome, Appended):
-            self._results[first : first + count] = _places(outcome, count)
+            self._results[first : first + count] = _positions(outcome, count)
         else:
             # One that was not tried, because one before it was refused, says nothing of the log.
             if not isinstance(outcome, WriteCancelledError) or outcome.__cause__ is not None:
@@ -362,12 +523,12 @@ def bulk_answer(results: Sequence[DLSN | Refusal]) -> BulkReceipt | Refusal:
         return BulkReceipt(tuple(results))
     if all(isinstance(one, Refusal) and one.applied is not Applied.UNKNOWN for one in results):
         return first
-    # Said as such, for one refusal stands for all of them: some may be in the log.
+    # One refusal stands for all records here, and some may be in the log: it must say that this is not known.
     return Refusal(first.code, first.message, first.location, Applied.UNKNOWN, "", first.actual, first.advice)
 
 
 def opened_sets(payloads: Sequence[Buffer]) -> list[CheckedSet | CallerError]:
-    """Returns the record sets, those that readers could not open as the error that says so. Any thread may call it."""
+    """Return the record sets, those that readers could not open as the error that says so. Any thread may call it."""
     sets: list[CheckedSet | CallerError] = []
     for payload in payloads:
         try:
@@ -383,8 +544,8 @@ def _error_of(future: asyncio.Future[T]) -> BaseException | None:
     return future.exception()
 
 
-def _places(outcome: Appended, count: int) -> list[DLSN]:
-    """Return where `count` records are that lie side by side."""
+def _positions(outcome: Appended, count: int) -> list[DLSN]:
+    """Return the positions of `count` records that lie side by side."""
     first = outcome.first
     return first.run(count) if first is not None else [DLSN.INVALID] * count
 

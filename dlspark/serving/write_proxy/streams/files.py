@@ -37,7 +37,15 @@ _Values: TypeAlias = dict[str, Value]
 
 
 class StreamFiles:
-    """The streams' limits, as the files say now."""
+    """Which limits has a stream, by what the operators' files say now?
+
+    Args:
+        settings: the proxy's, which the files' limits go over.
+        logs: the log library's settings, which name the files.
+        counters: count the files that could not be used.
+        on_change: called after each look that found other limits.
+        read: reads a file; in a thread, unless given.
+    """
 
     def __init__(
         self,
@@ -47,7 +55,6 @@ class StreamFiles:
         on_change: Callable[[], None],
         read: ReadFile = read_in_thread,
     ) -> None:
-        """`on_change` is called after each look that found other limits."""
         directory, default = logs.stream_config_directory, logs.stream_config_default
         self._settings = settings
         self._directory = local_path(directory, SettingsError) if directory else None
@@ -68,8 +75,10 @@ class StreamFiles:
         return self._made.get(self._converter(stream).stream) or self._made[""]
 
     async def load(self) -> None:
-        """Look for the first time. Raises SettingsError for a default file that cannot be used; a stream's own file
-        that cannot be used is reported, and has no effect until it can."""
+        """Look for the first time. Raises SettingsError for a default file that cannot be used.
+
+        A stream's own file that cannot be used is reported, and has no effect until it can.
+        """
         if self._default is not None:
             await self._default.load()
             self._settings.for_stream(self._default.meaning or {})
@@ -130,6 +139,7 @@ class StreamFiles:
         for name in names[:MAX_FILES]:
             if name not in self._streams:
                 await self._add(name, self._watched(directory / f"{name}{SUFFIX}"))
+        # A file that is gone keeps what it said last; one that never said anything is forgotten.
         for name in self._streams.keys() - set(names):
             if self._streams[name].meaning is None:
                 del self._streams[name]
@@ -152,8 +162,8 @@ class StreamFiles:
 
 
 def _stream_names(directory: Path) -> list[str]:
-    """Raises OSError where there is no directory."""
-    next(directory.iterdir(), None)
+    """Return the names of all streams with a file. Raises OSError where there is no directory."""
+    next(directory.iterdir(), None)  # `rglob` finds nothing where there is none, as if all files had been taken away
     return sorted(
         str(path.relative_to(directory))[: -len(SUFFIX)] for path in directory.rglob(f"*{SUFFIX}") if path.is_file()
     )

@@ -15,8 +15,8 @@ Fault model: a target that refuses, or does not answer, leaves the stream where 
 it free: clients come back, or the next proxy takes it. A source that dies is a crash as any other; the target waits for
 the lock no longer than `server_take_timeout_ms`.
 
-Several streams go one after the other (`in_turns`): hand-overs take each other's time, and a stream is served until
-its turn comes, so the fewer are on their way at once, the shorter is each one's pause.
+Several streams go one after the other (`one_by_one`): hand-overs take each other's time, and a stream is served until
+it is reached, so the fewer are on their way at once, the shorter is each one's pause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Final, Protocol, TypeVar
 from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
-from dlspark.serving.write_proxy.streams.requests import found_at
+from dlspark.serving.write_proxy.streams.execution import found_at
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
 from metadata.foundation.tasks import end_tasks
@@ -38,17 +38,16 @@ Stream = TypeVar("Stream")
 
 HAND_OVERS_AT_ONCE: Final = 32
 """Streams that are on their way at the same time, at most."""
-LONGEST_TURN_S: Final = 0.1
-"""How long the others wait for one stream, at most: several times what a hand-over takes as a rule. Where it takes
+LONGEST_WAIT_S: Final = 0.1
+"""The others wait for one stream for so long, at most: several times what a hand-over takes as a rule. Where it takes
 longer, the machine is busy or the target away, and to wait would keep the proxy from its end."""
 
 
 class Forwarder(Protocol):
-    """Asks other proxies."""
+    """How does a stream's proxy ask another one? (`process.peers.TierForwarder`)"""
 
     async def call(self, location: str, request: Request, timeout_ms: int = 10_000) -> Answer:
-        """Return what the proxy at `location` answers; where it cannot be asked, or does not answer in time, a
-        Refusal."""
+        """Return the answer of the proxy at `location`; where it cannot be asked, or is late, a Refusal."""
         ...
 
 
@@ -58,9 +57,9 @@ def same_proxy(one: str, other: str) -> bool:
 
 
 async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder, target: str) -> None:
-    """Hand a stream over that this proxy owns; returns once its lock is released.
+    """Hand a stream over that this proxy owns; return once its lock is released.
 
-    Raises what the target refuses it with, or StreamUnavailableError where it is not to be handed over: it stays here.
+    Raises the target's refusal, or StreamUnavailableError where it is not to be handed over: it stays here.
     OutcomeUnknownError where closing its writer takes longer than `server_take_timeout_ms`: it goes on.
     """
     name = stream.name
@@ -72,8 +71,10 @@ async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder,
         answer = await forwarder.call(target, take, host.settings.take_timeout_ms)
         if isinstance(answer, Refusal):
             raise error_of(answer, stream=name)
+        # It may have failed meanwhile: the target then has the log as soon as the lock is free.
         if not stream.owned:
             raise StreamUnavailableError("the stream has ended here before it was handed over", log=name)
+        # Only now, when the target has agreed: until here a refusal, or silence, leaves the stream served as it was.
         stream.give_up(found_at(target, name), host.found_kept_s)
         await asyncio.wait([stream.ended], timeout=host.settings.take_timeout_ms / 1000)
     finally:
@@ -84,11 +85,11 @@ async def hand_over(stream: ProxyStream, host: StreamHost, forwarder: Forwarder,
         )
 
 
-async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
-    """End streams one after the other; returns how many have not ended when `time_s` is over: those are cut off.
+async def one_by_one(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[None]], time_s: float) -> int:
+    """End streams one after the other; return how many have not ended when `time_s` is over: those are cut off.
 
-    The next one's turn comes when the one before it has ended, or has had LONGEST_TURN_S, or its share of half of the
-    time: one that hangs keeps no other from its turn, and where the time is short for many, several go at once.
+    The next one is reached when the one before it has ended, or has had LONGEST_WAIT_S, or its share of half of the
+    time: one that hangs holds up no other, and where the time is short for many, several go at once.
     """
     loop = asyncio.get_running_loop()
     begun_by_s, deadline_s = loop.time() + time_s / 2, loop.time() + time_s
@@ -102,11 +103,12 @@ async def in_turns(streams: Iterable[Stream], end: Callable[[Stream], Awaitable[
     try:
         while waiting and loop.time() < deadline_s:
             now_s = loop.time()
-            turn_s = min(LONGEST_TURN_S, max(0.0, begun_by_s - now_s) / len(waiting))
+            # Half of the time to begin them all, the other half for those that take long.
+            wait_s = min(LONGEST_WAIT_S, max(0.0, begun_by_s - now_s) / len(waiting))
             newest = asyncio.ensure_future(end(waiting.popleft()))
             under_way.add(newest)
             newest.add_done_callback(under_way.discard)
-            await wait_for([newest], now_s + turn_s)
+            await wait_for([newest], now_s + wait_s)
             if len(under_way) >= HAND_OVERS_AT_ONCE:
                 await wait_for(under_way, deadline_s, every=False)
         if under_way:

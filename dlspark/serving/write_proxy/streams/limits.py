@@ -1,5 +1,5 @@
 """Limits of a write proxy: requests and bytes a second, for each stream and for all; when no other stream is taken.
-No I/O: who asks says what time it is.
+No I/O: the caller gives the time.
 
 A `Permits` gives out a number of permits a second, as Guava's rate limiter does: what is not used in a second is there
 in the next one, and a request is never cut: it is let in as soon as the ones before it are paid for, and those behind
@@ -34,29 +34,34 @@ BURST_S: Final = 1.0
 RECENT_S: Final = 60
 """The time over which acquire limits look back, in seconds."""
 FORGOTTEN_S: Final = 60.0
-"""How often it is looked which producers of a client the log has forgotten, once that has all that it may have."""
+"""The interval at which it is looked which of a client's producers the log has forgotten, once it has its most."""
 _COUNTED_S: Final = 0.25
+"""Writes of so many seconds are added up before they are noted."""
 
 
 class Permits:
-    """Permits by the second."""
+    """May one more be done in this second?
+
+    Args:
+        per_second: permits a second, above 0.
+    """
 
     __slots__ = ("_free_at_s", "_stored", "per_second")
 
     def __init__(self, per_second: float, now_s: float) -> None:
-        """`per_second` is above 0."""
         self.per_second = per_second
         self._stored = 0.0
         self._free_at_s = now_s
 
     def take(self, permits: int, now_s: float) -> bool:
-        """Take that many if none are owed; returns whether they were taken."""
+        """Take that many if none are owed; return whether they were taken."""
         if now_s > self._free_at_s:
             gained = (now_s - self._free_at_s) * self.per_second
             self._stored = min(self.per_second * BURST_S, self._stored + gained)
             self._free_at_s = now_s
         elif now_s < self._free_at_s:
             return False
+        # What is not in store is owed: those that come before it is paid for are refused, and not this one.
         stored = min(permits, self._stored)
         self._stored -= stored
         self._free_at_s += (permits - stored) / self.per_second
@@ -64,7 +69,7 @@ class Permits:
 
 
 def permits_of(limit: int, now_s: float) -> Permits | None:
-    """Return what a setting stands for: None for one that is off."""
+    """Return the permits that a setting stands for; None for one that is off."""
     return Permits(limit, now_s) if limit > 0 else None
 
 
@@ -79,27 +84,31 @@ class LimitValues:
 
     @classmethod
     def of_service(cls, settings: WriteProxySettings) -> LimitValues:
-        """Return those of the whole proxy."""
+        """Return the limits of the whole proxy."""
         return cls(
             settings.rps_soft_service, settings.rps_hard_service, settings.bps_soft_service, settings.bps_hard_service
         )
 
     @classmethod
     def of_stream(cls, settings: WriteProxySettings) -> LimitValues:
-        """Return those of one stream."""
+        """Return the limits of one stream."""
         return cls(settings.rps_soft_write, settings.rps_hard_write, settings.bps_soft_write, settings.bps_hard_write)
 
 
 class WriteLimiter:
-    """Soft and hard limits of requests and bytes, of one stream or of the whole proxy."""
+    """Is this write within the limits of requests and bytes, of one stream or of the whole proxy?
 
-    __slots__ = ("_bps_hard", "_bps_soft", "_rps_hard", "_rps_soft", "_values", "_whose", "active", "counts")
+    Args:
+        level: "stream" or "service", for errors and `counts`.
+        counts: where passed limits are counted.
+    """
 
-    def __init__(self, whose: str, values: LimitValues, now_s: float, counts: Counter[str]) -> None:
-        """`whose` names it in errors and in `counts`: "stream" or "service"."""
-        self._whose = whose
+    __slots__ = ("_bps_hard", "_bps_soft", "_level", "_rps_hard", "_rps_soft", "_values", "active", "counts")
+
+    def __init__(self, level: str, values: LimitValues, now_s: float, counts: Counter[str]) -> None:
+        self._level = level
         self.counts = counts
-        """How often each limit was passed, by names such as `stream-rps-hard`."""
+        """The number of times that each limit was passed, by names such as `stream-rps-hard`."""
         self._set(values, now_s)
 
     def _set(self, values: LimitValues, now_s: float) -> None:
@@ -109,7 +118,7 @@ class WriteLimiter:
         self._bps_soft = permits_of(values.bps_soft, now_s)
         self._bps_hard = permits_of(values.bps_hard, now_s)
         self.active = any((self._rps_soft, self._rps_hard, self._bps_soft, self._bps_hard))
-        """Whether any limit is on: where none is, `check` need not be called."""
+        """True where any limit is on: where none is, `check` need not be called."""
 
     def use(self, values: LimitValues, now_s: float) -> None:
         """Let other limits hold. Limits that stay the same go on as they are."""
@@ -118,37 +127,42 @@ class WriteLimiter:
 
     def check(self, size: int, now_s: float, *, dark: bool) -> None:
         """Charge one request of `size` bytes. Raises OverCapacityError where it is over a hard limit and not `dark`."""
-        counts, whose = self.counts, self._whose
+        # A soft limit that is passed does not end the check, nor a hard one in dark mode: the counts then say what each
+        # one would refuse.
+        counts, level = self.counts, self._level
         if self._rps_soft is not None and not self._rps_soft.take(1, now_s):
-            counts[f"{whose}-rps-soft"] += 1
+            counts[f"{level}-rps-soft"] += 1
         if self._bps_soft is not None and not self._bps_soft.take(size, now_s):
-            counts[f"{whose}-bps-soft"] += 1
+            counts[f"{level}-bps-soft"] += 1
         if self._rps_hard is not None and not self._rps_hard.take(1, now_s):
-            counts[f"{whose}-rps-hard"] += 1
+            counts[f"{level}-rps-hard"] += 1
             if not dark:
                 raise self._over_capacity_error(f"{self._values.rps_hard} requests")
         if self._bps_hard is not None and not self._bps_hard.take(size, now_s):
-            counts[f"{whose}-bps-hard"] += 1
+            counts[f"{level}-bps-hard"] += 1
             if not dark:
                 raise self._over_capacity_error(f"{self._values.bps_hard} bytes")
 
     def _over_capacity_error(self, limit: str) -> OverCapacityError:
         return OverCapacityError(
-            f"the limit of the {self._whose} is {limit} a second; the request was not taken",
+            f"the limit of the {self._level} is {limit} a second; the request was not taken",
             advice="Send less, or later",
         )
 
 
 class ClientProducers:
-    """The producers of one stream, by the clients that began them while this proxy had it.
+    """May this client begin one more producer on a stream? The producers of one stream, by the clients that began them
+    while this proxy had it.
 
-    A client is who it has proved to be, or the host that it asks from.
+    Args:
+        knows: returns whether the log knows a producer.
+
+    A client is the identity that it has proved, or the host that it asks from.
     """
 
     __slots__ = ("_knows", "_looked_s", "_names")
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
-        """`knows`: whether the log knows a producer."""
         self._knows = knows
         self._names: dict[str, set[str]] = {}
         self._looked_s: dict[str, float] = {}
@@ -161,6 +175,8 @@ class ClientProducers:
         names = self._names.setdefault(client, set())
         if name in names:
             return
+        # The log forgets producers without saying so. Looking through all names of a client takes its time: not at each
+        # request that is refused.
         if len(names) >= most and now_s - self._looked_s.get(client, now_s - FORGOTTEN_S) >= FORGOTTEN_S:
             self._looked_s[client] = now_s
             names = self._names[client] = {one for one in names if self._knows(one)}
@@ -174,7 +190,7 @@ class ClientProducers:
 
 
 class RecentRate:
-    """How much a second there was, on the mean of the last minute."""
+    """How much is there a second, on the mean of the last minute?"""
 
     __slots__ = ("_amounts", "_began_s", "_second", "_total")
 
@@ -195,6 +211,7 @@ class RecentRate:
     def per_second(self, now_s: float, more: int = 0) -> float:
         """Return the mean, with `more` that is not noted yet; over the time since it was made, where that is shorter
         than a minute. It changes nothing: any thread may call it."""
+        # Seconds that have passed without an `add` still have the amounts of a minute before.
         passed = range(self._second + 1, min(int(now_s), self._second + RECENT_S) + 1)
         left = self._total - sum([self._amounts[second % RECENT_S] for second in passed])
         return (left + more) / min(RECENT_S, max(1.0, now_s - self._began_s))
@@ -207,7 +224,7 @@ class RecentRate:
 
 
 class AcquireLimit:
-    """Whether the proxy is busy enough with the streams that it has."""
+    """Is the proxy busy enough with the streams that it has?"""
 
     def __init__(self, now_s: float) -> None:
         self._requests = RecentRate(now_s)
@@ -218,12 +235,12 @@ class AcquireLimit:
     def add(self, size: int, now_s: float) -> None:
         """Note a write of `size` bytes."""
         if now_s - self._since_s >= _COUNTED_S:
-            self._turn(now_s)
+            self._note(now_s)
         self._count += 1
         self._size += size
 
-    def _turn(self, now_s: float) -> None:
-        """Writes are added up before they are noted: that is cheaper, and as exact as a second needs."""
+    def _note(self, now_s: float) -> None:
+        # Added up first: that is cheaper than noting each, and as exact as a second needs.
         self._requests.add(self._count, self._since_s)
         self._bytes.add(self._size, self._since_s)
         self._since_s, self._count, self._size = now_s, 0, 0
@@ -243,7 +260,12 @@ class AcquireLimit:
 
 
 class PartitionCounts:
-    """The partitions that a proxy has in one of the two ways, by group."""
+    """How many partitions of a group has this proxy, and may it have one more? Counts those that are cached, or those
+    that are acquired.
+
+    Args:
+        converter: gives a stream's group and partition.
+    """
 
     def __init__(self, converter: StreamConverter) -> None:
         self._converter = converter
@@ -264,8 +286,12 @@ class PartitionCounts:
                 del self._groups[partition.stream]
 
     def check(self, stream: str, limit: int, done: str) -> None:
-        """Raise StreamUnavailableError where `stream` would be one partition too many; 0 or less: never. `done` says
-        what is done with partitions: "cached" or "acquired"."""
+        """Raise StreamUnavailableError where `stream` would be one partition too many.
+
+        Args:
+            limit: partitions of a group; 0 or less: any number.
+            done: "cached" or "acquired", for the error.
+        """
         if limit <= 0:
             return
         partition = self._converter(stream)

@@ -12,9 +12,9 @@ event cannot happen in that state. `ON_REQUEST` says what becomes of a request. 
 of a request end its stream: docs/serving/write-proxy.md#failures has them as a table.
 
 A closed stream may be kept for a while, so that retries are answered from memory: two thirds of the session timeout
-where another proxy has the log, for the lock is not worth asking before, and a second where anybody else has it; the
-probation time after a service time-out, so that this proxy does not take the log again at once. Else it is forgotten at
-once.
+where another proxy has the log, for the lock is not worth asking before, and a second where any other process has it;
+the probation time after a service time-out, so that this proxy does not take the log again at once. Else it is
+forgotten at once.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from dlspark.serving.protocol.operations import StatusCode
 from metadata.foundation.errors import InvariantViolation
 
 FOUND_KEPT_SHARE: Final = 2 / 3
-"""Of the session timeout: how long it is remembered that another proxy has a log."""
+"""The share of the session timeout for which it is remembered that another proxy has a log."""
 OTHERS_KEPT_S: Final = 1.0
-"""How long it is remembered, at most, that a log's owner is no announced proxy: nobody but the lock can say that it
-has closed the log, or that its session has ended."""
+"""The time for which it is remembered, at most, that a log's owner is not an announced proxy: only the lock can say
+that it has closed the log, or that its session has ended."""
 DENIED_KEPT_S: Final = 1.0
-"""How long it is remembered that access control refused to open a log."""
+"""The time for which it is remembered that access control refused to open a log."""
 
 
 class StreamState(IntEnum):
-    """Where a stream is; the numbers are upstream's."""
+    """The states of a stream; the numbers are upstream's."""
 
     UNINITIALIZED = -1
     INITIALIZING = 0
@@ -55,7 +55,7 @@ class StreamState(IntEnum):
 
 
 class StreamEvent(Enum):
-    """What happens to a stream."""
+    """The events of a stream."""
 
     START = "its first request came"
     OPENED = "the writer is open"
@@ -68,7 +68,7 @@ class StreamEvent(Enum):
 
 
 class StreamEffect(Enum):
-    """What is to be done."""
+    """The effects of an event, which the stream carries out."""
 
     OPEN = "open the log's writer"
     RUN_WAITING = "begin what waits, in order"
@@ -80,7 +80,7 @@ class StreamEffect(Enum):
 
 
 class OnRequest(Enum):
-    """What becomes of a request."""
+    """The ways of a request, by the state in which it finds its stream."""
 
     WAIT = "it waits in line"
     RUN = "it is begun"
@@ -88,7 +88,7 @@ class OnRequest(Enum):
 
 
 class Transition(NamedTuple):
-    """What follows."""
+    """The next state, and the effects in their order."""
 
     state: StreamState
     effects: tuple[StreamEffect, ...] = ()
@@ -111,6 +111,7 @@ TRANSITIONS: Final[Mapping[tuple[StreamState, StreamEvent], Transition | None]] 
     (_S.INITIALIZING, _E.OPEN_FAILED): Transition(_S.CLOSED, (_DO.REFUSE_WAITING, _DO.KEEP)),
     (_S.INITIALIZING, _E.FAILED): None,
     (_S.INITIALIZING, _E.TIMED_OUT): Transition(_S.ERROR, (_DO.REFUSE_WAITING,)),
+    # Opening is not broken off: it may hold the lock by now. What is open then is closed at once (CLOSING, OPENED).
     (_S.INITIALIZING, _E.GIVE_UP): Transition(_S.CLOSING),
     (_S.INITIALIZING, _E.WRITER_ENDED): None,
     (_S.INITIALIZING, _E.FORGET): None,
@@ -127,6 +128,7 @@ TRANSITIONS: Final[Mapping[tuple[StreamState, StreamEvent], Transition | None]] 
     (_S.CLOSING, _E.START): Transition(_S.CLOSING),
     (_S.CLOSING, _E.OPENED): Transition(_S.CLOSING, (_DO.CLOSE_WRITER,)),
     (_S.CLOSING, _E.OPEN_FAILED): Transition(_S.CLOSED, (_DO.REFUSE_WAITING, _DO.KEEP)),
+    # Nothing is aborted any more: what was begun has its outcome from the writer, which ends in any case.
     (_S.CLOSING, _E.FAILED): Transition(_S.CLOSING),
     (_S.CLOSING, _E.TIMED_OUT): Transition(_S.CLOSING),
     (_S.CLOSING, _E.GIVE_UP): Transition(_S.CLOSING),
@@ -165,7 +167,7 @@ ON_REQUEST: Final[Mapping[StreamState, OnRequest]] = {
 
 
 def step(state: StreamState, event: StreamEvent) -> Transition:
-    """Return what follows from `event` in `state`. Raises InvariantViolation where it cannot happen there."""
+    """Return the transition on `event` in `state`. Raises InvariantViolation where it cannot happen there."""
     transition = TRANSITIONS[state, event]
     if transition is None:
         raise InvariantViolation(f"a stream that is {state.name} cannot have: {event.value}")
@@ -176,7 +178,7 @@ def step(state: StreamState, event: StreamEvent) -> Transition:
 
 
 class FailureScope(Enum):
-    """What a request's failure means."""
+    """How far does the failure of one request reach?"""
 
     REQUEST = "this request alone has failed"
     STREAM = "the stream has failed"
@@ -205,7 +207,7 @@ ONLY_THE_REQUEST: Final = frozenset(
 
 
 def failure_scope_of(error: BaseException) -> FailureScope:
-    """Return what `error`, with which a request on an open log ended, means."""
+    """Return how far `error` reaches, with which a request on an open log ended."""
     if isinstance(error, OwnershipAcquireFailedError):
         return FailureScope.ELSEWHERE
     if isinstance(error, AlreadyClosedError):

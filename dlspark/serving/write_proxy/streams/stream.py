@@ -1,6 +1,6 @@
 """`ProxyStream`: one stream on a write proxy: its log's writer, the requests that wait for it, its end.
 
-`stream_model` decides, this does: it opens the writer in a task of its own, hands requests to `Execution`, closes or
+`streams.model` decides, this does: it opens the writer in a task of its own, hands requests to `Execution`, closes or
 aborts the writer, and answers what waits when that is known. Requests are begun in the order in which they came, those
 that waited before all others.
 
@@ -45,16 +45,16 @@ from dlspark.serving.protocol.operations import (
     TruncateStream,
     WriteRecords,
 )
-from dlspark.serving.protocol.record_sets import check_record_sets, opens_at_once
+from dlspark.serving.protocol.request_checks import check_record_sets, opens_at_once
 from dlspark.serving.routing.hosts import address_of
-from dlspark.serving.write_proxy.streams.execution import Execution, opened_sets
-from dlspark.serving.write_proxy.streams.limits import WriteLimiter
-from dlspark.serving.write_proxy.streams.log_operations import (
-    check_permitted,
-    delete_stream,
-    permissions_of,
-    truncate_stream,
+from dlspark.serving.write_proxy.streams.execution import (
+    Execution,
+    TakenRequest,
+    not_begun,
+    opened_sets,
+    too_late_error,
 )
+from dlspark.serving.write_proxy.streams.limits import WriteLimiter
 from dlspark.serving.write_proxy.streams.model import (
     DENIED_KEPT_S,
     ON_REQUEST,
@@ -66,8 +66,11 @@ from dlspark.serving.write_proxy.streams.model import (
     failure_scope_of,
     step,
 )
-from dlspark.serving.write_proxy.streams.requests import TakenRequest, not_begun, too_late_error
-from dlspark.serving.write_proxy.streams.stream_host import StreamHost
+from dlspark.serving.write_proxy.streams.stream_host import (
+    StreamHost,
+    check_permitted,
+    permissions_of,
+)
 from metadata.distributedlog.owner_names import gives_way
 from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
 from metadata.foundation.settings import Value
@@ -75,16 +78,25 @@ from metadata.foundation.settings import Value
 _LOG: Final = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 512 * 1024
-"""What a stream's writer collects before it sends without being asked: the proxy asks at the end of each turn of its
-loop. Only where `writerOutputBufferSize` is not set."""
+"""The bytes that a stream's writer collects before it sends without being asked: the proxy asks at the end of each turn
+of its loop. Only where `writerOutputBufferSize` is not set."""
 MAX_TRUNCATIONS: Final = 16
 """Truncations of one stream that are under way."""
 STAY_S: Final = 1
-"""How long the lock's queue is waited in, again and again, for an owner that gives way."""
+"""The time for which the lock's queue is waited in, again and again, for an owner that gives way."""
 
 
 class ProxyStream:
-    """One stream. All calls come from one event loop; none of them waits."""
+    """What becomes of requests on one stream, from the first until the proxy gives it up?
+
+    Args:
+        host: what it shares with all others.
+        limiter: its own limits, which the service checks.
+        lock_timeout_s: how long to wait for another owner of the log to give it up; 0: not at all.
+        create_missing: make the log where there is none.
+
+    All calls come from one event loop; none of them waits.
+    """
 
     def __init__(
         self,
@@ -95,13 +107,12 @@ class ProxyStream:
         lock_timeout_s: int = 0,
         create_missing: bool = True,
     ) -> None:
-        """`lock_timeout_s`: how long to wait for another owner of the log to give it up; 0: not at all."""
         self.name = name
         self.limiter = limiter
         self.state = StreamState.UNINITIALIZED
         self.permissions: Permissions = ALLOW_ALL
         self.moving = False
-        """Whether it is being handed over."""
+        """True while it is handed over."""
         self.under_way: dict[TakenRequest, None] = {}
         """Every request that is not answered, in the order in which they came."""
         self._host = host
@@ -110,7 +121,7 @@ class ProxyStream:
         self._create_missing = create_missing
         self._waiting: deque[TakenRequest] = deque()
         self._opening: TakenRequest | None = None
-        """Its record sets are being opened in a thread: what comes behind it waits."""
+        """The request whose record sets are opened in a thread: what comes behind it waits."""
         self._on_request = ON_REQUEST[self.state]
         self._execution: Execution | None = None
         self._log: AsyncLog | None = None
@@ -128,12 +139,12 @@ class ProxyStream:
 
     @property
     def owned(self) -> bool:
-        """Whether this proxy serves it now."""
+        """True while this proxy serves it."""
         return self.state is StreamState.INITIALIZED
 
     @property
     def refusal(self) -> Refusal | None:
-        """What requests are refused with; None where they are not."""
+        """The refusal of all requests; None where they are not refused."""
         return self._refusal if self._on_request is OnRequest.REFUSE else None
 
     def submit(self, taken: TakenRequest) -> None:
@@ -148,6 +159,7 @@ class ProxyStream:
         self._host.traffic.take(taken.size, settings.max_bytes_under_way)
         self.under_way[taken] = None
         taken.on_end = self._ended
+        # Behind those that wait, also when the log is open by now: a caller's requests are begun in their order.
         if self._on_request is OnRequest.RUN and self._opening is None and not self._waiting:
             self._begin(taken)
         elif self._on_request is not OnRequest.REFUSE:
@@ -177,14 +189,14 @@ class ProxyStream:
         self._happened(StreamEvent.GIVE_UP)
 
     def forget(self) -> None:
-        """Do not remember any longer why it has ended."""
+        """Forget why it has ended, where that was kept: the lock is asked again."""
         if self.state is StreamState.CLOSED and self._kept is not None:
             self._kept.cancel()
             self._forget()
 
     def owner_gone(self, addresses: Collection[str]) -> None:
-        """Proxies at these addresses are not announced any more, so that the session by which they held logs has ended,
-        or they give them up: who is remembered as the owner is not, and the lock is asked."""
+        """Note that the proxies at these addresses are not announced any more. The session by which they held logs has
+        ended, or they give them up: such an owner is not remembered, and the lock is asked."""
         owner = self.refusal.location if self.refusal is not None else None
         if owner is not None and address_of(owner) in addresses:
             self.forget()
@@ -196,11 +208,11 @@ class ProxyStream:
 
     @property
     def waits(self) -> bool:
-        """Whether requests wait to be begun."""
+        """True while requests wait to be begun."""
         return bool(self._waiting) or self._opening is not None
 
     def caller_gone(self, caller: Caller) -> None:
-        """Nobody waits for the answers of what this caller asked: what waits is not begun."""
+        """Drop what this caller asked, as far as it waits to be begun."""
         dropped = [taken for taken in self._waiting if taken.caller is caller]
         if dropped:
             self._waiting = deque([taken for taken in self._waiting if taken.caller is not caller])
@@ -231,7 +243,7 @@ class ProxyStream:
             elif isinstance(request, ReleaseStream):
                 self._give_up_for(taken, None)
             elif isinstance(request, DeleteStream):
-                self._give_up_for(taken, lambda: delete_stream(self._host.namespace, self.name))
+                self._give_up_for(taken, lambda: self._host.namespace.delete_log(self.name))
             elif isinstance(request, TruncateStream):
                 self._truncate(taken, request)
             else:
@@ -254,6 +266,7 @@ class ProxyStream:
         except Exception as error:
             _LOG.exception("the record sets of a request on %s could not be opened", self.name)
             taken.fail(error)
+        # In front again, and not begun from here: the stream may have been closed, or failed, meanwhile.
         self._opening = None
         self._waiting.appendleft(taken)
         self._go_on()
@@ -290,17 +303,17 @@ class ProxyStream:
         self._host.traffic.give_back(taken.size)
 
     def request_failed(self, error: BaseException) -> None:
-        """Note that a request has ended with `error`: see `stream_model.verdict_of`."""
-        verdict = failure_scope_of(error)
-        if verdict is FailureScope.REQUEST:
+        """Note that a request has ended with `error`: see `model.failure_scope_of`."""
+        scope = failure_scope_of(error)
+        if scope is FailureScope.REQUEST:
             return
-        if verdict is FailureScope.PROCESS:
+        if scope is FailureScope.PROCESS:
             if self.state is StreamState.INITIALIZED:
                 self._host.on_fatal(f"the writer of {self.name} was closed behind this proxy's back: {error}")
             return
         if self.state is StreamState.INITIALIZED:
             self._log_end("a request failed", error)
-            self._remember(error, verdict)
+            self._remember(error, scope)
             self._happened(StreamEvent.FAILED)
 
     def _writer_failed(self, error: BaseException) -> None:
@@ -311,10 +324,10 @@ class ProxyStream:
             self._remember(owner or error, FailureScope.ELSEWHERE if owner is not None else FailureScope.STREAM)
             self._happened(StreamEvent.FAILED)
 
-    def _remember(self, error: BaseException, verdict: FailureScope) -> None:
+    def _remember(self, error: BaseException, scope: FailureScope) -> None:
         """Refuse with `error` from now on, and for as long as that is worth knowing."""
         self._keep_s = 0.0
-        if verdict is FailureScope.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
+        if scope is FailureScope.ELSEWHERE and isinstance(error, OwnershipAcquireFailedError):
             if not self._host.is_former(error.owner, self._loop.time()):
                 self._refusal = not_begun(refusal_of(error))
                 self._keep_s = self._host.found_kept_s
@@ -365,28 +378,28 @@ class ProxyStream:
 
     async def _open(self) -> None:
         try:
-            # Who waits for another owner to give the log up must not keep the others from their turns.
+            # Not in turn: it waits for another owner to give the log up, and would keep the others from their turns.
             if self._lock_timeout_s:
                 await self._open_log(self._lock_timeout_s)
             else:
                 await self._open_in_turn()
         except Exception as error:
-            verdict = failure_scope_of(error)
+            scope = failure_scope_of(error)
             if isinstance(error, OwnershipAcquireFailedError):
                 self._host.log_found(self.name, error.owner, self._loop.time())
-            elif verdict is not FailureScope.REQUEST:
+            elif scope is not FailureScope.REQUEST:
                 self._log_end("the log could not be opened", error)
             if self.state is StreamState.INITIALIZING:
-                self._remember(error, verdict)
-                if verdict is FailureScope.PROCESS:
+                self._remember(error, scope)
+                if scope is FailureScope.PROCESS:
                     self._host.on_fatal(f"{self.name} could not be opened: {error}")
             self._happened(StreamEvent.OPEN_FAILED)
             return
         self._happened(StreamEvent.OPENED)
 
     async def _open_in_turn(self) -> None:
-        """Open the log unless another owner has it; one that gives way to who waits in the lock's queue is waited for,
-        and so is the session of this proxy's former process.
+        """Open the log unless another owner has it. An owner that gives way to others in the lock's queue is waited
+        for, and so is the session of this proxy's former process.
 
         In short stays: of two proxies that wait, the second learns then that the first one has it.
         """
@@ -406,7 +419,7 @@ class ProxyStream:
                     raise
 
     def _waits_for(self, owner: str) -> bool:
-        """Return whether the owner would give the log up for what waits here. Nobody gives way to its deletion."""
+        """Return whether the owner would give the log up for the requests here. To delete it is not such a request."""
         wanted = self.state is StreamState.INITIALIZING and any(
             not isinstance(taken.request, DeleteStream) for taken in self._waiting
         )
@@ -419,7 +432,7 @@ class ProxyStream:
             await self.refresh_permissions()
             writer = await log.open_writer(host.location, producers=True, gaps_allowed=host.settings.gaps_allowed)
         except BaseException:
-            await log.close()
+            await log.close()  # it may hold the lock: kept, no other proxy could take the log
             raise
         self._log, self._writer = log, writer
         writer.on_failed = self._writer_failed
@@ -439,6 +452,7 @@ class ProxyStream:
     # ------------------------------------------------------------------ ending
 
     async def _end_writer(self, *, abort: bool) -> None:
+        # Each step is taken whatever became of the one before: an error here must neither keep the lock nor the stream.
         try:
             if abort and self._writer is not None:
                 await self._writer.abort()
@@ -456,7 +470,7 @@ class ProxyStream:
             self._happened(StreamEvent.WRITER_ENDED)
 
     def _keep(self) -> None:
-        self._execution = self._writer = self._log = None
+        self._execution = self._writer = self._log = None  # a kept stream keeps no buffers: there may be thousands
         self._host.on_owned(self.name, False)
         if not self.ended.done():
             self.ended.set_result(None)
@@ -507,7 +521,7 @@ class ProxyStream:
 
         async def truncate() -> None:
             try:
-                taken.answer(Done(await truncate_stream(writer, request.dlsn)))
+                taken.answer(Done(await writer.truncate(request.dlsn)))
             except Exception as error:
                 self.request_failed(error)
                 taken.fail(error)

@@ -1,13 +1,26 @@
-"""`StreamHost`: what all streams of a write proxy share: its namespace, its bounds, its turns, whom they tell. No I/O.
+"""`StreamHost`: all that the streams of a write proxy share: the namespace, bounds, turns, tasks; and access control.
 
-Fault model: none of its own. What it counts and keeps is bounded by the streams of the proxy.
+A request is permitted by the entry of its log, else by the namespace's default one (`permissions`):
+
+| request | denied by |
+|---|---|
+| write, producer's epoch, fencing token | write |
+| truncate | truncate |
+| delete | delete (upstream asks for truncate, a slip) |
+| create, heartbeat, taking a stream over | acquire |
+| release, move | release |
+
+A proxy knows a stream's entry from the moment at which it opens the log, and looks at it again at intervals: a request
+costs no question to ZooKeeper.
+
+Fault model: none of its own. What is counted and kept here is bounded by the streams of the proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -15,28 +28,54 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.process.fair_turns import FairTurns
+from dlspark.serving.protocol.operations import (
+    BeginEpoch,
+    CreateStream,
+    DeleteStream,
+    Heartbeat,
+    MoveStream,
+    ReleaseStream,
+    Request,
+    SetFencingToken,
+    TakeStream,
+    TruncateStream,
+    WriteRecords,
+)
 from dlspark.serving.routing.hosts import is_address
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.model import FOUND_KEPT_SHARE, OTHERS_KEPT_S
-from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
+from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
 from metadata.foundation.plurals import counted
 from storage_node.transport.turns import Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
 FOUND_LOG_S: Final = 1.0
-"""How often it is logged, at most, that streams were asked for which other proxies own. When one has died, clients ask
-the others for all of its streams, several times a second, until its session has ended."""
+"""The interval, at least, at which it is logged that streams were asked for which other proxies own. When one has died,
+clients ask the others for all of its streams, several times a second, until its session has ended."""
+ACTION_OF: Final[Mapping[type, Action]] = {
+    WriteRecords: Action.WRITE,
+    BeginEpoch: Action.WRITE,
+    SetFencingToken: Action.WRITE,
+    TruncateStream: Action.TRUNCATE,
+    DeleteStream: Action.DELETE,
+    CreateStream: Action.ACQUIRE,
+    Heartbeat: Action.ACQUIRE,
+    TakeStream: Action.ACQUIRE,
+    ReleaseStream: Action.RELEASE,
+    MoveStream: Action.RELEASE,
+}
 
 
 class HostedStream(Protocol):
-    """What is asked of a stream (`streams.ProxyStream`)."""
+    """A stream (`streams.stream.ProxyStream`) as what it shares with the others knows it."""
 
     name: str
 
     @property
     def waits(self) -> bool:
-        """Whether requests wait to be begun."""
+        """True while requests wait to be begun."""
         ...
 
     def caller_gone(self, caller: Caller) -> None:
@@ -46,7 +85,7 @@ class HostedStream(Protocol):
 
 @dataclass(eq=False, slots=True)
 class StreamHost:
-    """What all streams of a proxy share, and whom they tell."""
+    """What does a stream share with all others of its proxy, and which functions does it call when it changes?"""
 
     namespace: AsyncNamespace
     location: str
@@ -58,12 +97,12 @@ class StreamHost:
     turns: Turns
     """Streams on which so much waited that one turn of the loop is too short for it."""
     waited: set[HostedStream]
-    """Those on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is one,
-    must not cost a look at ten thousand others."""
+    """The streams on which requests wait, or did when a client went last: a client that goes, and each call of gRPC is
+    one, must not cost a look at ten thousand others."""
     tasks: set[asyncio.Task[None]]
-    """What runs for streams, until it has ended."""
+    """The tasks that run for streams."""
     on_owned: Callable[[str, bool], None]
-    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is no more."""
+    """Called when a log begins to be this proxy's, from the first attempt to open it, and when it is so no longer."""
     on_removed: Callable[[HostedStream], None]
     """Called once, when a stream is not this proxy's any more."""
     on_fatal: Callable[[str], None]
@@ -71,9 +110,9 @@ class StreamHost:
     former_until_s: float = 0.0
     """Until then a log that this very location owns is that of a process which was here before: its session ends."""
     announced: Callable[[str], bool] = lambda _: True
-    """Whether the proxy at a location is announced: `ProxyStream.owner_gone` is called when it is no more."""
+    """Returns whether the proxy at a location is announced; when it no longer is, `owner_gone` is called."""
     found: int = 0
-    """How many streams were found to be owned elsewhere since that was logged last."""
+    """The number of streams that were found to be owned elsewhere since that was logged last."""
     found_logged_s: float = -FOUND_LOG_S
 
     def log_found(self, stream: str, owner: str, now_s: float) -> None:
@@ -86,17 +125,18 @@ class StreamHost:
 
     @property
     def found_kept_s(self) -> float:
-        """How long it is remembered that another proxy has a log."""
+        """The time for which it is remembered that another proxy has a log."""
         return self.namespace.settings.zk_session_timeout_s * FOUND_KEPT_SHARE
 
     def kept_s(self, owner: str) -> float:
-        """Likewise of this owner: a proxy's clients go there now; who is none is asked for by the lock alone."""
+        """Return how long it is remembered that this owner has a log."""
+        # An announced proxy answers the clients that are sent there, and says itself when the log is gone from it. Of
+        # any other owner only the lock knows: it is asked again soon.
         is_proxy = is_address(owner) and self.announced(owner)
         return self.found_kept_s if is_proxy else min(self.found_kept_s, OTHERS_KEPT_S)
 
     def is_former(self, owner: str, now_s: float) -> bool:
-        """Return whether the owner of a log is the process that was at this location before, as far as anyone can
-        tell."""
+        """Return whether the owner of a log is, by all that is known, the process that was at this location before."""
         return owner == self.location and now_s < self.former_until_s
 
     def run(self, work: Awaitable[None]) -> None:
@@ -104,3 +144,23 @@ class StreamHost:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+
+# ---------------------------------------------------------------------- access control
+
+
+async def permissions_of(namespace: AsyncNamespace, stream: str) -> Permissions:
+    """Return a log's permissions now: its own entry, else the default one; all where there is no access control."""
+    store = namespace.services.permissions
+    return await store.of(stream) if store is not None else ALLOW_ALL
+
+
+def check_permitted(permissions: Permissions, request: Request, stream: str) -> None:
+    """Raise RequestDeniedError where `permissions`, those of the stream, deny the request."""
+    action = ACTION_OF[type(request)]
+    if permissions.denies(action):
+        raise RequestDeniedError(
+            f"the namespace's access control denies {action.name.lower()}; nothing was done",
+            log=stream,
+            advice="Ask the namespace's administrator to change the log's entry or the default one",
+        )

@@ -17,10 +17,10 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import RegionUnavailableError, ServiceUnavailableError, TooManyStreamsError
 from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.protocol.operations import ProxyStatus
-from dlspark.serving.protocol.stream_names import check_stream_length, check_stream_parts
+from dlspark.serving.protocol.request_checks import check_stream_length, check_stream_parts
 from dlspark.serving.write_proxy.settings import WriteProxySettings
+from dlspark.serving.write_proxy.streams.execution import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.limits import AcquireLimit, LimitValues, PartitionCounts, WriteLimiter
-from dlspark.serving.write_proxy.streams.requests import RequestsUnderWay
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import HostedStream, StreamHost
 from metadata.foundation.tasks import end_tasks
@@ -29,7 +29,7 @@ from storage_node.transport.turns import Turns
 _LOG: Final = logging.getLogger(__name__)
 
 REFRESH_AT_ONCE: Final = 32
-"""Streams whose access control is looked at at the same time."""
+"""The number of streams whose access control is looked at together."""
 RATE_LIMIT_DISABLED: Final = "service_rate_limit_disabled"
 """The feature that switches all limits off."""
 FORMER_SESSIONS: Final = 2
@@ -39,7 +39,13 @@ STOP_ACCEPT: Final = "region_stop_accept_new_stream"
 
 
 class StreamTable:
-    """The streams of one proxy, by name."""
+    """Which streams are on this proxy, and does it take one more?
+
+    Args:
+        location: the proxy's name among clients and locks.
+        on_fatal: called with the reason where the process has to end.
+        stream_settings: returns the settings with a stream's own limits; the proxy's for all, unless given.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class StreamTable:
         loop = asyncio.get_running_loop()
         self.status = ProxyStatus.WRITE_AND_ACCEPT
         self.counts: Counter[str] = Counter()
-        """How often limits were passed, by names such as `stream-rps-soft`."""
+        """The number of times that limits were passed, by names such as `stream-rps-soft`."""
         self.recent = AcquireLimit(loop.time())
         self.host = StreamHost(
             namespace=namespace,
@@ -112,7 +118,7 @@ class StreamTable:
 
     def add(self, name: str, *, lock_timeout_s: int = 0, create_missing: bool = True) -> ProxyStream:
         """Return a stream that is not here; the arguments are those of `ProxyStream`. Raises where it is not taken."""
-        self._check_accepts(name)
+        self._check_accepts(name)  # before anything of it is kept: names come from clients
         values = LimitValues.of_stream(self._settings_of(name))
         limiter = WriteLimiter("stream", values, self._loop.time(), self.counts)
         stream = ProxyStream(name, self.host, limiter, lock_timeout_s=lock_timeout_s, create_missing=create_missing)
@@ -148,6 +154,7 @@ class StreamTable:
 
     def _removed(self, stream: HostedStream) -> None:
         self.host.waited.discard(stream)
+        # Not where the name has begun anew meanwhile: the newer stream is another one.
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
             self._cached.discard(stream.name)

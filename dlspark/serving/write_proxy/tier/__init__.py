@@ -1,1 +1,1 @@
-"""All write proxies of a namespace together: where streams belong, how they are balanced and moved."""
+"""All write proxies of a namespace together: the placement of streams, their balance and moves."""

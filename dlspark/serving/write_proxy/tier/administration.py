@@ -1,4 +1,4 @@
-"""What operators do with the write proxies of a namespace: see who owns what, move streams, empty a proxy, balance.
+"""The operators' side of the write proxies of a namespace: see which owns what, move streams, empty a proxy, balance.
 
 All of it goes through requests that any client may make (docs/serving/write-proxy.md). What proxies say is as old as
 their answer: a stream may have moved since, and then its move is refused with the owner, and counts as failed.
@@ -34,12 +34,12 @@ from metadata.foundation.pacing import TokenBucket
 ASK_TIMEOUT_MS: Final = 5_000
 MOVE_TIMEOUT_MS: Final = 60_000
 MAX_REDIRECTS: Final = 3
-"""How often the owner of a stream that is to be moved may turn out to be another one."""
+"""The number of times that the owner of a stream that is to be moved may turn out to be another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyReport:
-    """What one member said of itself."""
+    """One member's answer, or why there is none."""
 
     member: ProxyMember
     status: ProxyStatus | None = None
@@ -47,19 +47,24 @@ class ProxyReport:
     streams: frozenset[str] = field(default_factory=frozenset)
     region: str | None = None
     error: str | None = None
-    """Why it did not answer."""
+    """The reason why it did not answer."""
 
     @property
     def location(self) -> str:
-        """How it names itself."""
+        """Its location."""
         return self.member.location
 
 
 async def survey(
     peers: ProxyPeers, members: Iterable[ProxyMember], stream_regex: str | None = None
 ) -> list[ProxyReport]:
-    """Ask every member that speaks frames what it is and owns, as far as its streams match `stream_regex`; sorted by
-    shard and address. A proxy that does not answer is in the list all the same."""
+    """Ask every member that speaks frames what it is and owns; return the answers by shard and address.
+
+    Args:
+        stream_regex: which streams are asked for; all, unless given.
+
+    A proxy that does not answer is in the list all the same.
+    """
 
     async def ask(member: ProxyMember) -> ProxyReport:
         answer = await peers.call(member.location, Handshake(stream_regex), ASK_TIMEOUT_MS)
@@ -73,7 +78,7 @@ async def survey(
 
 
 def distribution_of(reports: Iterable[ProxyReport]) -> Mapping[str, frozenset[str]]:
-    """Streams by location, of those proxies that answered."""
+    """Return the streams by location, of those proxies that answered."""
     return {one.location: one.streams for one in reports if one.status is not None}
 
 
@@ -102,11 +107,12 @@ async def owner_of(peers: ProxyPeers, members: Iterable[ProxyMember], stream: st
 
 
 async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
-    """Have the proxy at `source`, or whoever it names as the owner, hand the stream over to `target`.
+    """Have the proxy at `source`, or the one that it names as the owner, hand the stream over to `target`.
 
-    Returns the location of the proxy that handed it over. Raises what was refused, or whose outcome is not known.
+    Return the location of the proxy that handed it over. Raises the error of a refusal, or of an unknown outcome.
     """
     for _ in range(MAX_REDIRECTS):
+        # Also behind a redirect: it may have come to the target by itself, which is as good as moved.
         if address_of(source) == address_of(target):
             return source
         answer = await peers.call(source, MoveStream(stream, target), MOVE_TIMEOUT_MS)
@@ -121,7 +127,7 @@ async def move(peers: ProxyPeers, source: str, stream: str, target: str) -> str:
 
 
 async def accept_streams(peers: ProxyPeers, member: ProxyMember, *, enabled: bool) -> None:
-    """Have a proxy take streams that it does not own yet, or no more. Raises what it refused."""
+    """Have a proxy take streams that it does not own yet, or no more. Raises the error of its refusal."""
     answer = await peers.call(member.location, AcceptStreams(enabled), ASK_TIMEOUT_MS)
     if isinstance(answer, Refusal):
         raise error_of(answer, stream=None)
@@ -129,7 +135,7 @@ async def accept_streams(peers: ProxyPeers, member: ProxyMember, *, enabled: boo
 
 @dataclass(slots=True)
 class BalanceResult:
-    """What became of a balance's moves: a stream that was moved in the end did not fail."""
+    """The moves of a balance, by their outcome: a stream that was moved in the end did not fail."""
 
     moved: list[StreamMove] = field(default_factory=list)
     failed: list[tuple[StreamMove, str]] = field(default_factory=list)
@@ -142,9 +148,11 @@ async def run_balance(
     per_second: float = 0.0,
     on_move: Callable[[StreamMove, str | None], None] | None = None,
 ) -> BalanceResult:
-    """Do the balance's moves, one at a time, `per_second` of them at most (0: as fast as they go).
+    """Do the balance's moves, one at a time. A move that fails, fails alone.
 
-    `on_move` is called after each with what went wrong, None where nothing did. A move that fails, fails alone.
+    Args:
+        per_second: moves a second at most; 0: as fast as they go.
+        on_move: called after each with its error, None where it succeeded.
     """
     bucket = TokenBucket(per_second, asyncio.get_running_loop().time) if per_second > 0 else None
     result = BalanceResult()
@@ -162,6 +170,7 @@ async def run_balance(
         balance.ended(error is None)
         if on_move is not None:
             on_move(step, error)
+    # A proxy that is emptied has a failed stream tried twice: the later outcome counts.
     done = {step.stream for step in result.moved}
     last = {step.stream: (step, why) for step, why in result.failed if step.stream not in done}
     result.failed = list(last.values())

@@ -1,6 +1,6 @@
-"""Which streams should move from proxy to proxy: the balancer. No I/O: it names one move at a time, and hears its end.
+"""The balancer: which streams should move from proxy to proxy. No I/O: it names one move at a time, and hears its end.
 
-Upstream's rules, with a hand-over in place of its release and heartbeat: nothing a client sees fails.
+Upstream's rules, with a hand-over instead of its release and heartbeat: nothing a client sees fails.
 
     ClusterBalance     between the proxies of one cluster
     RegionBalance      between two clusters: that with more streams gives to the other
@@ -40,12 +40,12 @@ class StreamMove:
 
 @dataclass(frozen=True, slots=True)
 class BalanceRules:
-    """When a proxy has too much, in streams or, with loads, in their unit."""
+    """When does a proxy have too much? In streams or, with loads, in their unit. Raises CallerError below 0."""
 
     water_mark: float = 0
     """A proxy with no more than this gives nothing away."""
     tolerance_percent: float = 0.0
-    """How far above the average a proxy may be filled, in percent of it."""
+    """A proxy may be filled so far above the average, in percent of it."""
 
     def __post_init__(self) -> None:
         if not self.water_mark >= 0 or math.isinf(self.water_mark):
@@ -73,16 +73,16 @@ def streams_to_give(node: str, counts: Mapping[str, int], rules: BalanceRules = 
 
 
 class StreamChooser(Protocol):
-    """Says which stream goes next."""
+    """Which stream goes next?"""
 
     def choose(self) -> tuple[str, str] | None:
-        """Return a location and one of its streams; None where there is no more to choose. No stream comes twice."""
+        """Return a location and one of its streams; None where none is left. No stream comes twice."""
         ...
 
 
 class CountChooser:
-    """Takes a stream of the proxy that has most left, so that all come down to equally many and then to none. Which of
-    a proxy's streams is chance."""
+    """Which stream goes next, where each counts the same? One of the proxy that has most left, so that all come down to
+    equally many and then to none. Which of a proxy's streams is chance."""
 
     def __init__(self, distribution: Distribution, rng: random.Random) -> None:
         self._left = {location: _shuffled(streams, rng) for location, streams in distribution.items()}
@@ -99,7 +99,7 @@ class CountChooser:
 
 
 class LoadChooser:
-    """Takes the stream with the highest load from the proxy whose streams have the highest load together."""
+    """Which stream goes next, by load? The heaviest of the proxy whose streams have the highest load together."""
 
     def __init__(self, distribution: Distribution, loads: Mapping[str, int]) -> None:
         self._loads = loads
@@ -121,7 +121,7 @@ class LoadChooser:
 
 
 class LimitedChooser:
-    """Another chooser's first `limit` choices."""
+    """Which stream goes next, of so many at most? Another chooser's first `limit` choices."""
 
     def __init__(self, chooser: StreamChooser, limit: int) -> None:
         self._chooser = chooser
@@ -149,10 +149,10 @@ def _sum(streams: Iterable[str], loads: Mapping[str, int]) -> int:
 
 
 class Balance(Protocol):
-    """A balancer at work. `next_move` and `ended` are called in turn."""
+    """Which move is next, now that the one before has ended? `next_move` and `ended` are called alternately."""
 
     def next_move(self) -> StreamMove | None:
-        """Return what to move next; None once it is done."""
+        """Return the next move; None once it is done."""
         ...
 
     def ended(self, moved: bool) -> None:
@@ -161,7 +161,7 @@ class Balance(Protocol):
 
 
 class _Steps:
-    """A generator of moves that is given the result of each."""
+    """A generator of moves that is given the result of each: a balance is written as one loop that stops at a move."""
 
     def __init__(self, steps: Generator[StreamMove, bool, None]) -> None:
         self._steps = steps
@@ -195,11 +195,15 @@ class _Host:
 
 
 class ClusterBalance(_Steps):
-    """Evens out a cluster, or empties one proxy of it (`source`).
+    """Which streams of a cluster should move, so that its proxies have equally much, or one of them nothing?
 
-    Without `loads` each stream counts 1. Proxies are filled up to the average and the tolerance; those above the
-    average, and above the water mark, give. With a source, its streams go to the others, all but as many as the water
-    mark says at first, and then the rest in turn, as upstream empties a proxy.
+    Args:
+        source: the proxy that is emptied; none, unless given.
+        loads: each stream's load; each counts 1, unless given.
+
+    Proxies are filled up to the average and the tolerance; those above the average, and above the water mark, give.
+    With a source, its streams go to the others, all but as many as the water mark says at first, and then the rest one
+    after the other, as upstream empties a proxy. Raises CallerError for a source that is not in the distribution.
     """
 
     def __init__(
@@ -211,7 +215,6 @@ class ClusterBalance(_Steps):
         loads: Mapping[str, int] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Raises CallerError for a source that is not in the distribution."""
         if source is not None and source not in distribution:
             raise CallerError(f"{source} is not a proxy of this cluster", advice="dlspark proxy list shows them")
         self._loads = loads
@@ -257,13 +260,13 @@ class ClusterBalance(_Steps):
     def _give(
         self, host: _Host, others: list[_Host], low: float, high: int, *, empties: bool = False
     ) -> Generator[StreamMove, bool, None]:
-        """Move streams away while `host` has more than `low`, to whoever has least and stays within `high`."""
+        """Move streams away while `host` has more than `low`, to the one that has least and stays within `high`."""
         for stream in self._in_order(host):
             if host.weight <= low or not others:
                 return
             target = min(others, key=lambda one: (one.weight, one.location))
             weight = self._weight(stream)
-            # Taking what would leave the source with less than it should give back is no gain.
+            # A target that had more afterwards than the source before would only give the stream back next time.
             gains = empties or target.weight + weight < host.weight
             if weight and target.weight + weight <= high and gains:
                 yield from self._one(stream, host, target)
@@ -278,10 +281,14 @@ class ClusterBalance(_Steps):
 
 
 class RegionBalance(_Steps):
-    """Evens out two clusters, or empties one of them (`source`, 1 or 2). Each stream counts 1, as upstream has it; with
-    `loads` those with the highest load go first.
+    """Which streams should move between two clusters, so that they have equally many, or one of them none?
 
-    A stream goes to the proxy of the other cluster that has fewest.
+    Args:
+        source: the cluster that is emptied, 1 or 2; none, unless given.
+        loads: streams with the highest load go first; all are alike, unless given.
+
+    Each stream counts 1, as upstream has it. It goes to the proxy of the other cluster that has fewest. Raises
+    CallerError for another source.
     """
 
     def __init__(

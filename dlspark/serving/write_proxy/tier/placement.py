@@ -1,15 +1,15 @@
-"""Where streams belong that no proxy owns: what a proxy answers when it is asked for the owner of such a stream.
+"""The placement of streams that no proxy owns: what is answered to a client that asks for the owner of such a stream.
 
     <namespace>/.server-load                  8 bytes: when the loads were computed, in milliseconds since the epoch
     <namespace>/.server-load/<host:port>      one proxy's load and its streams, in Thrift's JSON; a `/` is written `--`
 
 Upstream's placement. The proxy with shard 0 leads: at intervals it has the load of every log of the namespace
-appraised, gives the streams out, the heaviest first to whoever has least, and writes down who got what. The others
+appraised, gives the streams out, the heaviest first to the proxy with least, and writes down which got what. The others
 watch that. A stream that is not in it goes to the proxy with the least load. Without such loads (they are switched off,
 or none were written yet) streams go by consistent hashing, as clients send them.
 
 Fault model: loads are hints. They may be old, name proxies that are gone, come from two leaders at a time, or be
-damaged; a proxy that does not run is never named. Who owns a stream is decided by its lock alone.
+damaged; a proxy that does not run is never named. The owner of a stream is decided by its lock alone.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _LOG: Final = logging.getLogger(__name__)
 SERVER_LOAD: Final = ".server-load"
 LEADING_SHARD: Final = 0
 REFRESH_S: Final = 120.0
-"""How often the leader computes loads."""
+"""The interval at which the leader computes loads."""
 MAX_LOAD_BYTES: Final = 512 * 1024
 """Largest znode of one proxy's loads; its lightest streams are left out, and go to the proxy with the least load."""
 MAX_PLACED: Final = 100_000
-"""Streams outside of the loads whose place is remembered until the next ones; a stream's name comes from clients."""
+"""Streams outside of the loads whose proxy is remembered until the next ones; a stream's name comes from clients."""
 MAX_STREAM_LOAD: Final = 2**31 - 1
 _STAMP_BYTES: Final = 8
 
 
 class StreamPlacement(Protocol):
-    """Says where a stream belongs that has no owner."""
+    """Where does a stream belong that has no owner?"""
 
     def place(self, stream: str) -> str | None:
         """Return the location of a proxy that runs; None where none is known."""
@@ -67,7 +67,7 @@ class StreamPlacement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """How much work a stream is, in whatever unit its appraiser has."""
+    """The work that a stream is, in its appraiser's unit."""
 
     stream: str
     load: int
@@ -75,14 +75,14 @@ class StreamLoad:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What is given to one proxy, named `host:port`."""
+    """The streams that are given to one proxy, named `host:port`."""
 
     server: str
     streams: tuple[StreamLoad, ...] = ()
 
     @property
     def load(self) -> int:
-        """That of all its streams."""
+        """The load of all its streams."""
         return sum(one.load for one in self.streams)
 
     @property
@@ -92,6 +92,7 @@ class ServerLoad:
 
     def encode(self) -> bytes:
         """Return thrift's JSON of upstream's struct, with as many streams as fit; the heaviest first."""
+        # The size is known before the text is joined: with a znode that is too large all loads would be refused.
         streams = sorted(self.streams, key=lambda one: (-one.load, one.stream))
         parts, size = [], 200 + 2 * len(self.server.encode())
         for one in streams:
@@ -108,7 +109,7 @@ class ServerLoad:
 
     @classmethod
     def decode(cls, data: bytes, path: str = "") -> ServerLoad:
-        """Read what `encode` or upstream has written. Raises CorruptDataError."""
+        """Read the bytes of `encode`, or of upstream. Raises CorruptDataError."""
         try:
             value = json.loads(data)
             items = value["3"]["lst"] if "3" in value else ["rec", 0]
@@ -150,25 +151,25 @@ def given_out(servers: Iterable[str], streams: Iterable[StreamLoad]) -> tuple[Se
 
 
 class LoadAppraiser(Protocol):
-    """Says how much work streams are."""
+    """How much work is a stream?"""
 
     async def refresh(self) -> None:
         """Look again; called before the loads are computed. An appraiser that cannot keeps what it knows."""
         ...
 
     def load_of(self, stream: str) -> int:
-        """Return from 0 to MAX_STREAM_LOAD."""
+        """Return a load from 0 to MAX_STREAM_LOAD."""
         ...
 
 
 class EqualLoads:
-    """Every stream is the same work: upstream's default."""
+    """How much work is a stream, where all are alike? Upstream's default."""
 
     async def refresh(self) -> None:
         """Note that nothing changes."""
 
     def load_of(self, stream: str) -> int:
-        """1 for each."""
+        """Return 1."""
         return 1
 
 
@@ -176,7 +177,7 @@ class EqualLoads:
 
 
 class RingPlacement:
-    """By consistent hashing, as clients do it, over those proxies that run."""
+    """Where does a stream belong, without loads? By consistent hashing, as clients do it, over the proxies that run."""
 
     def __init__(self) -> None:
         self._ring = HostRing()
@@ -196,7 +197,12 @@ class RingPlacement:
 
 
 class LeastLoadPlacement:
-    """By the loads that were written down; else to the proxy with the least load; else as `otherwise` says."""
+    """Where does a stream belong, by load? Where it was given; else at the proxy with least; else as `otherwise` says.
+
+    Args:
+        otherwise: for as long as there are no loads.
+        load_of: the load of a stream that is not in the loads.
+    """
 
     def __init__(self, otherwise: RingPlacement, load_of: Callable[[str], int]) -> None:
         self._otherwise = otherwise
@@ -209,7 +215,7 @@ class LeastLoadPlacement:
 
     @property
     def loads(self) -> tuple[ServerLoad, ...]:
-        """What was given out last."""
+        """The loads that were given out last."""
         return self._loads
 
     @property
@@ -225,7 +231,7 @@ class LeastLoadPlacement:
         self._begin()
 
     def use_loads(self, loads: Iterable[ServerLoad]) -> None:
-        """Note that these loads hold now. What was placed outside of the ones before is forgotten."""
+        """Note that these loads hold now. Streams that were placed outside of the ones before are forgotten."""
         self._loads = tuple(loads)
         self._begin()
 
@@ -239,7 +245,7 @@ class LeastLoadPlacement:
         self._placed.clear()
 
     def place(self, stream: str) -> str | None:
-        """See `StreamPlacement`. The same stream has the same place until loads or members change."""
+        """See `StreamPlacement`. A stream stays at the same proxy until loads or members change."""
         server = self._given.get(stream) or self._placed.get(stream) or self._least(stream)
         return self._running[server] if server is not None else self._otherwise.place(stream)
 
@@ -258,14 +264,14 @@ class LeastLoadPlacement:
 
 
 class LoadTable:
-    """The loads in ZooKeeper, below the namespace's znode."""
+    """How does the leader hand its loads to the others? Writes and reads them, below the namespace's znode."""
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:
         self._store = store
         self.path: Final = join(namespace_path, SERVER_LOAD)
 
     async def write(self, loads: Sequence[ServerLoad], now_ms: int) -> None:
-        """Replace all loads; the stamp comes last, and whoever watches it reads then.
+        """Replace all loads; the stamp comes last, and those that watch it read then.
 
         Raises MetadataUnavailableError or an OutcomeUnknownError: a later write replaces what this one left.
         """
@@ -292,14 +298,14 @@ class LoadTable:
             await self._store.multi(some)
 
     async def read(self, heard: Watcher | None = None) -> tuple[ServerLoad, ...]:
-        """Return the loads there are, without those that cannot be read; `heard` is called when they have been
-        replaced.
+        """Return the loads there are, without unreadable ones; `heard` is called when they have been replaced.
 
         Raises MetadataUnavailableError or an OutcomeUnknownError.
         """
         return await repeat(self._store, lambda: self._read(heard))
 
     async def _read(self, heard: Watcher | None) -> tuple[ServerLoad, ...]:
+        # The watch is set before anything is read: loads that are replaced meanwhile are read once more.
         if await self._store.exists(self.path, heard) is None:
             return ()
         found = []

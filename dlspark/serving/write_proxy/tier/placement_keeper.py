@@ -1,7 +1,7 @@
-"""What keeps a proxy's placement up to date: the leader computes loads, the others read what it wrote.
+"""`PlacementKeeper`: keeps a proxy's placement up to date: the leader computes loads, the others read what it wrote.
 
-`PlacementKeeper` is the edge of `placement`: it asks the clock, the members and ZooKeeper, and tells the policy.
-Nothing here fails a proxy: what cannot be read or written now stays as it was, and is tried again later.
+It is the edge of `placement`: it asks the clock, the members and ZooKeeper, and informs the policy. Nothing here fails
+a proxy: what cannot be read or written now stays as it was, and is tried again later.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _fetch(endpoint: ProxyEndpoint) -> Mapping[str, int]:
 
 
 def stream_loads_in(body: bytes) -> Mapping[str, int]:
-    """Return what a page of streams says. Raises ValueError."""
+    """Return the loads in the text of a page of streams. Raises ValueError."""
     value = json.loads(body)
     if not isinstance(value, dict):
         raise ValueError("not an object")
@@ -74,8 +74,13 @@ def stream_loads_in(body: bytes) -> Mapping[str, int]:
 
 
 class MeasuredLoads:
-    """The load of a stream is what its owner says that it takes in a second; at least 1. A proxy without a page, or one
-    that does not answer, counts with what it said last."""
+    """How much work is a stream, by the bytes that it takes? Its owner says so, on its page; at least 1.
+
+    Args:
+        fetch: asks a page; over HTTP, unless given.
+
+    A proxy without a page, or one that does not answer, counts with its last answer.
+    """
 
     def __init__(self, members: Callable[[], Sequence[ProxyMember]], fetch: FetchLoads = fetch_stream_loads) -> None:
         self._members = members
@@ -86,6 +91,7 @@ class MeasuredLoads:
     async def refresh(self) -> None:
         """See `LoadAppraiser`."""
         endpoints = [one.stats for one in self._members() if one.stats is not None]
+        # A proxy that is gone takes its answer with it: its streams are elsewhere by now.
         self._by_proxy = {one: loads for one, loads in self._by_proxy.items() if one in endpoints}
         await for_each(endpoints, _FETCHES_AT_ONCE, self._ask)
         self._loads = {}
@@ -105,7 +111,14 @@ class MeasuredLoads:
 
 
 class PlacementKeeper:
-    """Leads, or follows the leader, from `start` to `close`."""
+    """How does a placement learn of members and loads? Leads, or follows the leader, from `start` to `close`.
+
+    Args:
+        policy: the placement.
+        streams: asks for the names of all streams of the namespace.
+        leads: compute and write loads, and not read them.
+        timing: measures computing the loads.
+    """
 
     def __init__(
         self,
@@ -119,7 +132,6 @@ class PlacementKeeper:
         interval_s: float = REFRESH_S,
         timing: Timing | None = None,
     ) -> None:
-        """`streams`: names of all streams of the namespace; `timing` measures computing the loads."""
         self._policy = policy
         self._table = table
         self._streams = streams
@@ -134,7 +146,7 @@ class PlacementKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def use_members(self, members: tuple[ProxyMember, ...]) -> None:
-        """Note that these proxies run now; those that speak no frames are no place for a stream."""
+        """Note that these proxies run now; no stream is placed on those that speak no frames."""
         self._members = tuple(one for one in members if one.frames is not None)
         self._policy.use_members(self._members)
         self._members_changed.set()
@@ -152,7 +164,7 @@ class PlacementKeeper:
 
     async def _lead(self) -> None:
         while True:
-            self._members_changed.clear()
+            self._members_changed.clear()  # first: a proxy that comes while loads are computed has them computed again
             try:
                 with self._timing.measured():
                     await self._compute()
@@ -171,7 +183,7 @@ class PlacementKeeper:
         streams = [StreamLoad(one, self._appraiser.load_of(one)) for one in await self._streams()]
         loads = given_out((str(one.endpoint) for one in self._members), streams)
         if not loads:
-            return  # No proxy is announced yet: what was written before is no worse than nothing.
+            return  # No proxy is announced yet: what was written before is better than nothing.
         await self._table.write(loads, self._clock.now_ms())
         self._policy.use_loads(loads)  # last: what could not be written down holds nowhere
 

@@ -88,29 +88,38 @@ class BatchToAppend:
 
 @dataclass(slots=True)
 class _HeldLog:
-    """One log, held or not. The lock is a queue: first come, first served."""
+    """One log, held or not. The lock is a queue: first come, first served.
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    owned: AppendedLog | None = None
+    `opened` is the log while it is held.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: AppendedLog | None = None
     watching: asyncio.Task[None] | None = None
     folding: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 
 
 class SinkAppender:
-    """Appends to any log of one namespace. All calls come from one event loop; `close` gives up everything."""
+    """Appends to any log of one namespace. All calls come from one event loop; `close` gives up everything.
+
+    Args:
+        open_log: opens a log for batches, in whichever way is right for it now.
+        rng: spreads the pauses between tries.
+        deadline_s: for how long a batch is tried.
+    """
 
     def __init__(self, open_log: OpenLog, *, rng: random.Random | None = None, deadline_s: float = DEADLINE_S) -> None:
         self._open_log = open_log
         self._rng = rng or random.Random()
         self._deadline_s = deadline_s
-        self._places: dict[str, _HeldLog] = {}
+        self._logs: dict[str, _HeldLog] = {}
         self._releasing: set[asyncio.Task[None]] = set()
 
     @property
     def held(self) -> list[str]:
         """The logs that are held now."""
-        return [log for log, place in self._places.items() if place.owned is not None]
+        return [log for log, held in self._logs.items() if held.opened is not None]
 
     async def append(self, batch: BatchToAppend) -> CommitOutcome | None:
         """Append a batch, unless its log has it: each once, whole, whichever way it came before (I20). None for a batch
@@ -123,7 +132,9 @@ class SinkAppender:
         deadline = now() + self._deadline_s
         pause_s = _FIRST_PAUSE_S
         unknown: OutcomeUnknownError | None = None
-        for tries_left in reversed(range(MAX_TRIES)):
+        tries_left = MAX_TRIES
+        while True:
+            tries_left -= 1
             try:
                 return await self._try(batch)
             except OwnershipAcquireFailedError as error:
@@ -140,101 +151,103 @@ class SinkAppender:
                 _log.info("%s is tried again: %s", batch.job, error)
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise AssertionError("the last try returns or raises")
 
     async def _try(self, batch: BatchToAppend) -> CommitOutcome | None:
         log = batch.rows.log
-        place = self._places.setdefault(log, _HeldLog())
-        async with place.turn:
-            if place.timer is not None:
-                place.timer.cancel()
-            if place.owned is None and not batch.rows.record_count:
+        held = self._logs.setdefault(log, _HeldLog())
+        async with held.lock:
+            if held.timer is not None:
+                held.timer.cancel()
+            if held.opened is None and not batch.rows.record_count:
                 return None
-            if place.owned is None:
-                place.owned = await self._open_log(log)
-                place.watching = asyncio.ensure_future(self._yield_it(place, place.owned))
-            return await self._append_to(place, place.owned, batch)
+            if held.opened is None:
+                held.opened = await self._open_log(log)
+                held.watching = asyncio.ensure_future(self._release_when_wanted(held, held.opened))
+            return await self._append_to(held, held.opened, batch)
 
     async def append_as_owner(self, batch: BatchToAppend) -> CommitOutcome | None:
         """Append another process's batch, where this one owns its log now; None: it does not, and nothing was done.
 
         It is tried once. Raises what appending raises, of which that process finds out what became of the batch.
         """
-        place = self._places.get(batch.rows.log)
-        if place is None:
+        held = self._logs.get(batch.rows.log)
+        if held is None:
             return None
-        async with place.turn:
-            if place.owned is None or not place.owned.is_owner:
+        async with held.lock:
+            # Only as the owner: a log that another process owns for this one would make a chain, or a ring.
+            if held.opened is None or not held.opened.is_owner:
                 return None
-            if place.timer is not None:
-                place.timer.cancel()
-            return await self._append_to(place, place.owned, batch)
+            if held.timer is not None:
+                held.timer.cancel()
+            return await self._append_to(held, held.opened, batch)
 
-    async def _append_to(self, place: _HeldLog, owned: AppendedLog, batch: BatchToAppend) -> CommitOutcome:
-        """Append to a log that is open, in its turn."""
+    async def _append_to(self, held: _HeldLog, opened: AppendedLog, batch: BatchToAppend) -> CommitOutcome:
+        """Append to a log that is open, under its lock."""
         try:
-            outcome = await owned.append(batch.job, batch.rows)
+            outcome = await opened.append(batch.job, batch.rows)
         except BatchRefusedError:
-            self._release_after(place, owned, batch.idle_ms)
+            self._release_after(held, opened, batch.idle_ms)
             raise  # the log is as it was
         except BaseException:
-            await self._give_up(place, abandon=True)
+            # What the request has done is not known. Only recovery of the log says, so nothing may go on with what is
+            # open (I20).
+            await self._give_up(held, abandon=True)
             raise
-        if owned.fold_is_due(batch.job.sink_id) and (place.folding is None or place.folding.done()):
-            place.folding = asyncio.ensure_future(self._fold(place, owned, batch.job.sink_id))
-        self._release_after(place, owned, batch.idle_ms)
+        if opened.fold_is_due(batch.job.sink_id) and (held.folding is None or held.folding.done()):
+            held.folding = asyncio.ensure_future(self._fold(held, opened, batch.job.sink_id))
+        self._release_after(held, opened, batch.idle_ms)
         return outcome
 
-    def _release_after(self, place: _HeldLog, owned: AppendedLog, idle_ms: int) -> None:
+    def _release_after(self, held: _HeldLog, opened: AppendedLog, idle_ms: int) -> None:
         loop = asyncio.get_running_loop()
-        place.timer = loop.call_later(idle_ms / 1000, self._release_later, place, owned)
+        held.timer = loop.call_later(idle_ms / 1000, self._release_later, held, opened)
 
-    async def _fold(self, place: _HeldLog, owned: AppendedLog, sink_id: str) -> None:
+    async def _fold(self, held: _HeldLog, opened: AppendedLog, sink_id: str) -> None:
         """Move the mark while no batch waits for it."""
-        async with place.turn:
-            if place.owned is not owned or not owned.fold_is_due(sink_id):
+        async with held.lock:
+            if held.opened is not opened or not opened.fold_is_due(sink_id):
                 return
             try:
-                await owned.fold(sink_id)
+                await opened.fold(sink_id)
             except DistributedLogError as error:
-                _log.info("log %s is opened anew, a mark could not be moved: %s", owned.log, error)
-                await self._give_up(place, abandon=True)
+                _log.info("log %s is opened anew, a mark could not be moved: %s", opened.log, error)
+                await self._give_up(held, abandon=True)
 
-    async def _yield_it(self, place: _HeldLog, owned: AppendedLog) -> None:
+    async def _release_when_wanted(self, held: _HeldLog, opened: AppendedLog) -> None:
         """Give the log up once another client waits for it."""
         try:
-            await owned.wanted()
+            await opened.wanted()
         except DistributedLogError as error:
-            _log.info("log %s is given up: %s", owned.log, error)
-        self._release_later(place, owned)
+            _log.info("log %s is given up: %s", opened.log, error)
+        self._release_later(held, opened)
 
-    def _release_later(self, place: _HeldLog, owned: AppendedLog) -> None:
+    def _release_later(self, held: _HeldLog, opened: AppendedLog) -> None:
         """Begin to give the log up, behind the batch that is being appended."""
-        task = asyncio.ensure_future(self._release(place, owned))
+        task = asyncio.ensure_future(self._release(held, opened))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release(self, place: _HeldLog, owned: AppendedLog) -> None:
-        async with place.turn:
-            if place.owned is owned:
-                await self._give_up(place, abandon=False)
+    async def _release(self, held: _HeldLog, opened: AppendedLog) -> None:
+        async with held.lock:
+            if held.opened is opened:  # and not one that was opened anew since
+                await self._give_up(held, abandon=False)
 
-    async def _give_up(self, place: _HeldLog, *, abandon: bool) -> None:
-        owned, place.owned = place.owned, None
-        if place.timer is not None:
-            place.timer.cancel()
-        if place.watching is not None:
-            await end_tasks([place.watching], drop_errors=True)
-        if owned is not None:
-            await (owned.abandon() if abandon else owned.close())
+    async def _give_up(self, held: _HeldLog, *, abandon: bool) -> None:
+        opened, held.opened = held.opened, None
+        if held.timer is not None:
+            held.timer.cancel()
+        if held.watching is not None:
+            await end_tasks([held.watching], drop_errors=True)
+        if opened is not None:
+            await (opened.abandon() if abandon else opened.close())
 
     async def close(self) -> None:
         """Give up all logs, with their segments completed."""
-        for place in self._places.values():
-            async with place.turn:
-                await self._give_up(place, abandon=False)
+        for held in self._logs.values():
+            async with held.lock:
+                await self._give_up(held, abandon=False)
         await asyncio.gather(*self._releasing)
-        await asyncio.gather(*(place.folding for place in self._places.values() if place.folding is not None))
+        await asyncio.gather(*(held.folding for held in self._logs.values() if held.folding is not None))
 
 
 def _append_error(

@@ -1,23 +1,35 @@
 """Appending from the driver's commits: through a process that lives beside the driver, started by the first of them.
 
 Spark commits each batch in a process that it may end afterwards, and a log's writer has to live on from batch to batch.
-So a small process has it (`process`): one for each driver, namespace and settings. Here it is found, or
-started, and handed the batch.
+So a small process has it (`process`): one for each driver, namespace and settings. Here it is found, or started, and
+handed the batch (`append_in_process`).
 
 While an answer is waited for, what that process says is passed on: a query that waits for storage nodes says so.
-
-Fault model: that process may die at any line. Then the connection ends without an answer; another one is started, and
-gets the same batch again: it is appended once all the same (I20).
 
 Such a process asks others of its kind in turn: other drivers' processes on this machine that append for this user are
 found by a lock's owner (`find_peer`). The owner's name says host and process; in that process's private folder is where
 it listens, and what it must be shown (`folders`). Nothing else of the machine is asked, and no other user's
 process is.
+
+What is said, by commits to their process and by one process to another:
+
+    request   length of the head, length of the body (4 bytes each, big-endian), head (JSON), body (the rows)
+    answer    the same; the body is empty
+
+A request's head: `{"secret":...,"job":[sink,batch,attempt],"part":[log,partition,first,last,count,size,stamp],
+"idle":60000,"session":null}`; with a `session` one process asks another as the owner of the log's lock by that session,
+and as nobody else. An answer's: `{"outcome":"published"}`, or `{"error":{...}}` with the names of the error's class and
+of its bases, nearest first, and what it says. Both ends run as one user; lengths are bounded nevertheless, and nothing
+is executed (no pickle).
+
+Fault model: that process may die at any line. Then the connection ends without an answer; another one is started, and
+gets the same batch again: it is appended once all the same (I20).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import pickle
@@ -26,18 +38,19 @@ import socket
 import subprocess
 import sys
 import time
+from struct import Struct
 from typing import Final
 
 from dlspark.spark.errors import AppenderStartError, LogBusyError, PublishUnknownError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import DEADLINE_S, BatchToAppend
 from dlspark.spark.sink.append.folders import AppenderFolder, driver_process
-from dlspark.spark.sink.append.messages import LENGTHS, check_lengths, decode_answer, encode_request
 from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.commit_modes import ENTRY_ROOM
 from dlspark.spark.sink.session import settings_of
 from metadata.distributedlog.locks import LockId
 from metadata.distributedlog.owner_names import process_of, sink_owner
-from metadata.foundation.errors import CorruptDataError, OutcomeUnknownError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, OutcomeUnknownError
 
 PROCESS_MODULE: Final = "dlspark.spark.sink.append.process"
 START_TIMEOUT_S: Final = 60.0
@@ -46,6 +59,10 @@ SLACK_S: Final = 30.0
 _PAUSE_S: Final = 0.05
 _LISTEN_S: Final = 0.5
 """How often it is looked what the process says."""
+LENGTHS: Final = Struct(">II")
+MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 2 * ENTRY_ROOM
+"""Rows as Arrow has them take less than in an entry, ids and offsets included; what describes them comes on top."""
 _NONE_THERE: Final = (FileNotFoundError, ConnectionRefusedError)
 
 _log = logging.getLogger(__name__)
@@ -199,6 +216,9 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(found)
 
 
+# ---------------------------------------------------------------------- other drivers' processes
+
+
 def find_peer(holder: LockId) -> Peer | None:
     """Return the process that holds a lock, if it is another one of this user's on this machine that appends."""
     pid = process_of(holder.client_id)
@@ -209,14 +229,14 @@ def find_peer(holder: LockId) -> Peer | None:
 
 
 class Peer:
-    """One such process. One call at a time."""
+    """Another driver's process on this machine. One call at a time."""
 
     def __init__(self, folder: AppenderFolder) -> None:
         self._folder = folder
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def append_as_owner(self, batch: BatchToAppend, session_id: int) -> CommitOutcome | None:
-        """Return as `OtherAppender.append_as_owner`."""
+        """Append a batch, as `OtherAppender.append_as_owner`."""
         try:
             secret = self._folder.secret.read_text()
             if self._connection is None:
@@ -245,3 +265,58 @@ class Peer:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection[1].close()
+
+
+# ---------------------------------------------------------------------- bytes to values and back
+
+
+def encode_request(secret: str, batch: BatchToAppend, session: int | None = None) -> bytes:
+    """Return a batch as it is sent. `session`: to the process that owns its log by the lock of this session of
+    ZooKeeper."""
+    job, rows = batch.job, batch.rows
+    part = [rows.log, rows.partition, rows.first_txid, rows.last_txid, rows.record_count, rows.size, rows.stamp_ms]
+    head = {
+        "secret": secret,
+        "job": [job.sink_id, job.batch, job.attempt],
+        "part": part,
+        "idle": batch.idle_ms,
+        "session": session,
+    }
+    return framed(head, rows.rows)
+
+
+def decode_answer(head: bytes) -> CommitOutcome | None:
+    """Return the outcome. Raises the error that was sent, as the class that it had where this process knows that."""
+    try:
+        found = json.loads(head)
+        if "outcome" in found:
+            return CommitOutcome(found["outcome"]) if found["outcome"] is not None else None
+        kinds, said = found["error"]["kinds"], found["error"]["said"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OutcomeUnknownError(f"an answer cannot be read: {error!r}") from None
+    raise _error(kinds, said)
+
+
+def _error(kinds: list[str], said: dict[str, str | int]) -> DistributedLogError:
+    known = {kind.__name__: kind for kind in _tree(DistributedLogError)}
+    kind = next((known[name] for name in kinds if name in known), OutcomeUnknownError)
+    error = kind.__new__(kind)
+    DistributedLogError.__init__(error, str(said.get("message", "")))
+    vars(error).update(said)
+    return error
+
+
+def _tree(kind: type[DistributedLogError]) -> set[type[DistributedLogError]]:
+    return {kind}.union(*map(_tree, kind.__subclasses__()))
+
+
+def check_lengths(head: int, body: int) -> None:
+    """Raise CorruptDataError for what neither end sends."""
+    if head > MAX_HEAD_BYTES or body > MAX_BODY_BYTES:
+        raise CorruptDataError(f"a message of {head} and {body} bytes is none of this protocol's")
+
+
+def framed(head: object, body: bytes) -> bytes:
+    """Return a message as it is sent: its lengths, its head as JSON, its body."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return LENGTHS.pack(len(text), len(body)) + text + body

@@ -1,9 +1,9 @@
 """Where the processes that append for this user's drivers are found: a private folder for each.
 
     <a folder of the user's own>/                (`own_folder`)
-        starting                                 locked by whoever starts such a process, or ends as one
+        starting                                 locked by a process that starts such a process, or ends as one
         <key>/                                   one for each driver, namespace and settings
-            socket, secret, process, output      where it listens, what it must be shown, who it is, what it prints
+            socket, secret, process, output      where it listens, what it must be shown, its name, what it prints
             session                              its session with ZooKeeper, by which others can end that
 
 A process that was killed leaves its folder; the next one that is started for any driver removes it. Where that one
@@ -62,12 +62,12 @@ class ProcessName:
         return started(self.pid) == self.start
 
     def encode(self) -> str:
-        """Return as a line of text."""
+        """Return it as a line of text."""
         return f"{self.pid} {self.start}"
 
     @classmethod
     def decode(cls, text: str) -> ProcessName:
-        """Return the reverse. Raises ValueError."""
+        """Read a process from what `encode` gave. Raises ValueError."""
         pid, _, start = text.strip().partition(" ")
         return cls(int(pid), start)
 
@@ -110,7 +110,7 @@ class AppenderFolder:
 
     @property
     def process(self) -> Path:
-        """Who it is."""
+        """Which process it is: number and time of start."""
         return self.path / "process"
 
     @property
@@ -150,7 +150,7 @@ class AppenderFolder:
         return ShortPath(self.socket)
 
     def make(self) -> None:
-        """Make it anew, and remove those of processes that do not run any more. Under `starting`."""
+        """Make it anew, and remove the folders of processes that do not run any more. Under `starting`."""
         for other in self.path.parent.iterdir():
             if other.is_dir() and not AppenderFolder(other).in_use():
                 shutil.rmtree(other, ignore_errors=True)
@@ -212,7 +212,8 @@ def own_folder() -> Path:
 
 
 def own_folders() -> list[Path]:
-    """Return all that are there: other processes of this user may have another environment. Raises OSError."""
+    """Return all such directories that are there: other processes of this user may have another environment. Raises
+    OSError."""
     return [path for path in (*_by_name(), *_by_search()) if is_private(path)]
 
 
@@ -222,6 +223,7 @@ def is_private(path: Path) -> bool:
         found = os.lstat(path)
     except OSError:
         return False
+    # By `lstat`: a link of this user's may lead to where another user writes.
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & _OTHERS
 
 
@@ -238,8 +240,8 @@ def _by_name() -> Iterator[Path]:
 
 
 def _by_search() -> Iterator[Path]:
-    """Yield those whose names were made up, by name. Raises OSError: what cannot be listed would never be found
-    again."""
+    """Yield the directories whose names were made up, by name. Raises OSError: what cannot be listed would never be
+    found again."""
     names = sorted(name for name in os.listdir(_temporary()) if name.startswith(f"{_name()}-"))
     yield from (path for path in (_temporary() / name for name in names) if is_private(path))
 
@@ -255,7 +257,7 @@ class ShortPath:
     """Bytes: the kernel takes some 108."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the directory is gone, or where there is no such way (Linux has it)."""
+        """Open the way. Raises OSError where the directory is gone, or where there is no such way (Linux has it)."""
         self.text = os.fspath(path)
         self._directory = -1
         if len(os.fsencode(path)) > self.LIMIT:
@@ -265,7 +267,7 @@ class ShortPath:
             self.text = f"/proc/self/fd/{self._directory}/{path.name}"
 
     def close(self) -> None:
-        """Note that the path is good no longer. Idempotent."""
+        """Let the directory go: the path is good no longer. Idempotent."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1

@@ -1,4 +1,4 @@
-"""How a log is opened to append batches to it: as its owner, or through who owns it.
+"""How a log is opened to append batches to it: as its owner, or through the process that owns it.
 
 | the option `proxy` | the log's lock is | opened |
 |---|---|---|
@@ -16,10 +16,10 @@ Two queries that append to one log would take it from each other with every batc
 the second one hands its batches to the process of the first one, whose log takes those of any number of sinks.
 
 What that process does with a batch is what it does with its own driver's: all that is known of the batch is in the log,
-and in the sink's mark. So it does not matter who appends it, nor who appended the one before.
+and in the sink's mark. So it does not matter which process appends it, nor which one appended the batch before.
 
-A request names the session that holds the log's lock. Who is asked takes it only if that is its own session, and if it
-owns the log at that moment; else nothing is done, and the log is opened anew.
+A request names the session that holds the log's lock. The process that is asked takes it only if that is its own
+session, and if it owns the log at that moment; else nothing is done, and the log is opened anew.
 
 Fault model: that process may die, stand still, or lose the log at any line. Where it is lost, or the lock is another's
 while an answer is waited for, the outcome is not known: the log is opened anew, and whoever owns it then knows.
@@ -59,8 +59,15 @@ class LogOpener:
     def __init__(
         self, tools: AppendTools, proxies: WriteProxies, *, always: bool, find: FindAppender, idle_ms: int = 0
     ) -> None:
-        """`always`: through the proxies. `find`: the process of another query. `idle_ms`: how long that one holds a log
-        behind a batch of this one's."""
+        """Make an opener.
+
+        Args:
+            tools: what appending works with, in the namespace of the logs.
+            proxies: the write proxies of that namespace.
+            always: whether every log is written through the proxies.
+            find: finds the process of another query that holds a lock.
+            idle_ms: how long that process holds a log behind a batch of this one's.
+        """
         self._tools = tools
         self._proxies = proxies
         self._always = always
@@ -75,6 +82,7 @@ class LogOpener:
         holder = await self._holder(log)
         if holder is not None and await self._proxies.are(self._tools.namespace.services, holder.client_id):
             return await self._through_proxies(log)
+        # Free, or another writer's, which ends: waiting for its lock is enough.
         if holder is None or not appends(holder.client_id):
             return await OwnedLog.open(self._tools, log)
         other = self._find(holder)
@@ -83,6 +91,7 @@ class LogOpener:
             return SharedLog(
                 log, holder, other, functools.partial(self._is_held_by, holder, log), idle_ms=self._idle_ms
             )
+        # A lock of this process's own session is a former handle's, which is just being given up.
         if holder.session_id != self._tools.namespace.store.session_id:
             if await self._proxies.within_reach(self._tools.namespace.services):
                 return await self._through_proxies(log)
@@ -154,8 +163,8 @@ class SharedLog:
     def __init__(
         self, log: str, holder: LockId, appender: OtherAppender, still_owns: StillOwns, *, idle_ms: int = 0
     ) -> None:
-        """`still_owns()`: whether `holder` has the log's lock now. `idle_ms`: how long the log stays held behind a
-        batch."""
+        """Make one. `still_owns()`: whether `holder` has the log's lock now. `idle_ms`: how long the log stays held
+        behind a batch."""
         self.log = log
         self._holder = holder
         self._appender = appender
@@ -200,14 +209,14 @@ class SharedLog:
                 )
 
     def fold_is_due(self, sink_id: str) -> bool:
-        """Never: the owner moves the marks."""
+        """Return False: the owner moves the marks."""
         return False
 
     async def fold(self, sink_id: str) -> None:
-        """There is nothing to do."""
+        """Do nothing: the owner moves the marks."""
 
     async def wanted(self) -> None:
-        """Never returns: nothing is held from other writers."""
+        """Wait for ever: nothing is held from other writers."""
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
@@ -215,5 +224,5 @@ class SharedLog:
         await self._appender.close()
 
     async def abandon(self) -> None:
-        """Do the same."""
+        """Ask the owner no more, as `close`. Never raises."""
         await self._appender.close()

@@ -58,7 +58,7 @@ class KeptMark:
         state: Versioned[SinkState],
         stored: Versioned[LogMark] | None,
     ) -> None:
-        """Used by `read`."""
+        """Keep what `read` has found."""
         self.sink_id = sink_id
         self.mark = stored.value if stored is not None else LogMark()
         self._tools = tools
@@ -87,6 +87,7 @@ class KeptMark:
         """Return what came of a batch before, by the mark; None where it is to be appended. The rules are those of
         `commit` (I9). Raises ReplayDiffersError."""
         publication = Publication(job, (), inline=(rows,), known=(self._log,))
+        # What this process knows, and not only what is stored: the stored mark may lack batches of its own (I20).
         marks = {} if self.mark.batch == NO_BATCH else {self._log: Versioned(self.mark, 0)}
         asked = old_logs(publication, self._state.value, marks)
         histories = {log: await self._tools.logs.history(log) for log in asked}
@@ -119,6 +120,7 @@ class KeptMark:
         if self.mark.appending_ms is None:
             return
         expiry_ms = int(self._tools.namespace.settings.producer_expiry_s * 1000)
+        # Half of it: clocks of two machines differ, and the log may forget while this batch is on its way.
         if self.now_ms - self.mark.appending_ms >= expiry_ms // 2:
             raise BatchRefusedError(
                 f"The process that appended batches of sink {self.sink_id} ended without a word, so long ago that the "
@@ -134,6 +136,8 @@ class KeptMark:
         Raises BadVersionError, NodeExistsError or NoNodeError where another process was faster, or the log is gone.
         """
         tools = self._tools
+        # The state anew: batches of the sink for other logs move it as well. The mark at the version that is known: it
+        # must not be read again here, or a move by another process would be overwritten (I20).
         state = await tools.sinks.read(self.sink_id)
         if state is None:
             raise NoNodeError(f"sink {self.sink_id} is gone", log=self._log)

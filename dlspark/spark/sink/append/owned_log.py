@@ -4,12 +4,12 @@ A batch is one request of an idempotent producer: its name is the sink's id, its
 knows the newest batches (I19). The sink's mark in ZooKeeper is moved once in a few batches, and when the log is given
 up. Both together are the truth, whoever asks:
 
-| | who | conditional on | afterwards the mark |
+| | by | conditional on | afterwards the mark |
 |---|---|---|---|
 | *enter* | the log's owner, before it appends | the mark as read since it is the owner | says that it lacks something |
 | *fold* | the same | the mark as it was set last | lacks nothing up to now |
 | *leave* | the same, with nothing under way | the same | says everything |
-| publish segments | who has the lock (`commit`) | a mark that says everything, as read | says everything |
+| publish segments | the holder of the lock (`commit`) | a mark that says everything, as read | says everything |
 
 Why no batch is written twice. Whoever publishes segments needs a mark that says everything, at the version read; an
 owner that enters moves that version. So a publication that was read before fails; and one that was applied before was
@@ -22,10 +22,10 @@ Each *enter* has an epoch of its own, which the mark names. Where the mark names
 proxy (`proxied_log`) and the log does not have it, that epoch is begun in the log before the mark is moved: what is
 still on its way is refused then, whoever owns the log when it arrives.
 
-The log's producers forget: all but the last KEPT requests, who was silent for `producerExpirySeconds`, and what lay in
-segments that were deleted. What a mark lacks is never more than KEPT. Of the others the log says up to which epoch it
-has forgotten some. Where it does not know the sink, and that epoch is not below the mark's, it is not known what the
-mark lacks: that is refused (I20). Each *enter* takes an epoch above both.
+The log's producers forget: all but the last KEPT requests, producers that were silent for `producerExpirySeconds`, and
+what lay in segments that were deleted. What a mark lacks is never more than KEPT. Of the others the log says up to
+which epoch it has forgotten some. Where it does not know the sink, and that epoch is not below the mark's, it is not
+known what the mark lacks: that is refused (I20). Each *enter* takes an epoch above both.
 
 Fault model: the process may die, or be stopped and wake up, at any line; any answer may be lost. After any error of the
 writer or the metadata store the log is abandoned and opened again: recovery decides what it has.
@@ -80,7 +80,7 @@ class OwnedLog:
     """One log, its writer, and the sinks that have entered. One call at a time; after any error `abandon` it."""
 
     def __init__(self, tools: AppendTools, handle: AsyncLog, writer: AsyncLogWriter, paths: LogPaths) -> None:
-        """Used by `open`."""
+        """Keep what `open` has opened."""
         self.log = handle.name
         self._tools = tools
         self._handle = handle
@@ -90,7 +90,7 @@ class OwnedLog:
 
     @property
     def is_owner(self) -> bool:
-        """As `AppendedLog.is_owner`."""
+        """Whether this process owns the log, as `AppendedLog.is_owner`: it does."""
         return True
 
     @classmethod
@@ -179,7 +179,7 @@ class OwnedLog:
         return sink.epoch <= self._writer.forgotten_epoch and self._writer.producer_state(sink_id) is None
 
     def _next_epoch(self, kept: KeptMark) -> int:
-        """Return one in which nothing of the sink was ever written."""
+        """Return an epoch in which nothing of the sink was ever written."""
         return max(kept.mark.epoch, self._writer.forgotten_epoch) + 1
 
     def fold_is_due(self, sink_id: str) -> bool:
@@ -192,7 +192,7 @@ class OwnedLog:
         await self._set(self._sinks[sink_id], appending=True)
 
     async def settle(self, sink_id: str) -> None:
-        """Make the mark say everything: enough for who publishes segments into the log."""
+        """Make the mark say everything: enough for another driver to publish segments into the log."""
         kept = await self._read(sink_id)
         if kept.lacks_something:
             await kept.move(replace(kept.mark, appending_ms=None))

@@ -65,8 +65,8 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     options, driver, left_session = pickle.loads(given)
-    place = AppenderFolder(folder)
-    place.write_private(place.process, this_process().encode())
+    own = AppenderFolder(folder)
+    own.write_private(own.process, this_process().encode())
     threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     runtime = Runtime.shared()
     stop = asyncio.Event()
@@ -78,14 +78,14 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
         os.close(saying)
 
     try:
-        runtime.run(serve(options, place, driver, left_session, stop, listens))
+        runtime.run(serve(options, own, driver, left_session, stop, listens))
         runtime.close()
     except BaseException:
         logging.exception("the process ends")
-    with place.starting():
+    with own.starting():
         # Another one may have been started in its place, once this one listened no more.
-        if place.is_of(this_process()):
-            place.remove()
+        if own.is_of(this_process()):
+            own.remove()
     logging.shutdown()
     os._exit(0)  # also where a thread waits for what does not come
 

@@ -14,16 +14,19 @@ Why no batch is written twice, and none is left out:
 
 * Only what a mark named is ever sent, and a mark names one batch at a time. So all that the log may have is what the
   mark says, and perhaps the one batch that it names.
-* The number of a request is given to one batch only. Who finds a batch named, and has that batch, sends it under the
-  same epoch and number; the log writes it once (I19). So drivers that run one batch at the same time, and a driver that
-  was started again, get the same answer. Another number of records is refused by the log: it is another batch.
-* Who finds another batch named goes on in a new epoch, if its own batch is later: once a request of that is written,
-  the log refuses what is still on its way. Whether the named batch is there stays unknown, and so the mark goes past
-  it: it takes no rows any more, and a replay of it is refused. An earlier batch than the named one is refused.
-* Who publishes segments, or becomes the log's owner, has the mark settled first. The log's owner reads whether the
-  named batch is there; if not, it begins a later epoch before it moves the mark, so that the request is refused
-  whenever it arrives. To a process that does not know that yet, ProducerFencedError says that its batch is not there,
-  nor will be, unless the mark has moved. Then the batch is named anew, at the version of the mark, in a later epoch.
+* The number of a request is given to one batch only. A process that finds a batch named, and has that batch, sends it
+  under the same epoch and number; the log writes it once (I19). So drivers that run one batch at the same time, and a
+  driver that was started again, get the same answer. Another number of records is refused by the log: it is another
+  batch.
+* A process that finds another batch named goes on in a new epoch, if its own batch is later: once a request of that is
+  written, the log refuses what is still on its way. Whether the named batch is there stays unknown, and so the mark
+  goes past it: it takes no rows any more, and a replay of it is refused. An earlier batch than the named one is
+  refused.
+* A driver that publishes segments, or becomes the log's owner, has the mark settled first. The log's owner reads
+  whether the named batch is there; if not, it begins a later epoch before it moves the mark, so that the request is
+  refused whenever it arrives. To a process that does not know that yet, ProducerFencedError says that its batch is not
+  there, nor will be, unless the mark has moved. Then the batch is named anew, at the version of the mark, in a later
+  epoch.
 * ProducerForgottenError says that the log has forgotten the producer, and SequenceGapError that an older proxy has. A
   batch that was never sent is named anew then, above what was forgotten. One that may have been sent before is refused:
   nothing is known of it any more.
@@ -97,7 +100,7 @@ class ProxiedLog:
     """One log, and the sinks whose batches go to its proxy. One call at a time; after any error `abandon` it."""
 
     def __init__(self, tools: AppendTools, proxies: WriteProxies, log: str, settle: Settle) -> None:
-        """Used by `open`."""
+        """Keep what `open` was given."""
         self.log = log
         self._tools = tools
         self._proxies = proxies
@@ -106,15 +109,20 @@ class ProxiedLog:
 
     @property
     def is_owner(self) -> bool:
-        """As `AppendedLog.is_owner`."""
+        """Whether this process owns the log, as `AppendedLog.is_owner`: a proxy does."""
         return False
 
     @classmethod
     async def open(cls, tools: AppendTools, proxies: WriteProxies, log: str, settle: Settle) -> ProxiedLog:
         """Begin to append; the log is created where that is allowed.
 
-        `settle(log, sink id)` makes a mark say everything that another process has set as the log's owner. Raises
-        BatchRefusedError for a log that is missing.
+        Args:
+            tools: what appending works with.
+            proxies: the write proxies of the namespace.
+            log: its name.
+            settle: makes a mark, by log and sink id, say everything that another process has set as the log's owner.
+
+        Raises BatchRefusedError for a log that is missing, and may not be made.
         """
         await tools.logs.prepare(log)
         return cls(tools, proxies, log, settle)
@@ -134,6 +142,8 @@ class ProxiedLog:
         sink = await self._sender(job.sink_id)
         known = await sink.kept.known(job, rows)
         sent = sink.kept.mark.sent
+        # The mark does not say whether the log has the batch that it names. If so it has it with rows, and an empty
+        # batch under the same number is another one: neither a replay nor new for certain (I20).
         if not rows.record_count and sent is not None and sent.batch == job.batch:
             raise self._may_differ_error(job, rows, sent)
         if known is not None:
@@ -142,6 +152,7 @@ class ProxiedLog:
             raise self._may_differ_error(job, rows, sent)
         found = sent is not None and sent.batch == job.batch
         if not found:
+            # Before it is sent: a process that comes after this one, should it die now, looks for what the mark names.
             await self._name(sink, job.batch)
         fault_points.reach("sink.before-publish")
         try:
@@ -149,6 +160,7 @@ class ProxiedLog:
         except (EndOfStreamError, RequestDeniedError) as error:
             if not found:
                 raise
+            # That this request was refused says nothing of the one that another process has sent before.
             raise PublishUnknownError(
                 f"{job} was sent to the log's proxy before, and is visible whole or not at all; now it was refused: "
                 f"{error.message}",
@@ -190,6 +202,7 @@ class ProxiedLog:
         """Have the mark name a batch that no request was given to so far."""
         mark, number = sink.kept.mark, sink.number
         if mark.sent is not None:
+            # A request may be on its way under the number of that batch, so no other batch may have it (I19).
             mark, number = mark.gone_past(mark.sent.batch), None
         if number is None:
             mark, number = replace(mark, epoch=mark.epoch + 1), 0
@@ -272,7 +285,7 @@ class ProxiedLog:
     # ------------------------------------------------------------------ the end
 
     async def wanted(self) -> None:
-        """Never returns: nothing is held from other writers."""
+        """Wait for ever: nothing is held from other writers."""
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:

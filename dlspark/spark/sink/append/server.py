@@ -10,6 +10,8 @@ executed.
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -18,20 +20,14 @@ from typing import Final
 
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
-from dlspark.spark.sink.append.clients import find_peer
+from dlspark.spark.sink.append.clients import LENGTHS, MAX_BODY_BYTES, check_lengths, find_peer, framed
 from dlspark.spark.sink.append.folders import AppenderFolder, ProcessName, ShortPath
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.append.marks import AppendTools
-from dlspark.spark.sink.append.messages import (
-    LENGTHS,
-    MAX_BODY_BYTES,
-    check_lengths,
-    decode_request,
-    encode_error,
-    encode_outcome,
-)
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.session import HAND_OVER_S, open_session
-from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation
 from metadata.foundation.tasks import end_tasks
 from metadata.store import MetadataStore, SessionState
 
@@ -47,10 +43,15 @@ _log = logging.getLogger(__name__)
 
 
 class AppenderServer:
-    """One socket. Made on the event loop, as all coroutines run there."""
+    """Takes batches at one socket. Made on the event loop, as all coroutines run there.
+
+    Args:
+        appender: appends the batches.
+        folder: where it listens.
+        noting: knows the session by which logs are held.
+    """
 
     def __init__(self, appender: SinkAppender, folder: AppenderFolder, noting: SessionNote) -> None:
-        """`noting` knows the session by which logs are held."""
         self._appender = appender
         self._folder = folder
         self._noting = noting
@@ -120,7 +121,8 @@ class AppenderServer:
             writer.close()
 
     async def _answer(self, batch: BatchToAppend, session: int | None) -> bytes:
-        """`session`: as whose owner this process is asked by another one; None: by its own driver."""
+        """Return the answer to a batch. `session`: as whose owner this process is asked by another one; None: by its
+        own driver."""
         self._under_way += 1
         try:
             if session is None:
@@ -190,7 +192,7 @@ class SessionNote:
         return self._store.session_id if self._store is not None else None
 
     async def take(self, store: MetadataStore) -> bool:
-        """Before a log is opened: note the session of `store`, and each one that follows it; returns whether the store
+        """Note the session of `store`, before a log is opened, and each one that follows it; returns whether the store
         is another one than before. Never raises."""
         other = self._store is not store
         if other:
@@ -211,3 +213,40 @@ class SessionNote:
         if state is SessionState.CONNECTED and self._store is not None:
             with suppress(OSError):  # the folder has been removed: the process is at its end
                 self._folder.write_private(self._folder.session, self._store.session_token.hex())
+
+
+# ---------------------------------------------------------------------- this end of what is said (see `clients`)
+
+
+def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend, int | None]:
+    """Return the batch of a request, and as whose owner it is asked (`encode_request`). Raises CorruptDataError for
+    anything else, and for another secret."""
+    try:
+        found = json.loads(head)
+        if not hmac.compare_digest(str(found["secret"]).encode(), secret.encode()):
+            raise CorruptDataError("a request came with another secret; nothing was done")
+        sink_id, batch, attempt = found["job"]
+        log, partition, first, last, count, size, stamp = found["part"]
+        if not all(isinstance(number, int) for number in (batch, partition, first, last, count, size, found["idle"])):
+            raise ValueError(found)
+        job = JobId(str(sink_id), batch, str(attempt))
+        rows = InlineRows(str(log), partition, first, last, count, size, stamp, body)
+        session = found["session"]
+        if session is not None and not isinstance(session, int):
+            raise ValueError(found)
+        return BatchToAppend(job, rows, found["idle"]), session
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"a request cannot be read, nothing was done: {error!r}") from None
+
+
+def encode_outcome(outcome: CommitOutcome | None) -> bytes:
+    """Return the answer to a batch that is in the log; None: to one without rows, or another process's, for which
+    nothing was done."""
+    return framed({"outcome": outcome.value if outcome is not None else None}, b"")
+
+
+def encode_error(error: DistributedLogError) -> bytes:
+    """Return the answer to any other batch."""
+    said = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, DistributedLogError)]
+    return framed({"error": {"kinds": kinds, "said": said}}, b"")

@@ -53,10 +53,9 @@ from dlspark.spark.sink.batch_rules import (
     judge_job,
     log_sealed_error,
     old_logs,
-    order_segments,
     replay_differs_error,
 )
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment, order_segments
 from dlspark.spark.sink.segments.leftovers import settled_by
 from dlspark.spark.sink.segments.log_access import HeldLog, LockedLogEnd, NamespaceLogs
 from dlspark.spark.sink.segments.merging import plan_merges
@@ -69,11 +68,11 @@ from metadata.distributedlog.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.foundation import fault_points
 from metadata.foundation.errors import (
     BadVersionError,
+    InvariantViolation,
     MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
-    check,
 )
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
@@ -148,8 +147,18 @@ class Publisher:
         deadline_s: float = PUBLISH_DEADLINE_S,
         settle: Settle | None = None,
     ) -> None:
-        """`settle(log, sink id)` makes a mark say everything that is not the whole truth, because batches of the sink
-        were appended to the log; None: no batches are."""
+        """Make a publisher.
+
+        Args:
+            store: the metadata store, for the one multi.
+            sinks: the sinks of the namespace, their listings and marks.
+            logs: the logs of the namespace.
+            clock: shows the time that segments carry; None: the system's.
+            rng: spreads the pauses between tries.
+            deadline_s: how long a publication is tried where the metadata store is out of reach.
+            settle: `settle(log, sink id)` makes a mark say everything that is not the whole truth, because batches of
+                the sink were appended to the log (I20); None: no batches are.
+        """
         self._store = store
         self._sinks = sinks
         self._logs = logs
@@ -267,7 +276,7 @@ class Publisher:
         return {log: mark for log, mark in zip(logs, found, strict=True) if mark is not None}
 
     async def _try(self, batch: _Publishing) -> Commit:
-        """Return one attempt at the multi; raises what it failed with."""
+        """Try to publish once; raises what that failed with."""
         settled = await self._prepared(batch)
         if settled is not None:
             return Commit(settled)
@@ -335,14 +344,15 @@ class Publisher:
 
     async def _settle_all(self, job: JobId, logs: Sequence[str]) -> None:
         """Have the marks say everything, then begin again: raises BadVersionError."""
-        check(self._settle is not None, "a batch was appended to a log of a sink that appends none")
+        if self._settle is None:
+            raise InvariantViolation("a batch was appended to a log of a sink that appends none")
         for log in logs:
-            await self._settle(log, job.sink_id)  # type: ignore[misc]
+            await self._settle(log, job.sink_id)
         raise BadVersionError("the marks are read again: batches were appended to the log")
 
     async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
-        """Return all at once if they are free; else sorted and one by one, so that two commits over the same logs
-        cannot wait for each other."""
+        """Lock the logs: all at once if they are free; else sorted and one by one, so that two commits over the same
+        logs cannot wait for each other."""
         if len(logs) > 1:
             held: dict[str, HeldLog] = {}
             attempt = await stack.enter_async_context(AsyncExitStack())
@@ -528,7 +538,7 @@ class Publisher:
 def _left(
     job: JobId, logs: Iterable[str], listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
 ) -> tuple[StagedLedger, ...] | None:
-    """Return of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
+    """Return what a publication has settled and not taken, of what was listed before it; None if the listing failed."""
     # No wait for a listing that is not there yet: the sweep reads it again, after the batch is visible.
     if not listing.done() or listing.cancelled() or listing.exception() is not None:
         return None

@@ -10,9 +10,9 @@ it wrote was ever visible.
 Sweeping never fails a batch, which has been published by then. What could not be swept stays listed.
 
 A query's next commit sweeps by itself what it has settled (`LedgerSweeper`). For queries that will not commit again
-there is `dlspark sink list|sweep` (`find_leftovers`, `sweep_leftovers`), which gives each staged ledger a verdict:
+there is `dlspark sink list|sweep` (`find_leftovers`, `sweep_leftovers`), which says of each staged ledger:
 
-| verdict | when |
+| state | when |
 |---|---|
 | `settled` | its log has its batch, from another attempt: it can never be published |
 | `condemned` | a sweep began with it and did not finish: it can never be published either |
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def settled_by(job: JobId, logs: Iterable[str], listed: Iterable[StagedLedger]) -> list[StagedLedger]:
-    """Return of what is listed, what a commit of `job` has settled: its `logs` have the batch now.
+    """Return what a commit of `job` has settled, of what is listed: its `logs` have the batch now.
 
     That is what any attempt has staged for these logs up to the batch, and whatever else the job itself has staged.
     What an older dlspark has listed is for logs unknown, but it cannot publish any more beside what has just been.
@@ -197,7 +197,7 @@ class JudgedLedger:
     log: str
     """Empty where it is not known: condemned ones, and what an older dlspark has listed."""
     listed_ms: int
-    verdict: StagedLedgerState
+    state: StagedLedgerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +213,14 @@ class SinkLeftovers:
 
     @property
     def kind(self) -> str:
-        """Who writes through it: a streaming query, an application with txnAppId, or a batch write."""
+        """What writes through it: a streaming query, an application with txnAppId, or a batch write."""
         if self.sink_id.startswith(APPLICATION_PREFIX):
             return "application"
         return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
 
-    def of(self, *verdicts: StagedLedgerState) -> list[StagedLedger]:
-        """Return the ledgers with one of these verdicts."""
-        return [one.ledger for one in self.ledgers if one.verdict in verdicts]
+    def of(self, *states: StagedLedgerState) -> list[StagedLedger]:
+        """Return the ledgers in one of these states."""
+        return [one.ledger for one in self.ledgers if one.state in states]
 
     @property
     def sweepable(self) -> list[StagedLedger]:
@@ -300,7 +300,7 @@ async def _look(sinks: SinkStore, logs: LogStore, sink_id: str, before_ms: int) 
 
 
 def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[JudgedLedger, ...]:
-    """Return each listing is given with the highest batch that its log has."""
+    """Return the state of each listing, which is given with the highest batch that its log has."""
     newest: dict[tuple[int, str], int] = {}
     for one, _ in listings:
         attempt = (one.ledger.batch, one.ledger.attempt)
@@ -310,13 +310,13 @@ def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[J
             one.ledger,
             one.log,
             one.listed_ms,
-            _verdict(one, highest, newest[one.ledger.batch, one.ledger.attempt] < before_ms),
+            _state_of(one, highest, newest[one.ledger.batch, one.ledger.attempt] < before_ms),
         )
         for one, highest in listings
     )
 
 
-def _verdict(listing: _Listing, highest: int, old: bool) -> StagedLedgerState:
+def _state_of(listing: _Listing, highest: int, old: bool) -> StagedLedgerState:
     if listing.condemned:
         return StagedLedgerState.CONDEMNED
     # By order: a log that has a later batch takes no rows of this one any more (D15).

@@ -88,10 +88,17 @@ class LogRules:
 
 
 class NamespaceLogs:
-    """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold.
+    """The logs of one namespace, as publishing needs them: made where they are missing, locked, read to their ends.
 
-    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write; None: the
-    namespace has no access control.
+    Args:
+        store: the metadata store of the namespace.
+        logs: its logs there.
+        rules: how the sink treats logs.
+        recover: completes what a dead writer left in progress, under the lock that is held.
+        rewrite: writes records of staged segments again.
+        permit: raises RequestDeniedError for a log that the namespace's access control does not let the sink write;
+            None: the namespace has no access control.
+        asked_to_yield: while a log is waited for, its owner is asked to give it up, where it would.
     """
 
     def __init__(
@@ -105,7 +112,6 @@ class NamespaceLogs:
         permit: Permit | None = None,
         asked_to_yield: AskedToYield = nullcontext,
     ) -> None:
-        """`asked_to_yield(log)`: while a log is waited for, its owner is asked to give it up, where it would."""
         self._store = store
         self._logs = logs
         self._rules = rules
@@ -123,7 +129,7 @@ class NamespaceLogs:
         return self._permit is None and log in self._known
 
     def forget(self, log: str) -> None:
-        """Note that the log was deleted: it is looked up again."""
+        """Forget that the log exists: it was deleted, and is looked up again."""
         self._known.discard(log)
 
     async def prepare(self, log: str) -> None:
@@ -180,7 +186,7 @@ class NamespaceLogs:
     @asynccontextmanager
     async def hold(self, log: str, *, wait: bool = True) -> AsyncIterator[HeldLog]:
         """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended; unless `wait`
-        is false: then LogBusyError is raised for any owner who does not give it up in a moment."""
+        is false: then LogBusyError is raised for any owner that does not give it up in a moment."""
         lock = DistributedLock(self._store, self._logs.paths(log).lock, self._rules.owner)
         looking: list[asyncio.Task[_Look]] = []
         try:

@@ -49,7 +49,7 @@ class _MergeRun:
 def plan_merges(
     by_log: Sequence[Sequence[StagedSegment]], excess_bytes: int, cost: Callable[[StagedSegment], int]
 ) -> list[list[StagedSegment]] | None:
-    """Runs of neighbours to be merged, each of two segments or more, so that `excess_bytes` of the multi are saved.
+    """Choose runs of neighbours to be merged, each of two segments or more, that save `excess_bytes` of the multi.
 
     `by_log` has the segments of each log in their order; `cost` is what a segment takes in the multi. None: it cannot
     be done within the bounds.

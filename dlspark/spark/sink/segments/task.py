@@ -1,9 +1,26 @@
-"""Staging: what a sink task does with its rows, before anything of them can be seen.
+"""A sink's task: what it does with its rows, before anything of them can be seen.
 
-Each task writes its rows into ledgers of its own, one for each log it meets (a new one whenever one has grown to the
-namespace's segment size), closes them and reports them to the driver. No log refers to these ledgers until the driver
-publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger that exists is listed under
-the sink, so what is not published is found and swept.
+`run_task` is called in Spark's thread. A task of which few rows come, for one log, stages nothing: where the batch may
+be appended, it hands its rows over in its message and asks nothing of the metadata store or of storage nodes
+(`inline_rows`). Any other task writes its rows into ledgers of its own, one for each log it meets (a new one whenever
+one has grown to the namespace's segment size), closes them and reports them to the driver. No log refers to these
+ledgers until the driver publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger
+that exists is listed under the sink, so what is not published is found and swept.
+
+`Staging` is the task on the event loop; its `TaskWriter` gathers rows and writes them, each ledger by a
+`StagedSegmentWriter`. What a task needs from the metadata store it
+asks for before the rows are there, so that the answers come while Spark fetches the rows:
+
+| asked for | why it may be asked before the rows are there |
+|---|---|
+| the sink | where nothing was published up to the batch, no log has it: their marks need not be asked |
+| the highest transaction ids of logs that are known by name | a timestamp is a first choice, which the commit mends |
+| a ledger id, the storage nodes | an id that is not used is lost, which does no harm |
+
+A ledger is made when its log has its first rows. Where the sink is known to exist, that does not wait for the sink's
+state: what a replay has made in vain is listed under a batch that is published, and its commit sweeps it. Rows of a log
+whose mark has reached the batch are only counted: the commit decides whether they are the rows that are there. No entry
+is sent before the marks were read, and none before its ledger exists.
 
 Encoding runs in Spark's thread while the entries of the batch before travel; the bytes in flight of all ledgers of a
 task together are bounded.
@@ -12,9 +29,11 @@ task together are bounded.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +41,24 @@ import pyarrow as pa
 
 from dlspark.core.codec.entries import Compression, EncodedEntry
 from dlspark.core.codec.vector_encoding import encode_entries
+from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import BatchRefusedError
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order, rows_by_log
-from dlspark.spark.sink.messages import StagedSegment
-from metadata.foundation.errors import check
+from dlspark.spark.sink.commit_modes import commit_way
+from dlspark.spark.sink.inline_rows import gather_inline
+from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
+from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.worker_daemon import begin_use
+from metadata.distributedlog.sinks import JOB_PREFIX
+from metadata.foundation import fault_points
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, check
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.writer import LedgerWriter
 
+STAMPS_AHEAD = 16
+"""Logs whose highest ids are asked for before there are rows for them."""
 ENTRY_BYTES = 256 * 1024
 """Size that entries are filled to."""
 PENDING_BYTES = 4 * ENTRY_BYTES
@@ -47,6 +76,202 @@ ROLL_POSITION = 2**31 - 2**24
 RECORD_HEADER_BYTES = 20
 
 
+def run_task(
+    options: Options,
+    columns: SinkColumns,
+    job: JobId,
+    partition: int,
+    stamp_ms: int,
+    batches: Iterator[pa.RecordBatch],
+) -> SinkMessage:
+    """Stage a task's rows, or hand them over where they are few; called in Spark's thread.
+
+    Args:
+        options: those of the write.
+        columns: where the sink's columns are in `batches`.
+        job: whose batch the task writes.
+        partition: the task's number in the job.
+        stamp_ms: the time that rows without a transaction id carry, the same for each task of the job.
+        batches: the rows.
+
+    Rows for logs that have the batch (a replay) are counted and not written. The same holds if that turns out only when
+    something goes wrong: another driver may have published the batch and swept what this task was writing.
+    """
+    begin_use()
+    way = commit_way(options, numbered=not job.sink_id.startswith(JOB_PREFIX))
+    share = way.share(partition)
+    if share:
+        inline, looked_at = gather_inline(columns, partition, stamp_ms, share, batches)
+        if inline is not None:
+            fault_points.reach("sink.writing")
+            fault_points.reach("sink.staged")
+            return SinkMessage(job, inline=inline)
+        if way.proxied:
+            raise way.commit_mode_error(f"Task {partition} has rows for several logs, or more than fit into a request")
+        batches = chain(looked_at, batches)
+    message = _stage_task(options, columns, job, partition, stamp_ms, batches)
+    fault_points.reach("sink.staged")
+    return message
+
+
+def _stage_task(
+    options: Options,
+    columns: SinkColumns,
+    job: JobId,
+    partition: int,
+    stamp_ms: int,
+    batches: Iterator[pa.RecordBatch],
+) -> SinkMessage:
+    runtime = Runtime.shared()
+    opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
+    try:
+        # Spark fetches the first rows while the session opens and asks.
+        first = list(islice(batches, 1))
+    except Exception:
+        runtime.run(opening.result().give_up())
+        raise
+    staging = opening.result()
+    seen: Counter[str] = Counter()
+    rest = chain(first, batches)
+    try:
+        return _stage_rows(runtime, staging, rest, seen)
+    except Exception as error:
+        runtime.run(staging.give_up())
+        # The query's own errors, and rows that are refused, do not come from another driver's publication.
+        if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
+            raise
+        return _replayed(runtime, staging, rest, seen, error)
+
+
+async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int) -> Staging:
+    return Staging(await open_session(options), job, columns, partition, stamp_ms)
+
+
+def _stage_rows(
+    runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch], seen: Counter[str]
+) -> SinkMessage:
+    """Stage all rows; `seen` counts those that were looked at, by log."""
+    task = staging.task
+    sender = _EntrySender(runtime, task)
+    for batch in batches:
+        rows = task.split(batch)
+        _count(rows, seen)
+        unmet = task.unmet(rows)
+        if unmet:
+            runtime.run(staging.meet(unmet))
+        for cut in task.take(rows):
+            sender.send(cut)
+    for cut in task.rest():
+        sender.send(cut)
+    sender.drain()
+    fault_points.reach("sink.writing")
+    return SinkMessage(staging.job, runtime.run(staging.finish()), task.covered)
+
+
+def _replayed(
+    runtime: Runtime, staging: Staging, rest: Iterator[pa.RecordBatch], seen: Counter[str], error: DistributedLogError
+) -> SinkMessage:
+    """Return the message of a task that failed, if all of its logs have the batch by now. Raises `error` if one has
+    not."""
+    # The rows that were not looked at yet count as well: the commit compares rows by number.
+    for batch in rest:
+        _count(staging.task.split(batch), seen)
+    if not seen or runtime.run(staging.session.covered(staging.job, list(seen))) != set(seen):
+        raise error
+    return SinkMessage(staging.job, covered=tuple(sorted(seen.items())))
+
+
+def _count(rows: Sequence[LogRows], seen: Counter[str]) -> None:
+    for part in rows:
+        seen[part.log] += len(part.values)
+
+
+class _EntrySender:
+    """Sends cuts in order, one at a time on the event loop while the next one is being encoded."""
+
+    def __init__(self, runtime: Runtime, task: TaskWriter) -> None:
+        self._runtime = runtime
+        self._task = task
+        self._under_way: Future[None] | None = None
+
+    def send(self, cut: EntriesToSend) -> None:
+        self.drain()  # one cut at a time: a log's entries are sent in the order of its rows (I4)
+        self._under_way = self._runtime.submit(self._task.send(cut))
+
+    def drain(self) -> None:
+        """Wait for the cut under way. Raises what it failed with."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+
+class Staging:
+    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`.
+
+    What it asks of the metadata store is asked when it is made, before there are rows.
+    """
+
+    def __init__(self, session: SinkSession, job: JobId, columns: SinkColumns, partition: int, stamp_ms: int) -> None:
+        self.session = session
+        self.job = job
+        settings = StageSettings(columns, session.compression, session.settings.max_segment_bytes, partition)
+        self.task = TaskWriter(settings, self._create, self._stamp)
+        self._stamp_ms = stamp_ms
+        self._sink_seen = session.has_seen(job)
+        self._state = asyncio.ensure_future(session.state(job))
+        logs = columns.known_logs if columns.transaction_id is None else ()
+        self._stamps = {log: asyncio.ensure_future(session.stamp(log, stamp_ms)) for log in logs[:STAMPS_AHEAD]}
+        session.get_ready()
+
+    async def meet(self, rows: Sequence[LogRows]) -> None:
+        """Get ready for new logs; those that have the batch are skipped from here on."""
+        if self._sink_seen:
+            await self.task.meet(rows)
+            covered = await self._covered(rows)
+        else:
+            covered = await self._covered(rows)
+            await self.task.meet([part for part in rows if part.log not in covered])
+        await self.task.skip(covered)
+
+    async def _covered(self, rows: Sequence[LogRows]) -> set[str]:
+        """Return the logs that have the batch. Where the sink has published nothing so far, no log needs to be
+        asked."""
+        state = await self._state
+        # This only saves work: a fork of the query may have set the state back, and the commit decides by the marks.
+        if self.job.batch > state.batch:
+            return set()
+        return await self.session.covered(self.job, [part.log for part in rows])
+
+    async def _create(self, log: str) -> LedgerWriter:
+        try:
+            return await self.session.create_ledger(self.job, log)
+        except NoNodeError:
+            if not self._sink_seen:
+                raise
+            await self._state  # The sink was removed since the last task; reading its state has created it again.
+            return await self.session.create_ledger(self.job, log)
+
+    async def _stamp(self, log: str) -> int:
+        asked = self._stamps.pop(log, None)
+        return await (self.session.stamp(log, self._stamp_ms) if asked is None else asked)
+
+    async def finish(self) -> tuple[StagedSegment, ...]:
+        """Close what was written; without rows, too, the sink is there for the commit."""
+        await self._state
+        segments = await self.task.finish()
+        await self._end()
+        self.session.get_ready()  # For the next batch: Spark uses a worker again.
+        return segments
+
+    async def give_up(self) -> None:
+        """Leave what was begun as it is, listed, for a sweep."""
+        await self._end()
+        await self.task.abandon()
+
+    async def _end(self) -> None:
+        await end_tasks([self._state, *self._stamps.values()], drop_errors=True)
+
+
 @dataclass(frozen=True, slots=True)
 class StageSettings:
     """How a task writes."""
@@ -62,97 +287,13 @@ class StageSettings:
         return f"task {self.partition}"
 
 
-class WriteWindow:
-    """The adds of one task that wait for acknowledgement, bounded in bytes over all its ledgers."""
+@dataclass(frozen=True, slots=True)
+class EntriesToSend:
+    """Entries of one log, encoded and to be sent; `last`: its segment has grown enough and ends with them."""
 
-    def __init__(self, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._adds: deque[tuple[asyncio.Future[int], int]] = deque()
-        self._bytes = 0
-
-    def push(self, add: asyncio.Future[int], size: int) -> None:
-        """Take up an add under way, of `size` bytes."""
-        self._adds.append((add, size))
-        self._bytes += size
-
-    async def room(self) -> None:
-        """Wait until another add fits. Raises what an add failed with."""
-        while self._adds and (self._bytes > self._max_bytes or self._adds[0][0].done()):
-            await self._oldest()
-
-    async def drain(self) -> None:
-        """Wait for every add. Raises the first failure."""
-        while self._adds:
-            await self._oldest()
-
-    async def _oldest(self) -> None:
-        add, size = self._adds.popleft()
-        self._bytes -= size
-        await add
-
-    def abandon(self) -> None:
-        """Wait for nothing more. Failures of adds under way are taken note of, so that asyncio does not log them."""
-        for add, _ in self._adds:
-            add.add_done_callback(_seen)
-        self._adds.clear()
-        self._bytes = 0
-
-
-def _seen(add: asyncio.Future[int]) -> None:
-    if not add.cancelled():
-        add.exception()
-
-
-class StagedSegmentWriter:
-    """Writes one ledger as a segment to be, keeping what its metadata will say."""
-
-    def __init__(self, ledger: LedgerWriter, window: WriteWindow) -> None:
-        self._ledger = ledger
-        self._window = window
-        self._count = 0
-        self._first_txid = self._last_txid = -1
-        self._last_entry = self._last_slot = -1
-        self._user_bytes = 0
-
-    async def add(self, entry: EncodedEntry) -> None:
-        """Send one entry, once there is room for it."""
-        await self._window.room()
-        await self._ledger.wait_for_room()  # a bookie beyond the ack quorum may be slow: its queue is memory, too
-        self._window.push(self._ledger.add(*entry.buffers), stored_bytes(entry))
-        if self._count == 0:
-            self._first_txid = entry.first_txid
-        self._count += entry.record_count
-        self._last_txid = entry.last_txid
-        self._last_entry = self._ledger.last_add_pushed
-        self._last_slot = entry.record_count - 1
-        self._user_bytes += entry.user_bytes
-
-    async def abandon(self) -> None:
-        """Leave the ledger as it is."""
-        await self._ledger.abandon()
-
-    async def close(self, log: str, partition: int, ordinal: int, *, stamped: bool) -> StagedSegment:
-        """Close the ledger, with everything acknowledged; its end is final from here on (I2)."""
-        metadata = await self._ledger.close()
-        # Readers go by the end that is stored (I2): the segment's metadata must say the same.
-        check(
-            metadata.last_entry == self._last_entry,
-            f"a staged ledger closed at entry {metadata.last_entry} instead of {self._last_entry}",
-            ledger_id=self._ledger.ledger_id,
-        )
-        return StagedSegment(
-            log=log,
-            ledger_id=self._ledger.ledger_id,
-            partition=partition,
-            ordinal=ordinal,
-            first_txid=self._first_txid,
-            last_txid=self._last_txid,
-            record_count=self._count,
-            last_entry=self._last_entry,
-            last_slot=self._last_slot,
-            user_bytes=self._user_bytes,
-            stamped=stamped,
-        )
+    log: str
+    entries: list[EncodedEntry]
+    last: bool
 
 
 @dataclass(slots=True)
@@ -175,19 +316,13 @@ class _Staged:
     closed: list[StagedSegment] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesToSend:
-    """Entries of one log, encoded and to be sent; `last`: its segment has grown enough and ends with them."""
-
-    log: str
-    entries: list[EncodedEntry]
-    last: bool
-
-
 class TaskWriter:
     """Stages the rows of one task. `split`, `take` and `rest` run in Spark's thread, the coroutines on the event loop.
 
-    `create(log)` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
+    Args:
+        settings: how the task writes.
+        create: makes a listed ledger for a log.
+        stamp: gives the timestamp that rows without an id carry in a log.
     """
 
     def __init__(
@@ -218,7 +353,7 @@ class TaskWriter:
         return rows_by_log(batch, self._settings.columns, self._settings.task)
 
     def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
-        """Return those of `rows` whose log was not met before."""
+        """Return the parts of `rows` whose log was not met before."""
         return [part for part in rows if part.log not in self._gathered and part.log not in self._covered]
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
@@ -350,6 +485,106 @@ class TaskWriter:
                 await staged.segment.abandon()
 
 
+def _joined(values: list[pa.Array]) -> pa.Array:
+    return values[0] if len(values) == 1 else pa.concat_arrays(values)
+
+
+# ---------------------------------------------------------------------- a segment to be
+
+
+class WriteWindow:
+    """The adds of one task that wait for acknowledgement, bounded in bytes over all its ledgers."""
+
+    def __init__(self, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._adds: deque[tuple[asyncio.Future[int], int]] = deque()
+        self._bytes = 0
+
+    def push(self, add: asyncio.Future[int], size: int) -> None:
+        """Take up an add under way, of `size` bytes."""
+        self._adds.append((add, size))
+        self._bytes += size
+
+    async def room(self) -> None:
+        """Wait until another add fits. Raises what an add failed with."""
+        while self._adds and (self._bytes > self._max_bytes or self._adds[0][0].done()):
+            await self._oldest()
+
+    async def drain(self) -> None:
+        """Wait for every add. Raises the first failure."""
+        while self._adds:
+            await self._oldest()
+
+    async def _oldest(self) -> None:
+        add, size = self._adds.popleft()
+        self._bytes -= size
+        await add
+
+    def abandon(self) -> None:
+        """Wait for nothing more. Failures of adds under way are taken note of, so that asyncio does not log them."""
+        for add, _ in self._adds:
+            add.add_done_callback(_seen)
+        self._adds.clear()
+        self._bytes = 0
+
+
+def _seen(add: asyncio.Future[int]) -> None:
+    if not add.cancelled():
+        add.exception()
+
+
+class StagedSegmentWriter:
+    """Writes one ledger as a segment to be, keeping what its metadata will say."""
+
+    def __init__(self, ledger: LedgerWriter, window: WriteWindow) -> None:
+        self._ledger = ledger
+        self._window = window
+        self._count = 0
+        self._first_txid = self._last_txid = -1
+        self._last_entry = self._last_slot = -1
+        self._user_bytes = 0
+
+    async def add(self, entry: EncodedEntry) -> None:
+        """Send one entry, once there is room for it."""
+        await self._window.room()
+        await self._ledger.wait_for_room()  # a bookie beyond the ack quorum may be slow: its queue is memory, too
+        self._window.push(self._ledger.add(*entry.buffers), stored_bytes(entry))
+        if self._count == 0:
+            self._first_txid = entry.first_txid
+        self._count += entry.record_count
+        self._last_txid = entry.last_txid
+        self._last_entry = self._ledger.last_add_pushed
+        self._last_slot = entry.record_count - 1
+        self._user_bytes += entry.user_bytes
+
+    async def abandon(self) -> None:
+        """Leave the ledger as it is."""
+        await self._ledger.abandon()
+
+    async def close(self, log: str, partition: int, ordinal: int, *, stamped: bool) -> StagedSegment:
+        """Close the ledger, with everything acknowledged; its end is final from here on (I2)."""
+        metadata = await self._ledger.close()
+        # Readers go by the end that is stored (I2): the segment's metadata must say the same.
+        check(
+            metadata.last_entry == self._last_entry,
+            f"a staged ledger closed at entry {metadata.last_entry} instead of {self._last_entry}",
+            ledger_id=self._ledger.ledger_id,
+        )
+        return StagedSegment(
+            log=log,
+            ledger_id=self._ledger.ledger_id,
+            partition=partition,
+            ordinal=ordinal,
+            first_txid=self._first_txid,
+            last_txid=self._last_txid,
+            record_count=self._count,
+            last_entry=self._last_entry,
+            last_slot=self._last_slot,
+            user_bytes=self._user_bytes,
+            stamped=stamped,
+        )
+
+
 def stored_bytes(entry: EncodedEntry) -> int:
     """Return the entry's size as it is stored."""
     return sum(len(buffer) for buffer in entry.buffers)
@@ -362,7 +597,3 @@ def cut_entries(
     return list(
         encode_entries(txids, values, first_position=position, compression=compression, max_entry_bytes=ENTRY_BYTES)
     )
-
-
-def _joined(values: list[pa.Array]) -> pa.Array:
-    return values[0] if len(values) == 1 else pa.concat_arrays(values)

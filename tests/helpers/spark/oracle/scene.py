@@ -414,11 +414,7 @@ class Scene:
         frames, names = self._bound(tree, truth=truth)
         if in_sql:
             return self._spark.sql(tree.sql(names))
-        made = tree.frame(frames, names)
-        # Spark keeps the physical plan of a frame object: `collect` on that very object again repeats it, with the jar
-        # (docs/spark.md). A query over the frame is planned anew.
-        kept = self._catalog is not None and any(made is one.kept for one in self._relations)
-        return made.select("*") if kept else made
+        return tree.frame(frames, names)
 
     def _compare(self, tree: Tree, *, in_sql: bool) -> None:
         self._say(f"{'in SQL' if in_sql else 'by frames'}, pushdown {self._pushdown}: {self._text(tree)}")
@@ -442,7 +438,8 @@ class Scene:
     def _reported(self, what: str, tree: Tree, expected: Rows) -> Iterator[None]:
         """An error of the query is a difference too: the same one over Parquet had none.
 
-        Without the jar Spark keeps the plan of a frame, and one that has records which the log has lost is refused.
+        A plan that Spark keeps, and that has records which the log has lost, is refused: without the jar that of any
+        query of a frame, with it that of the very same frame object.
         """
         try:
             yield
@@ -450,7 +447,8 @@ class Scene:
             raise
         except Exception as error:
             outdated = tree.relations() & self._outdated
-            if self._catalog is None and "OutdatedPlanError" in str(error) and outdated:
+            kept = self._catalog is None or isinstance(tree, Leaf)
+            if kept and "OutdatedPlanError" in str(error) and outdated:
                 self._load_again(outdated)
                 raise _Refused from error
             raise self._difference(what, tree, [(type(error).__name__, str(error)[:3000])], expected) from error

@@ -19,7 +19,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * One read of a table in one query, done by the Python connector's scan with the columns, filters and limit of the query.
  *
  * <p>The Python connector makes its plan once, when Spark asks for it first, so that an adaptive plan reads what the first
- * one did.
+ * one did. Where Spark runs that plan again in another execution ({@link PlainRead}), tasks bring it up to date.
  */
 final class LogScan implements SupportsReportStatistics, Batch {
 
@@ -82,7 +82,9 @@ final class LogScan implements SupportsReportStatistics, Batch {
   private LogScan plan() {
     synchronized (snapshot) {
       if (planned == null) {
-        LocatedBatch batch = new LocatedBatch(pythonScan(snapshot.into(pushed)).toBatch());
+        ObjectNode words = snapshot.into(pushed);
+        PlainRead.executionOf(this).ifPresent(execution -> words.put("planned_in", execution));
+        LocatedBatch batch = new LocatedBatch(pythonScan(words).toBatch());
         partitions = batch.planInputPartitions();
         snapshot.learn(LocatedBatch.seen(partitions));
         planned = batch;

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.routing.hashing import hash_int, hash_long, java_address_text
+from dlspark.serving.routing.hosts import hash_int, hash_long, java_address_text
 
 VECTORS = {
     "a ring point": ("shard-3-0-/127.0.0.1:8000", -739197673517503940, -483284420),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlspark.serving.write_proxy.ownership_filter import MAX_REGEX_CHARS, SLICE_CHARS, matching
+from dlspark.serving.write_proxy.rare_requests import MAX_REGEX_CHARS, SLICE_CHARS, matching
 from metadata.foundation.errors import CallerError
 
 NAMES = [f"events-{number}" for number in range(2000)]

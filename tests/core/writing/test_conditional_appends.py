@@ -14,9 +14,9 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.writing.acknowledgements import Appended
-from dlspark.core.writing.appending import append_epoch
 from dlspark.core.writing.issuing import WriteIssuer
 from dlspark.core.writing.producers import epoch_limit
+from dlspark.core.writing.proxy_writes import append_epoch
 from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (

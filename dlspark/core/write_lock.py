@@ -31,11 +31,11 @@ def default_client_id() -> str:
 
 
 class WriteLock(Protocol):
-    """What an owner asks of its lock."""
+    """A log's lock as its owner uses it."""
 
     @property
     def held(self) -> bool:
-        """Whether it is held as this process knows; the store may have given it to another client already."""
+        """True if it is held as this process knows; the store may have given it to another client already."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class WriteLock(Protocol):
         ...
 
     def release_op(self) -> Op:
-        """Gives it up within a transaction, which fails unless it is held. Raises LockingError."""
+        """Return what gives it up within a transaction, which fails unless it is held. Raises LockingError."""
         ...
 
     def deleted(self, op: Op) -> None:
@@ -68,7 +68,7 @@ class NoLock:
     """In place of a lock where `writeLockEnabled` is off."""
 
     def __init__(self, path: str) -> None:
-        """`path`: the parent of the lock's members, which is there as long as the log is."""
+        """Hold nothing. `path`: the parent of the lock's members, which is there as long as the log is."""
         self._path = path
 
     @property
@@ -82,21 +82,21 @@ class NoLock:
         return self._path
 
     def release_op(self) -> Op:
-        """There is nothing to give up; the transaction fails once the log is deleted."""
+        """Give nothing up: the transaction fails once the log is deleted."""
         return Check(self._path, ANY_VERSION)
 
     def deleted(self, op: Op) -> None:
-        """There was nothing to give up."""
+        """Pass: there was nothing to give up."""
 
     async def ensure_held(self) -> None:
-        """There is nothing to lose."""
+        """Return: there is nothing to lose."""
 
     async def confirmed(self) -> bool:
-        """Never: nothing shows which of two owners came last."""
+        """Return False: nothing shows which of two owners came last."""
         return False
 
     async def release(self) -> None:
-        """There is nothing to release."""
+        """Pass: there is nothing to release."""
 
 
 async def take_lock(services: Services, name: str, settings: Settings, client_id: str | None) -> WriteLock:

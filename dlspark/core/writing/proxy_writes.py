@@ -13,10 +13,9 @@ from functools import partial
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.acknowledgements import Appended, OutcomeCallback, RunEnded
-from dlspark.core.writing.append_requests import Condition
-from dlspark.core.writing.queued_writes import UNNUMBERED, RecordWrite
+from dlspark.core.writing.conditional_appends import Condition
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
-from dlspark.core.writing.run_writes import RunWrite
+from dlspark.core.writing.write_kinds import UNNUMBERED, RecordWrite, RunWrite
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
@@ -25,7 +24,7 @@ from storage_node.protocol.frames import Buffer
 def write_run(
     writer: AsyncLogWriter, txids: Sequence[int] | None, payloads: Sequence[Buffer], ended: RunEnded, *, bulk: bool
 ) -> None:
-    """As `write` for each record, or with `bulk` as `write_bulk`. Not sent before the writer is asked to.
+    """Write each record as `write` does, or with `bulk` all as `write_bulk`. Not sent before the writer is asked to.
 
     `txids`: None for the time at which the records get their place, or the log's highest id where that is above it.
 
@@ -46,7 +45,7 @@ def write_run(
 
 
 def _write_each(writer: AsyncLogWriter, columns: Columns, ended: RunEnded, *, bulk: bool) -> None:
-    """The same one by one: some are refused, or none is waited for."""
+    """Do the same one by one: some are refused, or none is waited for."""
     txids, payloads = columns
     if txids is None:
         txids = [UNNUMBERED] * len(payloads)
@@ -68,7 +67,7 @@ def append_run(
     producer: ProducerRequest | None = None,
     condition: Condition | None = None,
 ) -> None:
-    """As `append`, without sending it; `ended` is called, and `txids` are, as in `write_run`. Never raises."""
+    """Append as `AsyncLogWriter.append`, without sending it; `ended` and `txids` as in `write_run`. Never raises."""
     count = len(payloads)
     outcome = OutcomeCallback(partial(writer._measured_run(ended, count), 0, count))
     writer._append((txids, payloads), outcome, producer, condition)

@@ -20,11 +20,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome, Waiting
-from dlspark.core.writing.log_time import LogTime
-from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import QueuedWrite, below_highest_error
+from dlspark.core.writing.producers import LogTime, Producers, UnderWay, Written
 from dlspark.core.writing.record_runs import NO_RECORDS, Columns, run_of
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
+from dlspark.core.writing.write_kinds import QueuedWrite, below_highest_error
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
 
@@ -34,7 +33,7 @@ _ENVELOPE_ROOM = 64
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold when a request is written; None for whatever is not asked.
+    """A condition that must hold when a request is written; None for the part that is not asked.
 
     `position`: a sequence id, that of the request's first record; or a DLSN, behind which no record may have been
     written. `token`: the log's fencing token.
@@ -60,7 +59,7 @@ class AppendWrite(QueuedWrite):
         condition: Condition | None = None,
         fence: FencingToken | None = None,
     ) -> None:
-        """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
+        """Ask `log` when the request is issued: a recovery that it waited for has learnt the log anew.
 
         With `in_order`, a request whose ids are below those before it is refused; but not one that comes again, whose
         ids are old.
@@ -77,7 +76,7 @@ class AppendWrite(QueuedWrite):
     @property
     def first_txid(self) -> int:
         """-1: a segment that is started for it begins at the log's highest id. With its own ids a request that is then
-        refused would move those of everybody behind it (I4)."""
+        refused would move those of all requests behind it (I4)."""
         return -1
 
     @property
@@ -100,8 +99,8 @@ class AppendWrite(QueuedWrite):
         run = run_of(*self._given)
         if not run and self.fence is None and (self.producer is None or self.producer.sequence >= 0):
             raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
-        said = self.producer or self.fence
-        self.request = AppendRequest(run, said.encode() if said is not None else None)
+        control = self.producer or self.fence
+        self.request = AppendRequest(run, control.encode() if control is not None else None)
         room = MAX_LOGRECORDSET_SIZE - _ENVELOPE_ROOM
         if self.request.bytes > room:
             raise RecordTooLongError(
@@ -122,11 +121,11 @@ class AppendWrite(QueuedWrite):
         )
 
     def check_follows(self, highest: int, log: str | None) -> None:
-        """Only its own order: ids below the log's highest may be those of a request that comes again."""
+        """Check only its own order: ids below the log's highest may be those of a request that comes again."""
         self.check_order()
 
     def number(self, txid: int) -> None:
-        """Note that one id for all records, where they came without."""
+        """Note one id for all records, where they came without."""
         self.request = replace(self.request, run=self.request.run.at(txid))
 
     def check_new(self, highest: int) -> None:
@@ -153,10 +152,10 @@ class AppendWrite(QueuedWrite):
 
 
 class RequestLog:
-    """What a writer knows of the requests that were written to its log."""
+    """The requests that were written to a log, as its writer knows them."""
 
     def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, time: LogTime) -> None:
-        """`last`: where the log's last user record is, None for a log without any."""
+        """Begin with what was read. `last`: where the log's last user record is, None for a log without any."""
         self.producers = producers
         self.failed = False
         """Set once an entry was not acknowledged: this is not what the log says any more."""
@@ -174,8 +173,9 @@ class RequestLog:
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """Note that what is written from now on goes into `segment`; its first record has this sequence id, None for
         none."""
-        if self._segment is not None and self._segment.last_place is not None:
-            self._last, self._highest_txid = self._segment.last_place, self._segment.last_txid
+        # A segment without user records leaves the log's end where it was.
+        if self._segment is not None and self._segment.last_dlsn is not None:
+            self._last, self._highest_txid = self._segment.last_dlsn, self._segment.last_txid
         self._segment, self._start_sequence_id = segment, start_sequence_id
 
     def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
@@ -211,7 +211,7 @@ class RequestLog:
         return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        first = segment.place_of(write.request)
+        first = segment.dlsn_of(write.request)  # before it is written: afterwards the next free position has moved
         producer = write.producer
         outcome = RequestOutcome(partial(self._ended, producer))
         outcome.attach(write.future, repeated=False)
@@ -219,6 +219,7 @@ class RequestLog:
             return
         if write.fence is not None:
             self.producers.token = write.fence.token
+        # A segment that fails at once has ended the outcome already: that request is not under way.
         if producer is not None and not outcome.done():
             self.producers.begin(producer, first, self._time.now_ms())
             self._outcomes[producer] = outcome
@@ -232,7 +233,7 @@ class RequestLog:
     # ------------------------------------------------------------------ conditions
 
     def _check(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        write.check_new(segment.last_txid if segment.last_place is not None else self._highest_txid)
+        write.check_new(segment.last_txid if segment.last_dlsn is not None else self._highest_txid)
         if write.condition is not None:
             self._check_condition(write.condition, segment)
 
@@ -249,7 +250,7 @@ class RequestLog:
             self._check_next(condition.position, segment)
 
     def _check_last(self, wanted: DLSN, segment: SegmentWriter) -> None:
-        last = segment.last_place or self._last
+        last = segment.last_dlsn or self._last
         if last != wanted:
             where = f"at {last}" if last is not None else "nowhere, it has none"
             raise ConditionError(

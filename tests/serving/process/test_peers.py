@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dlspark.serving.process.directory import ProxyDirectory
 from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
+from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.operations import ListedProxy, ProxyKind, ProxyList
 
 

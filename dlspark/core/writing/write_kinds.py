@@ -1,21 +1,16 @@
-"""What a writer queues: a record, a record set, a batch, the end of stream; and how much of it is taken.
+"""Kinds of writes: a record, a run of them, a record set, a batch, the end of stream.
 
 Each write (`QueuedWrite`) checks itself, issues itself to a segment, or fails its own futures. A write is checked when
 it is accepted, before it can wait: what waits in the `WriteQueue` needs only a segment, and is issued in the order in
-which it was accepted (I4).
-
-`WriteLimits`: how much a writer takes before it is acknowledged has limits in records, for one writer and for all, and
-one in bytes. Limits in records are settings, 0 or less for none. Over one of them a record is refused, or with
-`outstandingWriteLimitDarkmode`, and while the feature `dl.disable_write_limit` is on, only counted. The limit in bytes
-is for what waits while a segment is being started, and always holds: memory is bounded by it.
+which it was accepted (I4). Appends on conditions are writes, too: `conditional_appends`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Final, Protocol
 
@@ -27,13 +22,15 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression, check_record_set, encode_record_set
 from dlspark.core.codec.records import HEARTBEAT_PAYLOAD, MAX_TXID, check_payload_length
 from dlspark.core.codec.vector_encoding import encode_entries
-from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
-from dlspark.core.services import Services
-from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import NOBODY, Appended, Waiting, WrittenEntry
+from dlspark.core.writing.acknowledgements import NOBODY, Appended, OutcomeCallback, RunEnded, Waiting, WrittenEntry
 from dlspark.core.writing.record_runs import RecordRun, check_payload, check_txid
 from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
+from dlspark.errors import (
+    InvalidEntryError,
+    InvalidRecordError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+)
 from metadata.foundation.errors import CallerError, DistributedLogError
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
@@ -128,7 +125,7 @@ class RecordWrite(QueuedWrite):
         *,
         may_transmit: bool = True,
     ) -> None:
-        """`txid`: UNNUMBERED for one that `number` gives it."""
+        """Hold one record. `txid`: UNNUMBERED for one that `number` gives it."""
         self.txid = txid
         self.payload = payload
         self.future = future
@@ -136,14 +133,17 @@ class RecordWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def last_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def records(self) -> int:
+        """One position."""
         return 1
 
     @property
@@ -161,10 +161,10 @@ class RecordWrite(QueuedWrite):
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
-        """Note that one id is in order with itself."""
+        """Pass: one id is in order with itself."""
 
     def number(self, txid: int) -> None:
-        """Note that its id, where it came without."""
+        """Note its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -176,6 +176,72 @@ class RecordWrite(QueuedWrite):
         """Give `error` to the record's future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
+
+
+def not_tried_error() -> WriteCancelledError:
+    """Return the error of a bulk's record behind one that was refused."""
+    return WriteCancelledError("A record before it was refused; this one was not written")
+
+
+class RunWrite(QueuedWrite):
+    """Many records that are in order as one write: checked, queued and issued together, and answered entry by entry.
+
+    What becomes of the records is what would become of them if each were written by itself: one that is refused takes
+    none before it along. So a run is made only of records that will all be accepted (`proxy_writes.write_run` sees to
+    that); what refuses it then concerns the writer, and not one of them.
+    """
+
+    __slots__ = ("accepted", "bulk", "ended", "run")
+
+    def __init__(self, run: RecordRun, ended: RunEnded, *, bulk: bool) -> None:
+        """Hold a run that was checked. `bulk`: whether those behind a refused record are not tried."""
+        self.run = run
+        self.ended = ended
+        self.bulk = bulk
+        self.accepted = False
+        """Set once it is: what refuses it then does not look at single records."""
+
+    @property
+    def first_txid(self) -> int:
+        """The first record's."""
+        return self.run.first_txid
+
+    @property
+    def last_txid(self) -> int:
+        """The last record's, or a higher one."""
+        return self.run.highest_txid
+
+    @property
+    def records(self) -> int:
+        """One position for each."""
+        return len(self.run)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an entry."""
+        return self.run.size
+
+    def check(self) -> None:
+        """Pass: its records were checked when the run was made."""
+
+    def check_order(self) -> None:
+        """Pass: their order was checked, too."""
+
+    def number(self, txid: int) -> None:
+        """Note one id for all records, where they came without."""
+        self.run = self.run.at(txid)
+
+    def issue(self, segment: SegmentWriter) -> None:
+        """Hand the records to `segment`."""
+        segment.write_run(self.run, self.ended, bulk=self.bulk)
+
+    def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to all; or, of a bulk that is not accepted, to the first of them."""
+        count = len(self.run)
+        wrong = count if self.accepted or not self.bulk else 1
+        OutcomeCallback(partial(self.ended, 0, wrong)).set_exception(error)
+        if wrong < count:
+            OutcomeCallback(partial(self.ended, wrong, count - wrong)).set_exception(not_tried_error())
 
 
 class RecordSetWrite(QueuedWrite):
@@ -198,10 +264,12 @@ class RecordSetWrite(QueuedWrite):
 
     @property
     def first_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
     def last_txid(self) -> int:
+        """Its only id."""
         return self.txid
 
     @property
@@ -228,7 +296,7 @@ class RecordSetWrite(QueuedWrite):
         self._encoded = encode_record_set(self.payloads, compression)
 
     def check_order(self) -> None:
-        """Note that one id is in order with itself."""
+        """Pass: one id is in order with itself."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Hand the encoded set to `segment`, as one record with a future for each payload."""
@@ -247,8 +315,8 @@ class EncodedSetWrite(RecordSetWrite):
     __slots__ = ()
 
     def __init__(self, txid: int, checked: CheckedSet, first: asyncio.Future[DLSN]) -> None:
-        """`first` gets the place of the set's first payload; nobody waits for the others. `txid`: UNNUMBERED for one
-        that `number` gives it."""
+        """Hold a set of which `first` gets the place of the set's first payload; nobody waits for the others. `txid`:
+        UNNUMBERED for one that `number` gives it."""
         super().__init__(txid, (), [first, *repeat(NOBODY, checked.count - 1)], "none")
         self._encoded = checked.encoded
 
@@ -258,7 +326,7 @@ class EncodedSetWrite(RecordSetWrite):
         check_payload_length(len(self._encoded))
 
     def number(self, txid: int) -> None:
-        """Note that its id, where it came without."""
+        """Note its id, where it came without."""
         if self.txid is UNNUMBERED:
             self.txid = txid
 
@@ -273,7 +341,7 @@ class CheckedSet:
 
     @classmethod
     def check(cls, encoded: object) -> CheckedSet:
-        """Opens an encoded record set; any thread may do that. Raises InvalidRecordError where readers could not."""
+        """Open an encoded record set; any thread may do that. Raises InvalidRecordError where readers could not."""
         check_payload(encoded)
         data = bytes(encoded)  # type: ignore[call-overload]
         try:
@@ -381,10 +449,10 @@ class HeartbeatWrite(QueuedWrite):
         return 0
 
     def check(self) -> None:
-        """Always legal here; the writer checks whether the log is sealed already."""
+        """Pass: legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """Note that it has no ids."""
+        """Pass: it has no ids."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""
@@ -425,10 +493,10 @@ class EndOfStreamWrite(QueuedWrite):
         return 0
 
     def check(self) -> None:
-        """Always legal here; the writer checks whether the log is sealed already."""
+        """Pass: legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
-        """Note that its id is above all others."""
+        """Pass: its id is above all others."""
 
     def issue(self, segment: SegmentWriter) -> None:
         """Have `segment` write the record."""
@@ -438,122 +506,3 @@ class EndOfStreamWrite(QueuedWrite):
         """Give `error` to its future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
-
-
-# ------------------------------------------------------------------ how much is taken
-
-MAX_QUEUED_BYTES = 256 << 20
-"""Payload bytes that may wait while a segment is being started; more are refused with OverCapacityError."""
-
-
-class WriteQueue:
-    """What waits for a segment, in order, and how much that is."""
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
-        self.since = 0.0
-        """When the first of what waits was queued, by the event loop's clock."""
-        self._waiting: deque[QueuedWrite] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so much waits that `wait_for_room` should wait: half of MAX_QUEUED_BYTES."""
-        return self.bytes > MAX_QUEUED_BYTES // 2
-
-    @property
-    def first(self) -> QueuedWrite:
-        """The write that waits longest. Raises IndexError where nothing waits."""
-        return self._waiting[0]
-
-    @property
-    def last_txid(self) -> int:
-        """Highest transaction id that waits, -1 for none."""
-        return max((operation.last_txid for operation in self._waiting), default=-1)
-
-    def add(self, operation: QueuedWrite) -> None:
-        """Put a checked write behind all others. Its limits are `WriteLimits.check`'s."""
-        if not self._waiting:
-            self.since = asyncio.get_running_loop().time()
-        self._waiting.append(operation)
-        self.records += operation.records
-        self.bytes += operation.size
-
-    def take(self) -> QueuedWrite:
-        """Take the write that waits longest off the queue. Raises IndexError where nothing waits."""
-        operation = self._waiting.popleft()
-        self.records -= operation.records
-        self.bytes -= operation.size
-        return operation
-
-    def refuse(self, error: DistributedLogError) -> None:
-        """Fail everything that waits."""
-        waiting, self._waiting = self._waiting, deque()
-        self.records = self.bytes = 0
-        for operation in waiting:
-            operation.fail(error)
-
-
-class WriteLimits:
-    """The limits of one writer, and its part in the one of all writers of the namespace."""
-
-    def __init__(self, services: Services, log: str) -> None:
-        self.over_limit = 0
-        """Records over `perWriterOutstandingWriteLimit` or `globalOutstandingWriteLimit`: refused, or only counted."""
-        self._log = log
-        self._shared = services.shared
-        self._counters = services.counters
-        self._measures = services.meter.of(log)
-        self._switched_off = services.features.scope(DL_SCOPE).feature(DISABLE_WRITE_LIMIT)
-        self._counted = 0
-        self._ended = False
-
-    def has_room(self, settings: Settings, run: RecordRun, outstanding: int, queue: WriteQueue) -> bool:
-        """Return whether all records of `run` are within the limits."""
-        mine, everybody, records = settings.outstanding_write_limit, settings.global_outstanding_write_limit, len(run)
-        over_records = 0 < mine < outstanding + records or 0 < everybody < self._shared.outstanding + records
-        return not over_records and not (queue and queue.bytes + run.size > MAX_QUEUED_BYTES)
-
-    def check(self, settings: Settings, operation: QueuedWrite, outstanding: int, queue: WriteQueue) -> None:
-        """Raise OverCapacityError unless `operation` may be taken; `outstanding` of the writer's records are under way.
-
-        One operation is taken even if it alone is over a limit of bytes.
-        """
-        mine, everybody = settings.outstanding_write_limit, settings.global_outstanding_write_limit
-        if mine > 0 and outstanding + operation.records > mine:
-            self._measures.stream_write_limiter_acquire_failure.inc(operation.records)
-            self._over(settings, operation, outstanding, mine, "perWriterOutstandingWriteLimit")
-        elif everybody > 0 and self._shared.outstanding + operation.records > everybody:
-            self._measures.write_limiter_acquire_failure.inc(operation.records)
-            self._over(settings, operation, self._shared.outstanding, everybody, "globalOutstandingWriteLimit")
-        if queue and queue.bytes + operation.size > MAX_QUEUED_BYTES:
-            raise OverCapacityError(
-                f"{queue.bytes} bytes wait for a segment to be started; this record was not taken",
-                log=self._log,
-                advice="Await wait_for_room() between writes",
-            )
-
-    def _over(self, settings: Settings, operation: QueuedWrite, outstanding: int, limit: int, key: str) -> None:
-        self.over_limit += operation.records
-        self._counters[f"over-{key}"] += operation.records
-        if settings.write_limit_dark_mode or self._switched_off.is_available():
-            return
-        raise OverCapacityError(
-            f"{outstanding} records wait for acknowledgement, the limit is {limit}; this one was not taken",
-            log=self._log,
-            advice=f"Wait for earlier writes, or raise {key}",
-        )
-
-    def count(self, outstanding: int) -> None:
-        """Note how many records of this writer are under way, for the limit that all writers share."""
-        if not self._ended:
-            self._shared.outstanding += outstanding - self._counted
-            self._counted = outstanding
-
-    def end(self) -> None:
-        """Note that the writer is closed: take its part out of the shared count, for good."""
-        self.count(0)
-        self._ended = True

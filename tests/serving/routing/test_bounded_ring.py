@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlspark.serving.routing.bounded_load import BoundedRing
 from dlspark.serving.routing.hosts import ProxyHost
-from dlspark.serving.routing.ring import HostRing
+from dlspark.serving.routing.ring import BoundedRing, HostRing
 
 HOSTS = [ProxyHost(f"10.0.0.{number}:4181") for number in range(1, 4)]
 VECTORS = {
