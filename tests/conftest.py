@@ -11,6 +11,8 @@ from helpers import quick_start
 from helpers.sharing import Durations, longest_first
 from helpers.tiers import Tier, has_none_of, keep_tier
 
+pytest_plugins = ["helpers.worlds.fixtures"]
+
 quick_start.use()
 
 # A shell that runs the tests in the background makes them ignore SIGINT, and so would every process they start; tests

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +17,6 @@ from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper"))) as server:
-        yield server
 
 
 @pytest.fixture

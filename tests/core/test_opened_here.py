@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 import pytest_asyncio
 from helpers.serving.memory_proxies import MemoryProxies
+from helpers.worlds.memory_cluster import MemoryCluster
 from pyspark import cloudpickle
 
 import dlspark
@@ -39,12 +40,12 @@ async def thin_client() -> AsyncClient:
 
 
 @pytest.fixture
-def opened(tmp_path, make_world) -> Iterator[dict[str, object]]:
+def opened(tmp_path) -> Iterator[dict[str, object]]:
     """One of each synchronous object that a user may have open, and what it is made of."""
     runtime = Runtime("opened-here")
 
     async def begin():
-        world = make_world()
+        world = MemoryCluster()
         await world.start()
         return world, await world.namespace()
 

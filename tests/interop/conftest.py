@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.interop.clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
+from helpers.interop.clusters import NEWEST, InteropCluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
 from helpers.interop.java_tool import JavaTool
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
@@ -63,7 +63,7 @@ def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool
 
 
 @pytest.fixture(scope="session")
-def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def sandbox_beside_java(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     processes.get(NEWEST)  # no sandbox is started where the Java software is out of reach
     with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4, node_settings=NODE_SETTINGS) as running:
         yield running
@@ -71,15 +71,15 @@ def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def zk(sandbox: Sandbox) -> str:
+def zk(sandbox_beside_java: Sandbox) -> str:
     """The one ZooKeeper under all clusters; each cluster has a root of its own in it."""
-    return sandbox.zookeeper_address
+    return sandbox_beside_java.zookeeper_address
 
 
 @pytest.fixture
-def ours(sandbox: Sandbox) -> Cluster:
+def ours(sandbox_beside_java: Sandbox) -> InteropCluster:
     """Four storage nodes of ours, all alive."""
-    cluster = sandbox_cluster(sandbox)
+    cluster = sandbox_cluster(sandbox_beside_java)
     cluster.restore()
     return cluster
 
@@ -102,7 +102,7 @@ def bookies_of(
 
 
 @pytest.fixture
-def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> Cluster:
+def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> InteropCluster:
     """Real bookies, all alive."""
     bookies = bookies_of(version)
     bookies.start_all()
@@ -110,14 +110,16 @@ def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> Cluster:
 
 
 @pytest.fixture(params=["our nodes", "Java bookies"])
-def cluster(request: pytest.FixtureRequest) -> Cluster:
+def either_cluster(request: pytest.FixtureRequest) -> InteropCluster:
     """A test that takes this runs on both kinds of storage node."""
-    found: Cluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
+    found: InteropCluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
     return found
 
 
 @pytest.fixture(scope="session")
-def mixed_cluster(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def mixed_cluster(
+    processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[InteropCluster]:
     root, directory = "/mixed", tmp_path_factory.mktemp("mixed")
     with ExitStack() as stack:
         java = JavaBookies(processes.get(NEWEST), zk, root, directory / "java", 2)
@@ -137,11 +139,11 @@ def mixed_cluster(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.Te
                 if not node.alive:
                     node.start()
 
-        yield Cluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
+        yield InteropCluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
 
 
 @pytest.fixture
-def mixed(mixed_cluster: Cluster) -> Cluster:
+def mixed(mixed_cluster: InteropCluster) -> InteropCluster:
     """Two real bookies and then two storage nodes of ours under one root, all alive."""
     mixed_cluster.restore()
     return mixed_cluster
@@ -153,9 +155,9 @@ def log_name() -> str:
 
 
 @pytest.fixture
-def uri(sandbox: Sandbox, ours: Cluster) -> str:
+def uri(sandbox_beside_java: Sandbox, ours: InteropCluster) -> str:
     """The sandbox's namespace, on storage nodes of ours."""
-    return sandbox.uri
+    return sandbox_beside_java.uri
 
 
 @pytest.fixture(params=["none", "lz4"])

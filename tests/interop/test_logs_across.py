@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.clusters import InteropCluster, both_versions
 from helpers.interop.java_tool import JavaError, JavaTool, make_payload
 from helpers.interop.log_sides import (
     FIRST_TXID,
@@ -207,7 +207,7 @@ def test_the_end_of_stream_that_java_marks_stops_us(plain_java_log: JavaLog, uri
 
 @both_versions
 def test_a_namespace_bound_by_java_on_real_bookies_is_ours_to_use(
-    java: JavaTool, theirs: Cluster, log_name: str
+    java: JavaTool, theirs: InteropCluster, log_name: str
 ) -> None:
     uri = f"distributedlog://{theirs.zk}/bound-by-java{theirs.root}"
     java.call("dl.bind", zk=theirs.zk, root=theirs.root, uri=uri)

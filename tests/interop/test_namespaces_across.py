@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.clusters import InteropCluster, both_versions
 from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.waiting import until
 
@@ -100,7 +100,7 @@ class Both:
 
 
 @pytest.fixture
-async def both(java: JavaTool, theirs: Cluster, root: str, store: MetadataStore) -> AsyncIterator[Any]:
+async def both(java: JavaTool, theirs: InteropCluster, root: str, store: MetadataStore) -> AsyncIterator[Any]:
     """Opens a namespace bound as told, by both."""
     opened: list[Both] = []
 
@@ -118,7 +118,7 @@ async def both(java: JavaTool, theirs: Cluster, root: str, store: MetadataStore)
 
 
 @pytest.fixture
-def binding(theirs: Cluster) -> Binding:
+def binding(theirs: InteropCluster) -> Binding:
     theirs.restore()
     return Binding.for_cluster(theirs.zk, theirs.root)
 

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from helpers.spark.logs import Logs
-    from helpers.spark.memory_world import World
+    from helpers.spark.memory_world import DriverWorld
     from pyspark.sql import SparkSession
 
     from dlspark.sandbox.sandbox import Sandbox
@@ -21,11 +21,11 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def driver_world(tmp_path: Path) -> AsyncIterator[DriverWorld]:
     """Storage nodes in this process, and metadata in memory."""
-    from helpers.spark.memory_world import World
+    from helpers.spark.memory_world import DriverWorld
 
-    made = World(tmp_path)
+    made = DriverWorld(tmp_path)
     await made.start()
     yield made
     await made.stop()

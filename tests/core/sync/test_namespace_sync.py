@@ -25,16 +25,16 @@ def runtime():
 
 
 @pytest.fixture
-def cluster(runtime, tmp_path):
-    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
-    runtime.run(cluster.start())
-    yield cluster
-    runtime.run(cluster.stop())
+def background_cluster(runtime, tmp_path):
+    background_cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
+    runtime.run(background_cluster.start())
+    yield background_cluster
+    runtime.run(background_cluster.stop())
 
 
 @pytest.fixture
-def namespace(runtime, cluster):
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+def namespace(runtime, background_cluster):
+    with Namespace(runtime, runtime.run(background_cluster.connect())) as namespace:
         yield namespace
 
 
@@ -72,8 +72,8 @@ def test_logs_that_come_are_iterated_over(namespace):
     changes.close()
 
 
-def test_the_end_of_the_namespace_ends_the_iteration(runtime, cluster):
-    namespace = Namespace(runtime, runtime.run(cluster.connect()))
+def test_the_end_of_the_namespace_ends_the_iteration(runtime, background_cluster):
+    namespace = Namespace(runtime, runtime.run(background_cluster.connect()))
     namespace.create_log("a")
     names = []
     told = threading.Event()
@@ -92,10 +92,10 @@ def test_the_end_of_the_namespace_ends_the_iteration(runtime, cluster):
     assert names == ["a"]
 
 
-def test_access_control_is_set_and_kept(runtime, cluster):
-    binding = NamespaceStore(cluster.operator, NAMESPACE_PATH)
+def test_access_control_is_set_and_kept(runtime, background_cluster):
+    binding = NamespaceStore(background_cluster.operator, NAMESPACE_PATH)
     runtime.run(binding.update(lambda found: replace(found, acl_root_path=".acl")))
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+    with Namespace(runtime, runtime.run(background_cluster.connect())) as namespace:
         access = namespace.access_control
         access.set(Permissions(deny_write=True), "closed")
         assert access.get() is None

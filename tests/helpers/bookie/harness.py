@@ -43,7 +43,7 @@ def availability(ranges: list[tuple[int, int]]) -> bytes:
     return list_head(len(ranges)) + b"".join(list_group(*run) for run in ranges)
 
 
-async def lists(cluster: Cluster) -> tuple[list[str], list[str]]:
+async def lists(cluster: BookieCluster) -> tuple[list[str], list[str]]:
     store = MemoryStore(cluster.tree)
     registry = BookieRegistry(store)
     found = [b.bookie_id for b in await registry.writable()], [b.bookie_id for b in await registry.readonly()]
@@ -151,7 +151,7 @@ class WireClient:
 
 
 @dataclass
-class Cluster:
+class BookieCluster:
     """Metadata, and bookies on directories that outlive them."""
 
     tmp_path: Path

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from helpers.interop.clusters import Cluster, JavaBookies, OurBookie, our_bookie
+from helpers.interop.clusters import InteropCluster, JavaBookies, OurBookie, our_bookie
 from helpers.interop.java_tool import JavaTool, free_port
 from helpers.interop.ledgers import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
 from metadata.zookeeper.client import ZooKeeperStore
@@ -26,7 +26,7 @@ Ask = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Nodes:
-    cluster: Cluster
+    cluster: InteropCluster
     own: list[OurBookie]
 
 
@@ -39,11 +39,11 @@ def nodes(tool: JavaTool, zk: str, directory: Path, java: int, own: int) -> Iter
         stack.callback(theirs.stop_all)
         ours = [stack.enter_context(our_bookie(zk, root, directory / f"own-{index}")) for index in range(own)]
         ids = (*theirs.cluster.bookies, *(node.id for node in ours))
-        yield Nodes(Cluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
+        yield Nodes(InteropCluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
 
 
 @asynccontextmanager
-async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
+async def our_auto_recovery(cluster: InteropCluster) -> AsyncIterator[AutoRecovery]:
     store = await ZooKeeperStore.connect(cluster.zk)
     try:
         recovery = AutoRecovery(OURS, store, cluster.root, bookie_id="127.0.0.1:1")
@@ -57,7 +57,7 @@ async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
 
 
 @asynccontextmanager
-async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[None]:
+async def java_auto_recovery(cluster: InteropCluster, java: JavaTool) -> AsyncIterator[None]:
     handle = await cluster.on(java)("autorecovery.start", port=free_port())
     try:
         yield
@@ -65,7 +65,7 @@ async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[
         await java.ask("autorecovery.stop", handle=handle)
 
 
-async def ledgers_of_both(ask: Ask, cluster: Cluster, node: str) -> list[int]:
+async def ledgers_of_both(ask: Ask, cluster: InteropCluster, node: str) -> list[int]:
     """Closed ledgers that `node` holds a part of: one of ours and one of Java's. Every entry is on all three nodes: a
     client that is closed after two have acknowledged owes the third one nothing."""
     found: dict[str, int] = {}
@@ -97,7 +97,7 @@ async def repaired(ask: Ask, ledger_ids: list[int], lost: str) -> None:
             assert stored == list(range(len(SIZES)))
 
 
-async def read_by_both(ask: Ask, cluster: Cluster, ledger_ids: list[int]) -> None:
+async def read_by_both(ask: Ask, cluster: InteropCluster, ledger_ids: list[int]) -> None:
     async with cluster.client() as client:
         for ledger_id in ledger_ids:
             assert await java_reads(ask, ledger_id) == as_java_tells(payloads(SIZES))

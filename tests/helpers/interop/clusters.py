@@ -63,7 +63,7 @@ class JavaProcesses:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class InteropCluster:
     """A BookKeeper cluster: where its metadata is, its bookies, and how to lose one and get all back."""
 
     zk: str
@@ -105,7 +105,7 @@ class JavaBookies:
         for index in range(count):
             port, place = free_port(), directory / f"bookie-{index}"
             self._places[self._start(port=port, directory=str(place))] = (port, place)
-        self.cluster = Cluster(zk, root, tuple(self._places), self.stop, self.start_all)
+        self.cluster = InteropCluster(zk, root, tuple(self._places), self.stop, self.start_all)
 
     def stop(self, bookie: str) -> None:
         self._tool.call("bookie.stop", bookie=bookie)
@@ -190,7 +190,7 @@ class OurBookie:
             process.stdout.close()
 
 
-def sandbox_cluster(sandbox: Sandbox) -> Cluster:
+def sandbox_cluster(sandbox: Sandbox) -> InteropCluster:
     """The sandbox's nodes as a cluster; losing one is SIGKILL."""
 
     def lose(bookie: str) -> None:
@@ -201,7 +201,7 @@ def sandbox_cluster(sandbox: Sandbox) -> Cluster:
             if sandbox.node_pid(index) is None:
                 sandbox.start_node(index)
 
-    return Cluster(sandbox.zookeeper_address, "/ledgers", tuple(sandbox.node_ids), lose, restore)
+    return InteropCluster(sandbox.zookeeper_address, "/ledgers", tuple(sandbox.node_ids), lose, restore)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlspark.testing.java_process import class_path_of
-from helpers.interop.clusters import Cluster, OurBookie
+from helpers.interop.clusters import InteropCluster, OurBookie
 from helpers.interop.java_tool import free_port
 from helpers.jvm_flags import java_flags
 from helpers.paths import TESTS
@@ -68,7 +68,7 @@ class PulsarBroker:
             )
             for index, port in enumerate(self._http_ports)
         ]
-        self.cluster = Cluster(zk, LEDGERS, tuple(node.id for node in self.nodes), self._lose, self.restore)
+        self.cluster = InteropCluster(zk, LEDGERS, tuple(node.id for node in self.nodes), self._lose, self.restore)
 
     def set_up(self) -> None:
         """Pulsar's own initialisation of its metadata, then the nodes and the broker."""

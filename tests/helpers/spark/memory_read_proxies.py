@@ -1,4 +1,4 @@
-"""Read proxies over the storage nodes of a `World`, in this process, and what tests do to them on the way to a task.
+"""Read proxies over the storage nodes of a `DriverWorld`, in this process, and what a test does to their answers.
 
 Each address is a whole `ReadProxyService`. `ProxyFleet.connect` connects to them as a task's `TaskProxies` does over
 frames; between the two a test takes a proxy away, lets it stand still, or changes what it delivers.
@@ -18,7 +18,7 @@ from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, Refusal, Request
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from helpers.spark.memory_world import URI, World
+from helpers.spark.memory_world import URI, DriverWorld
 
 Tamper = Callable[[list[StoredEntry]], list[StoredEntry]]
 
@@ -125,7 +125,7 @@ class ServedLink:
 class ProxyFleet:
     """The read proxies of a world, by address."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: DriverWorld) -> None:
         self._world = world
         self.proxies: dict[str, ServedProxy] = {}
 

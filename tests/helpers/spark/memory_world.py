@@ -32,7 +32,7 @@ from storage_node.settings.client import ClientSettings
 URI = "distributedlog://memory:2181/dl"
 
 
-class World:
+class DriverWorld:
     """Three storage nodes in this process, and namespaces on them."""
 
     def __init__(self, directory: Path) -> None:
@@ -140,7 +140,7 @@ class World:
         await self.namespace.store.create(path, new.encode())
 
 
-async def answer_request(world: World, operation: str, **words: object) -> dict[str, object]:
+async def answer_request(world: DriverWorld, operation: str, **words: object) -> dict[str, object]:
     """The SQL catalog's answer to a request. It connects as the catalog does: a lock's owner is named at once."""
 
     async def connect(uri: str) -> AsyncNamespace:

@@ -45,7 +45,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 """One worker each: Spark runs a second attempt of a task on another host only."""
 
 
-class Cluster:
+class StandaloneCluster:
     """A Spark standalone cluster: a master and a worker of one core on each host, as processes of ours."""
 
     def __init__(self, place: Path) -> None:

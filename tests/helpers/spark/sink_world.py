@@ -27,7 +27,7 @@ SINK = "q-1"
 
 
 @dataclass
-class World:
+class SinkWorld:
     """What all processes share: the metadata tree, and the ids of ledgers that exist, with what they hold."""
 
     tree: MemoryTree = field(default_factory=MemoryTree)
@@ -47,7 +47,7 @@ class Process:
 
     def __init__(
         self,
-        world: World,
+        world: SinkWorld,
         *,
         seed: int = 0,
         owner: str = "sink",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
@@ -31,7 +31,7 @@ QUICK = AutoRecoverySettings(
 MARK_FOLDER = re.compile(r"/underreplication/ledgers/(\w{4})/(\w{4})/(\w{4})/(\w{4})(?:/urL\d+)?$")
 
 
-class World(Cluster):
+class RecoveryWorld(ModelCluster):
     """The cluster, and auto-recovery processes, each with a session of its own."""
 
     def __init__(self, bookies: int = 4, *, seed: int = 0) -> None:
@@ -50,7 +50,7 @@ class World(Cluster):
             self.ever_marked.add(int("".join(folder.groups()), 16))
         return None if self.faults is None else self.faults(session_id, operation, path)
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> RecoveryWorld:
         await super().__aenter__()
         await self.marks.prepare()
         return self
