@@ -7,7 +7,7 @@ What is known to be otherwise is listed here, with its reason; a line whose reas
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -221,6 +221,12 @@ def test_a_class_has_a_name_of_its_own(modules):
     found = names_twice(modules)
     assert {name: where for name, where in found.items() if name not in NAMES_TWICE} == {}
     assert NAMES_TWICE.keys() - found.keys() == set(), "one is gone: take it off the list"
+
+
+def test_a_test_file_has_a_name_of_its_own():
+    """pytest refuses to collect two of one name, wherever they lie."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_nothing_in_production_imports_the_test_kit(modules, with_kit):
