@@ -44,10 +44,9 @@ from benchmarks.thin_clients import (
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import DistributedLogError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.producing import AsyncProducer
-from metadata.foundation.errors import check
+from metadata.foundation.errors import DistributedLogError, check
 
 AT_ONCE = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
 COLLECTED = {"writerOutputBufferSize": 512 * 1024, "periodicFlushFrequencyMilliSeconds": 0}

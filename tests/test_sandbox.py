@@ -15,10 +15,12 @@ import pytest
 from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import CallerError, NotBoundError, WriteError
+from dlspark.errors import WriteError
 from dlspark.sandbox.processes import SandboxError, child_environment
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState, default_directory
+from metadata.distributedlog.namespaces import NotBoundError
+from metadata.foundation.errors import CallerError
 
 pytestmark = pytest.mark.processes
 

@@ -32,8 +32,8 @@ from pyspark.sql.streaming.listener import (
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
 from dlspark.core.metrics.registries import Statistics, lags_of
-from dlspark.errors import CallerError
 from dlspark.spark.source.lag import Lag, larger_lag, read_behind
+from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import NS_PER_S, read_time
 

@@ -23,10 +23,11 @@ from dlspark.cli.reference import UPSTREAM, page
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import CallerError, SettingsError
+from dlspark.errors import SettingsError
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
+from metadata.foundation.errors import CallerError
 from metadata.store import ANY_VERSION
 from metadata.zookeeper.client import ZooKeeperStore
 

@@ -19,9 +19,9 @@ from dlspark.cli.common import namespace_uri
 from dlspark.cli.main import app
 from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.client import ZooKeeperStore
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]

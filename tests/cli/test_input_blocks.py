@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlspark.cli.input_blocks import BLOCK_BYTES, InputBlocks
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 
 @pytest.fixture

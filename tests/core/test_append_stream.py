@@ -9,7 +9,8 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.errors import AlreadyTruncatedError, CallerError, CorruptDataError, EndOfStreamError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError
+from metadata.foundation.errors import CallerError, CorruptDataError
 
 
 async def _stream(namespace, name, *parts):

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from helpers.waiting import until
 
-from dlspark.errors import AlreadyClosedError, MetadataUnavailableError
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import MetadataUnavailableError
 from metadata.store import SessionState
 
 

@@ -10,18 +10,12 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import SegmentReader
-from dlspark.errors import (
-    AlreadyClosedError,
-    CallerError,
-    InvalidLogNameError,
-    LogEmptyError,
-    LogNotFoundError,
-    NotBoundError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-)
+from dlspark.errors import AlreadyClosedError, LogEmptyError, SettingsError
 from metadata.distributedlog.bindings import Binding
-from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import MemoryStore
 
 

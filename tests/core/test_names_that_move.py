@@ -8,7 +8,8 @@ import pytest
 from helpers.logs import drained, payloads, written
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import DistributedLogError, LogNotFoundError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import DistributedLogError
 
 OLD = [[b"old0", b"old1"]]
 NEW = [[b"new0"], [b"new1"]]

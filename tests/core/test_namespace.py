@@ -9,18 +9,13 @@ import pytest
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    InvalidLogNameError,
-    LogExistsError,
-    LogNotFoundError,
-    OwnershipAcquireFailedError,
-    RequestDeniedError,
-    UnsupportedMetadataVersionError,
-)
 from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
 from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions
+from metadata.distributedlog.permissions import ALLOW_ALL, Action, Permissions, RequestDeniedError
+from metadata.distributedlog.segments import UnsupportedMetadataVersionError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import Fault, MemoryStore
 
 BINDING = Binding.for_cluster("memory:2181")

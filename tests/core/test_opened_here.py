@@ -16,12 +16,12 @@ from pyspark import cloudpickle
 
 import dlspark
 from dlspark import DLSN, Namespace, Runtime
-from dlspark.errors import CallerError, OpenedElsewhereError
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.client.sync import Client
+from metadata.foundation.errors import CallerError, OpenedElsewhereError
 
 _SEEDS = count(1)
 PROXY = "a:1"

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from dlspark.core.runtime import Runtime
-from dlspark.errors import AlreadyClosedError, CallerError
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import CallerError
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from helpers.interop.clusters import NEWEST, InteropCluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
-from helpers.interop.java_tool import JavaTool
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.testing.java_process import JavaTool
 
 _log_numbers = count(1)
 NODE_SETTINGS = {"zkTimeout": 3000}

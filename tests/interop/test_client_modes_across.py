@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaTool, make_payload
+from helpers.interop.java_tool import make_payload
 
+from dlspark.testing.java_process import JavaTool
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 

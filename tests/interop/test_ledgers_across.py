@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool, described, make_payload
+from helpers.interop.java_tool import described, make_payload
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -26,6 +26,7 @@ from helpers.interop.ledgers import (
 )
 from helpers.waiting import until
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from metadata.foundation.errors import NoNodeError
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError

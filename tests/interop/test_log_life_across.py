@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import pytest
 from helpers.interop.clusters import InteropCluster
-from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.interop.log_sides import (
     FIRST_TXID,
     UNCACHED,
@@ -25,6 +24,7 @@ from helpers.interop.log_sides import (
     pair_of,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.store import ANY_VERSION, MetadataStore
 from metadata.zookeeper.client import ZooKeeperStore
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool, make_payload
+from helpers.interop.java_tool import make_payload
 from helpers.interop.log_sides import (
     FIRST_TXID,
     RECORD_BYTES,
@@ -26,6 +26,7 @@ from helpers.interop.log_sides import (
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.errors import EndOfStreamError
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_TXID = 2**63 - 1

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from helpers.interop.clusters import InteropCluster, JavaBookies, both_versions
-from helpers.interop.java_tool import JavaTool
 
+from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.bookkeeper.ledgers import LedgerStore

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from helpers.interop.clusters import InteropCluster
-from helpers.interop.java_tool import JavaError, JavaTool, make_payload
+from helpers.interop.java_tool import make_payload
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -22,6 +22,7 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError, NotEnoughBookiesError

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.waiting import until
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogExistsError
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Permissions
+from metadata.foundation.errors import NoAuthError
 from metadata.store import MetadataStore
 from metadata.zookeeper.client import ZooKeeperStore
 

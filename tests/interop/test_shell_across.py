@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaTool
+
+from dlspark.testing.java_process import JavaTool
 
 
 async def shell(either_cluster: InteropCluster, java: JavaTool, *arguments: str) -> str:

@@ -10,11 +10,12 @@ import zlib
 
 import pytest
 from helpers.interop.clusters import InteropCluster
-from helpers.interop.java_tool import JavaTool, make_payload
+from helpers.interop.java_tool import make_payload
 from helpers.interop.spark_job import JOB, first_flights
 from helpers.paths import ROOT
 
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.testing.java_process import JavaTool
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

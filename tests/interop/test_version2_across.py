@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from helpers.interop.clusters import InteropCluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -26,6 +25,7 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from storage_node.errors import LedgerFencedError
 

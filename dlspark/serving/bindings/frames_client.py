@@ -20,13 +20,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    OverCapacityError,
-    ProxyLostError,
-    ProxyUnreachableError,
-)
+from dlspark.errors import OverCapacityError, ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import FramesClientLimits, Reply
 from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.failures import refusal_of
@@ -43,6 +37,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_frames import encode_request
 from metadata.foundation.addresses import parse_address
+from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
 

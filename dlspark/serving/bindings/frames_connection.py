@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.service import (
     KEPT_VIEW_BYTES,
     REQUEST_BYTES,
@@ -50,6 +49,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError

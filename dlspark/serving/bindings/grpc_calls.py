@@ -28,7 +28,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_answers, rpc_requests
@@ -49,6 +48,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
 from storage_node.errors import ProtocolError

@@ -15,7 +15,6 @@ from struct import Struct
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.serving.protocol.frame_parts import (
     FRAME_HEADER,
     FRAME_VERSION,
@@ -49,6 +48,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteReceipt,
 )
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
 

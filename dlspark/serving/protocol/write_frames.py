@@ -14,7 +14,6 @@ from struct import error as StructError
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.serving.protocol.frame_parts import (
     FRAME_HEADER,
     FRAME_VERSION,
@@ -29,6 +28,7 @@ from dlspark.serving.protocol.frame_parts import (
     utf8,
 )
 from dlspark.serving.protocol.operations import NO_CONTEXT, ProducerStamp, RequestContext, WriteRecords
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 
 

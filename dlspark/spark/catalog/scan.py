@@ -89,7 +89,7 @@ class Pushed:
 
 
 def filters_of(said: Sequence[Sequence[object]]) -> list[Filter]:
-    """Filters from their words."""
+    """Make filters from their words."""
     return [_filter(*words) for words in said]
 
 

@@ -29,14 +29,12 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
     AlreadyTruncatedError,
     EndOfStreamError,
-    LogNotFoundError,
     OperationNotServedError,
     PositionGapError,
     ProxyUnreachableError,
     ReadError,
     SegmentNotFoundError,
     ServiceUnavailableError,
-    UnsupportedMetadataVersionError,
 )
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.channels import Channels, Connect, ProxyChannel
@@ -50,6 +48,8 @@ from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, T
 from dlspark.spark.options.proxies import PROXY
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.span_entries import PLAN_AGAIN, SharedByTasks
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import UnsupportedMetadataVersionError
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,

@@ -13,10 +13,10 @@ from dlspark.core.administration.audit import (
     log_space,
 )
 from dlspark.core.administration.references import Use
-from dlspark.errors import CallerError
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.sinks import SinkStore, StagedLedger
+from metadata.foundation.errors import CallerError
 from metadata.store import ANY_VERSION
 
 

@@ -10,8 +10,9 @@ from helpers.logs import payloads, written
 from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import check_ends, faults_of, inspect_log, listed_segments
 from dlspark.core.administration.repair import check_log, raise_number, repair_ends
-from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, SegmentStateError
-from metadata.distributedlog.locks import DistributedLock
+from dlspark.errors import SegmentStateError
+from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus, order
 from metadata.store import ANY_VERSION
 from metadata.zookeeper.memory import Fault

@@ -16,9 +16,9 @@ from dlspark.core.administration.ledger_entries import (
 )
 from dlspark.core.administration.references import Use
 from dlspark.core.writing.ledger_allocators import list_pools
-from dlspark.errors import CallerError, OwnershipAcquireFailedError
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.foundation.errors import NoNodeError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.store import ANY_VERSION
 
 

@@ -30,9 +30,10 @@ from dlspark.core.display.picture import MAX_DRAWN, bars, svg
 from dlspark.core.display.status import LogPicture, LogStatus, Overview
 from dlspark.core.markup import preview
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import CallerError, LogNotFoundError
 from dlspark.testing.cluster import InProcessCluster
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError
 
 SCRIPT = "<script>alert(1)</script>"
 

@@ -15,8 +15,9 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings.settings import Settings, describe_settings, dynamic_values
-from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
+from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, StreamNotReadyError
 from metadata.distributedlog.allocators import AllocatorStore
+from metadata.distributedlog.log_names import InvalidLogNameError
 from simulation.environment.loop import SimulatedLoop
 
 

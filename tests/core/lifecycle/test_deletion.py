@@ -10,7 +10,9 @@ from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
-from dlspark.errors import DistributedLogError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import DistributedLogError
 from metadata.store import ANY_VERSION
 from metadata.zookeeper.memory import Fault
 

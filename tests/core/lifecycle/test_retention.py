@@ -14,16 +14,11 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import HOUR_MS, expired, older_than
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    CallerError,
-    DistributedLogError,
-    MetadataUnavailableError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-)
+from dlspark.errors import AlreadyTruncatedError, SettingsError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, DistributedLogError, MetadataUnavailableError
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import completed_head, truncation, truncation_point, with_changes
-from dlspark.errors import (
-    AlreadyClosedError,
-    AlreadyTruncatedError,
-    CallerError,
-    LockingError,
-    LogNotFoundError,
-    OutcomeUnknownError,
-    OwnershipAcquireFailedError,
-)
+from dlspark.errors import AlreadyClosedError, AlreadyTruncatedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"]]

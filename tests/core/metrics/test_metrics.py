@@ -29,15 +29,9 @@ from dlspark.core.metrics.page import metrics_page
 from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, collection_of, serve_metrics
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    IdleReaderError,
-    OverCapacityError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-    WriteError,
-)
+from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, WriteError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import CallerError, DistributedLogError
 
 UPSTREAM = """
 log_writer_write log_writer_bulk_write log_writer_mark_end_of_stream log_writer_get_writer

@@ -10,7 +10,8 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
 from dlspark.core.codec.records import FLAG_CONTROL
-from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError, SegmentNotFoundError
+from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 from storage_node.client.reader import LedgerReader

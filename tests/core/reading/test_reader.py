@@ -15,16 +15,15 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
 from dlspark.errors import (
     AlreadyTruncatedError,
-    CallerError,
-    CorruptDataError,
     EndOfStreamError,
     IdleReaderError,
-    LogNotFoundError,
     PositionGapError,
     ReadCancelledError,
     SegmentNotFoundError,
 )
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import Create, Delete
 
 

@@ -14,16 +14,10 @@ from dlspark.core.codec.entries import EntryBuilder, encode_record_set
 from dlspark.core.codec.records import FLAG_RECORD_SET
 from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    DigestError,
-    EndOfStreamError,
-    IdleReaderError,
-    InvalidEntryError,
-    PositionGapError,
-    SettingsError,
-)
+from dlspark.errors import EndOfStreamError, IdleReaderError, InvalidEntryError, PositionGapError, SettingsError
 from metadata.distributedlog.segments import SegmentMetadata
+from metadata.foundation.errors import CallerError
+from storage_node.errors import DigestError
 
 
 async def _written(namespace, name, segments, *, start=0):

@@ -9,7 +9,9 @@ from helpers.logs import waits_at_tail
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import MemoryStore
 
 

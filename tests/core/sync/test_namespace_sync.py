@@ -9,10 +9,11 @@ import pytest
 
 from dlspark import Namespace, Permissions, Runtime
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import CallerError, LogNotFoundError, NamespaceInUseError, NotBoundError, RequestDeniedError
 from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
-from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.distributedlog.permissions import Action
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceInUseError, NamespaceStore, NotBoundError
+from metadata.distributedlog.permissions import Action, RequestDeniedError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 

@@ -18,18 +18,12 @@ from dlspark.core.writing.ledger_allocators import (
     NoAllocatorError,
     shared_pool,
 )
-from dlspark.errors import (
-    BadVersionError,
-    CallerError,
-    DistributedLogError,
-    InvariantViolation,
-    NotEnoughBookiesError,
-    SettingsError,
-    WriterDeposedError,
-)
+from dlspark.errors import SettingsError, WriterDeposedError
 from metadata.distributedlog.allocators import Allocation, AllocatorStore
+from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, InvariantViolation
 from metadata.store import SessionState
 from metadata.zookeeper.memory import Fault
+from storage_node.errors import NotEnoughBookiesError
 
 POOL = {"allocator_pool": True, "allocator_pool_name": "here", "allocator_pool_size": 2}
 KIND = LedgerKind(3, 3, 2, b"")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import DistributedLogError
-from metadata.foundation.errors import ConnectionLossError
+from metadata.foundation.errors import ConnectionLossError, DistributedLogError
 
 WRITING = ("create", "put", "delete", "multi")
 

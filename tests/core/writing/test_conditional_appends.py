@@ -20,9 +20,7 @@ from dlspark.core.writing.proxy_writes import append_epoch
 from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
-    CallerError,
     ConditionError,
-    DistributedLogError,
     InvalidRecordError,
     ProducerFencedError,
     ProducerForgottenError,
@@ -34,7 +32,7 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.distributedlog.producer_segments import ProducerSegments
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 
 
 async def values(namespace, name):

@@ -15,10 +15,10 @@ from dlspark.errors import (
     EndOfStreamError,
     InvalidRecordError,
     OverCapacityError,
-    OwnershipAcquireFailedError,
     RecordTooLongError,
     TransactionIdOutOfOrderError,
 )
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 
 
 async def _payloads(namespace, name, start="earliest"):

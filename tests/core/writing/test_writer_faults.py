@@ -13,10 +13,6 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.segment_sequence import MAX_TAKE_OVERS
 from dlspark.errors import (
-    DistributedLogError,
-    LogNotFoundError,
-    NotAppliedError,
-    OutcomeUnknownError,
     OverCapacityError,
     StreamNotReadyError,
     TransactionIdOutOfOrderError,
@@ -26,8 +22,9 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentListError
-from metadata.foundation.errors import NoNodeError
+from metadata.foundation.errors import DistributedLogError, NoNodeError, NotAppliedError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.schema import Status

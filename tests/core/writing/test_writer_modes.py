@@ -19,18 +19,16 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
     AlreadyClosedError,
-    CallerError,
-    DistributedLogError,
     InvalidRecordError,
     OverCapacityError,
     RecordTooLongError,
     TransactionIdOutOfOrderError,
     TransmitError,
-    UnsupportedMetadataVersionError,
     WriteError,
     WriterDeposedError,
 )
-from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata, UnsupportedMetadataVersionError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.store import SessionState
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.protocol.schema import Status

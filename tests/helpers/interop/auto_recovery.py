@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dlspark.testing.java_process import JavaTool, free_port
 from helpers.interop.clusters import InteropCluster, JavaBookies, OurBookie, our_bookie
-from helpers.interop.java_tool import JavaTool, free_port
 from helpers.interop.ledgers import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.autorecovery.daemon import AutoRecovery

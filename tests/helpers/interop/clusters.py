@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from dlspark.sandbox.sandbox import Sandbox
-from helpers.interop.java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReachError, free_port
+from dlspark.testing.java_process import JavaSoftware, JavaTool, OutOfReachError, free_port
+from helpers.interop.java_tool import PROGRAM
 from helpers.paths import ROOT
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore

@@ -19,9 +19,11 @@ from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.readers import LogReader
 from dlspark.core.sync.writer import LogWriter
-from dlspark.errors import DistributedLogError, status_code
-from helpers.interop.java_tool import JavaError, JavaTool, described, make_payload
+from dlspark.errors import status_code
+from dlspark.testing.java_process import JavaError, JavaTool
+from helpers.interop.java_tool import described, make_payload
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import DistributedLogError
 
 RECORD_BYTES = 150
 ENTRY_RECORDS = 10

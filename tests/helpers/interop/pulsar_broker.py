@@ -14,9 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from dlspark.testing.java_process import class_path_of
+from dlspark.testing.java_process import class_path_of, free_port
 from helpers.interop.clusters import InteropCluster, OurBookie
-from helpers.interop.java_tool import free_port
 from helpers.jvm_flags import java_flags
 from helpers.paths import TESTS
 

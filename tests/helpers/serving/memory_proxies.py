@@ -16,7 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.writing.producers import Producers, Written
-from dlspark.errors import DistributedLogError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.deliveries import encode_records, position_behind
 from dlspark.serving.protocol.failures import refusal_of
@@ -51,6 +51,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
+from metadata.foundation.errors import DistributedLogError
 
 FIRST_TXID = 1_700_000_000_000
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.producers import Producers, Written
-from dlspark.errors import DistributedLogError
 from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.client.producers import ProducerSession
 from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RetryLimits, RoutedRequest
@@ -32,6 +31,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
+from metadata.foundation.errors import DistributedLogError
 
 STREAM = "stream"
 ADDRESSES = ("a:1", "b:1", "c:1")

@@ -19,7 +19,7 @@ from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.errors import LogEmptyError
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -32,6 +32,7 @@ from dlspark.spark.sink.write_proxies import WriteProxies
 from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
 from helpers.worlds.memory_cluster import MemoryCluster
 from metadata.distributedlog.locks import LockId
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation.errors import OutcomeUnknownError

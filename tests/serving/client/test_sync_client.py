@@ -16,11 +16,12 @@ from helpers.serving.memory_proxies import MemoryProxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.errors import AlreadyClosedError, CallerError, EndOfStreamError, InvalidRecordError
+from dlspark.errors import AlreadyClosedError, EndOfStreamError, InvalidRecordError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.client.sync import Client
+from metadata.foundation.errors import CallerError
 
 T = TypeVar("T")
 _SEEDS = count(1)

@@ -16,8 +16,9 @@ from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.positions import EARLIEST
-from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.errors import LogEmptyError
 from dlspark.spark.errors import BatchRefusedError, ReplayDiffersError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
 
 ROUNDS = 12

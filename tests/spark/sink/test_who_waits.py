@@ -13,12 +13,13 @@ from helpers.spark.appended_proxies import LinkedProxy
 from helpers.spark.appends_world import IDLE_MS, LOG, AppendsCluster, Driver, inline, rows_of
 from helpers.virtual_time import virtual_time
 
-from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import Fault
 
 PUBLISHED = CommitOutcome.PUBLISHED

@@ -29,8 +29,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import NotAppliedError, OutcomeUnknownError
 from dlspark.spark import start
+from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
 
 ROWS_PER_BATCH = 50
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client.client import LedgerClient
-from storage_node.client.health import BookieHealth
+from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.placement.arranging import Adherence, spans
-from storage_node.client.placement.candidates import Candidates, FreeSpace, Quarantine, Weighing
+from storage_node.client.placement.candidates import Candidates, FreeSpace, Weighing
 from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
 from storage_node.client.placement.racks import DEFAULT_RACK, RackMap, StaticResolver
 from storage_node.errors import (
