@@ -16,7 +16,7 @@ from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError, NotBoundError, WriteError
-from dlspark.sandbox.processes import SandboxError
+from dlspark.sandbox.processes import SandboxError, child_environment
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState, default_directory
 
@@ -101,6 +101,16 @@ def test_a_sandbox_that_runs_is_found_without_a_name(
         monkeypatch.delenv("DLSPARK_URI")
     with pytest.raises(CallerError, match="no sandbox runs"):
         Namespace.open()
+
+
+def test_a_child_of_a_tree_that_is_not_installed_finds_its_packages(tmp_path: Path) -> None:
+    # -S: as where nothing is installed. `errors` of the package must not come to the top.
+    names = ("dlspark", "storage_node", "core", "errors")
+    program = f"from importlib.util import find_spec; print([find_spec(name) is not None for name in {names}])"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.stdout == "[True, True, False, False]\n", found.stderr
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

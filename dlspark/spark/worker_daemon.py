@@ -1,4 +1,4 @@
-"""What the connector does about Spark's Python workers, in which it runs: quiet ends, plain errors, garbage, filters.
+"""Spark's Python workers, in which the connector runs: quiet ends, plain errors, garbage collection, filters.
 
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
@@ -61,7 +61,7 @@ _WORKER: Final = "pyspark.worker_util"
 _HUNG_UP: Final = -1
 """The answer of a worker that makes the daemon end its process, quietly."""
 _GONE: Final = (BrokenPipeError, ConnectionResetError, EOFError)
-"""What a worker's reading from Spark and writing to it raise then. It catches errors of the code that it runs."""
+"""The errors of a worker's reading from Spark and writing to it then. It catches errors of the code that it runs."""
 _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 """Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 

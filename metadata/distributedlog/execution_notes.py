@@ -45,7 +45,12 @@ class ForgottenExecutionError(CallerError):
 
 
 class ExecutionStore:
-    """Which executions of a Spark query are under way? The notes of one namespace's."""
+    """Which executions of a Spark query are under way? The notes of one namespace's.
+
+    Args:
+        store: the session.
+        namespace_path: the namespace's znode.
+    """
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:
         self._store = store

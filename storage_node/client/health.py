@@ -229,7 +229,11 @@ def is_outage(error: DistributedLogError) -> bool:
 
 
 class Outage:
-    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?"""
+    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?
+
+    Args:
+        limit_ms: how long it is waited for.
+    """
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
@@ -266,7 +270,12 @@ class Outage:
 
 
 class Members:
-    """Are enough nodes of a cluster there? An operation needs `needed`."""
+    """Are enough nodes of a cluster there?
+
+    Args:
+        bookies: the cluster's registrations and cookies.
+        needed: nodes that the operation needs.
+    """
 
     def __init__(self, bookies: BookieRegistry, needed: int) -> None:
         self._bookies = bookies

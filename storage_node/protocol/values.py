@@ -147,6 +147,8 @@ Request: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AddResponse:
+    """Was an entry stored?"""
+
     operation: ClassVar[Operation] = Operation.ADD
     txn_id: int
     status: Status

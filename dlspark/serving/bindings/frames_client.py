@@ -126,6 +126,7 @@ class FramesClient:
 
     def _opened(self, link: Link) -> None:
         self._link = link
+        # A network may hear of the end while it still connects: a timer that was set then would never be cancelled.
         if not self.closed:
             self._timer = self._loop.call_later(self._limits.first_ping_ms / 1000, self._look)
 

@@ -65,7 +65,7 @@ StreamRequest: TypeAlias = (
 
 
 class AnswerRule(Enum):
-    """What to do about an answer."""
+    """The ways to go on behind an answer."""
 
     FINISH = "finish"
     FOLLOW = "follow"

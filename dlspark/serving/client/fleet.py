@@ -78,15 +78,16 @@ class StaticFleet:
 
 
 class AnnouncedFleet:
-    """Knows the proxies that are announced in a namespace, by a ZooKeeper session of its own."""
+    """Knows the proxies that are announced in a namespace, by a ZooKeeper session of its own.
 
-    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
-        """Args:
+    Args:
         uri: the namespace's.
         open_store: gives a store for its servers, which the fleet closes; by default a ZooKeeper session is opened.
 
-        Raises CallerError for a text that is not a namespace's URI.
-        """
+    Raises CallerError for a text that is not a namespace's URI.
+    """
+
+    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
         from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)

@@ -71,7 +71,7 @@ JUMP_BITS: Final = 31
 
 
 class SessionPhase(Enum):
-    """What a session does now."""
+    """The phases of a session, as the table above names them."""
 
     UNBORN = "unborn"
     BEGINNING = "beginning"
@@ -82,7 +82,7 @@ class SessionPhase(Enum):
 
 
 class SessionEvent(Enum):
-    """What may happen to it."""
+    """The events of a session."""
 
     SUBMIT = "submit"
     GIVEN_UP = "given_up"
@@ -128,6 +128,13 @@ class ProducerSession:
     """One producer on one stream: a `WriteSession` whose requests are written once, in their order.
 
     Every method returns what is to be done, in this order.
+
+    Args:
+        stream: the log.
+        name: the producer's.
+        random_bits: gives a number of so many bits.
+        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
+        limits: what bounds the session.
     """
 
     def __init__(
@@ -139,13 +146,6 @@ class ProducerSession:
         only_user: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """Args:
-        stream: the log.
-        name: the producer's.
-        random_bits: gives a number of so many bits.
-        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
-        limits: what bounds the session.
-        """
         self.phase = SessionPhase.UNBORN
         self.stream = stream
         self.name = name

@@ -31,7 +31,7 @@ MAX_QUEUED: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What bounds a session."""
+    """Bounds a session: requests under way and in line, times, back-offs."""
 
     max_in_flight: int = KEPT
     """At most `KEPT`: of more, the log would not know the first ones again."""

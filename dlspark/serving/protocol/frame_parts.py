@@ -184,7 +184,7 @@ class Reader:
 
 
 class Head:
-    """What goes before the payloads of a frame: room for its header, and what is appended."""
+    """Puts together what goes before the payloads of a frame: room for its header, and what is appended."""
 
     __slots__ = ("_data",)
 

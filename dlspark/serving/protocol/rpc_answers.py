@@ -73,7 +73,7 @@ _KINDS: Final = {number: kind for kind, number in _KINDS_IN_PB.items()}
 
 
 class GrpcNames(Protocol):
-    """How proxies are named in gRPC."""
+    """Knows how proxies are named in gRPC."""
 
     def grpc_address(self, location: str) -> str:
         """Return where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not

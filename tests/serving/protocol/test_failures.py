@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.paths import DOCS
@@ -142,6 +144,26 @@ def test_an_error_that_does_not_say_whether_it_was_done_may_have_been(root: type
 def test_an_error_that_only_the_core_knows_is_raised_as_the_nearest_that_clients_know() -> None:
     assert type(there_and_back(made(DeposedInDoubtError))) is WriterDeposedError
     assert type(there_and_back(made(AllocatorLostError))) is LockingError, "by its code"
+
+
+def names_of_errors_in(source: str) -> set[str]:
+    """Every name of an error that a module writes as a text."""
+    return {
+        one.value
+        for one in ast.walk(ast.parse(source))
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in ERROR_OF_NAME
+    }
+
+
+def test_a_name_of_an_error_is_written_in_the_protocol_alone() -> None:
+    assert names_of_errors_in('refusal.error == "ProducerFencedError"') == {"ProducerFencedError"}
+    serving = Path(dlspark.__file__).parent / "serving"
+    written = {
+        path.relative_to(serving).as_posix(): found
+        for path in sorted(serving.rglob("*.py"))
+        if (found := names_of_errors_in(path.read_text("utf-8")))
+    }
+    assert written == {"protocol/operations.py": set(REASON_OF_NAME)}
 
 
 def test_names_are_of_one_class_each() -> None:

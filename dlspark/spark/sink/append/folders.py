@@ -1,4 +1,4 @@
-"""Where the processes that append for this user's drivers are found: a private folder for each.
+"""The private folders of the processes that append for this user's drivers, by which they are found.
 
     <a folder of the user's own>/                (`own_folder`)
         starting                                 locked by a process that starts such a process, or ends as one
@@ -100,27 +100,27 @@ class AppenderFolder:
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """The socket at which it listens."""
         return self.path / "socket"
 
     @property
     def secret(self) -> Path:
-        """What each request has to show."""
+        """The file of the secret that each request has to show."""
         return self.path / "secret"
 
     @property
     def process(self) -> Path:
-        """Which process it is: number and time of start."""
+        """The file that says which process it is: number and time of start."""
         return self.path / "process"
 
     @property
     def session(self) -> Path:
-        """The token of its session with ZooKeeper, a secret."""
+        """The file of the token of its session with ZooKeeper, a secret."""
         return self.path / "session"
 
     @property
     def output(self) -> Path:
-        """What it prints."""
+        """The file that it prints to."""
         return self.path / "output"
 
     @classmethod
