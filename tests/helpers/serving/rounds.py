@@ -298,7 +298,7 @@ class Tier:
 
 
 def check_log(log: str, records: Sequence[tuple[DLSN, bytes]], told: Iterable[Written], plain: Collection[str]) -> None:
-    """Raise AssertionError unless a log's records are as its writers' answers say; `plain` are those without producers."""
+    """Raise AssertionError unless a log holds what its writers were answered; `plain` are those without producers."""
     outcomes = {(one.writer, one.number): one for one in told}
     found: dict[tuple[str, int], DLSN] = {}
     numbers: dict[str, list[int]] = defaultdict(list)
