@@ -140,6 +140,7 @@ class AnnouncedFleet:
         else:
             self.read_hosts = hosts
         logger.info("%s has %d proxies that %s", self._uri, len(hosts), "write" if writes else "read")
+        # Either kind will do: a client of read proxies alone is opened too.
         if hosts or others:
             self._first.set()
         if self._on_change is not None:

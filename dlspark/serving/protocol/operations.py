@@ -154,7 +154,7 @@ REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
 """What names of errors say, where no reason is said: frames carry names, and so did proxies before there were
 reasons. These names are part of the protocol, and are not renamed with the classes."""
 NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
-    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}
+    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}  # of several names the first one stays
 )
 """The first name that says a reason stands for it."""
 

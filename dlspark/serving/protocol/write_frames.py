@@ -76,6 +76,7 @@ _WRITE: Final = int(RequestKind.WRITE_RECORDS)
 def begun(stream: str, context: RequestContext) -> tuple[Head, int]:
     """Return the beginning of a request on a stream, and its flags. Raises CallerError for what does not fit."""
     head = Head()
+    # Always there, so that what follows lies at the same bytes in every request: a flag says whether it counts.
     head.u32(context.checksum or 0, "the checksum")
     head.u32(context.timeout_ms, "the timeout in ms")
     head.text(stream, "the stream")
