@@ -40,8 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def use_properties(config: pytest.Config) -> None:
-    """Tests of properties: no time is asserted, and the ordinary command tries the same examples each time. The long
-    rounds draw others."""
+    """Set up tests of properties: no time is asserted, and the ordinary command tries the same examples each time; the
+    long rounds draw others."""
     hypothesis.settings.register_profile(
         "dlspark",
         deadline=None,
@@ -53,12 +53,12 @@ def use_properties(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is passed over here is not asked further; None leaves the decision to pytest."""
+    """Pass over files without a test of the tier, which are not asked further; None leaves the decision to pytest."""
     return has_none_of(config.getoption("--tier"), collection_path) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `long` take minutes to hours: only with --rounds, as `make torture` gives it."""
+    """Leave out tests marked `long`, of minutes to hours, without --rounds (`make torture`); then sort by time."""
     if config.getoption("--rounds") is None:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """pytest's handlers of log lines keep pytest's format: they are added to each logger that does not propagate, and
+    """Give pytest's handlers of log lines pytest's format: they are added to each logger that does not propagate, and
     one of PySpark's own (there is one after an error in SQL) gives every handler that it gets the format of JSON."""
     plugin = item.config.pluginmanager.get_plugin("logging-plugin")
     for handler in (plugin.caplog_handler, plugin.report_handler):
@@ -77,7 +77,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.fixture
 def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a sandbox, which is returned, and no variable: no namespace is found unless it is named."""
+    """Give a home without a sandbox, and no variable: no namespace is found unless it is named."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -87,13 +87,13 @@ def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def rounds(request: pytest.FixtureRequest) -> int | None:
-    """The number given by --rounds, or None: each test has a default of its own."""
+    """Give the number given by --rounds, or None: each test has a default of its own."""
     value: int | None = request.config.getoption("--rounds")
     return value
 
 
 @pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int | None:
-    """The seed given by --seed, or None: every round has a seed of its own."""
+    """Give the seed given by --seed, or None: every round has a seed of its own."""
     value: int | None = request.config.getoption("--seed")
     return value

@@ -12,7 +12,7 @@ from dlspark.core.namespace import AsyncNamespace
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[MemoryCluster]:
+async def memory_cluster() -> AsyncIterator[MemoryCluster]:
     cluster = MemoryCluster()
     await cluster.start()
     before = asyncio.all_tasks()
@@ -26,5 +26,5 @@ async def world() -> AsyncIterator[MemoryCluster]:
 
 
 @pytest_asyncio.fixture
-async def namespace(world: MemoryCluster) -> AsyncNamespace:
-    return await world.namespace()
+async def namespace(memory_cluster: MemoryCluster) -> AsyncNamespace:
+    return await memory_cluster.namespace()

@@ -42,19 +42,19 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesse
 
 @pytest.fixture
 def version() -> str:
-    """The version of the Java software; the tests that matter most are parametrised over all."""
+    """Give the version of the Java software; the tests that matter most are parametrised over all."""
     return NEWEST
 
 
 @pytest.fixture
 def java(processes: JavaProcesses, zk: str, version: str) -> JavaTool:
-    """The JVM of this version (started after ZooKeeper, so that it ends before it)."""
+    """Give the JVM of this version (started after ZooKeeper, so that it ends before it)."""
     return processes.get(version)
 
 
 @pytest.fixture
 def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool]:
-    """A JVM of this test alone, to be killed."""
+    """Start a JVM of this test alone, to be killed."""
     tool = processes.spawn(version, "victims.log")
     try:
         yield tool
@@ -72,13 +72,13 @@ def sandbox_beside_java(processes: JavaProcesses, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def zk(sandbox_beside_java: Sandbox) -> str:
-    """The one ZooKeeper under all clusters; each cluster has a root of its own in it."""
+    """Give the one ZooKeeper under all clusters; each cluster has a root of its own in it."""
     return sandbox_beside_java.zookeeper_address
 
 
 @pytest.fixture
 def ours(sandbox_beside_java: Sandbox) -> InteropCluster:
-    """Four storage nodes of ours, all alive."""
+    """Give four storage nodes of ours, all alive."""
     cluster = sandbox_cluster(sandbox_beside_java)
     cluster.restore()
     return cluster
@@ -103,7 +103,7 @@ def bookies_of(
 
 @pytest.fixture
 def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> InteropCluster:
-    """Real bookies, all alive."""
+    """Give real bookies, all alive."""
     bookies = bookies_of(version)
     bookies.start_all()
     return bookies.cluster
@@ -111,7 +111,7 @@ def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> InteropClu
 
 @pytest.fixture(params=["our nodes", "Java bookies"])
 def either_cluster(request: pytest.FixtureRequest) -> InteropCluster:
-    """A test that takes this runs on both kinds of storage node."""
+    """Give each kind of storage node: a test that takes this runs on both."""
     found: InteropCluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
     return found
 
@@ -144,7 +144,7 @@ def mixed_cluster(
 
 @pytest.fixture
 def mixed(mixed_cluster: InteropCluster) -> InteropCluster:
-    """Two real bookies and then two storage nodes of ours under one root, all alive."""
+    """Give two real bookies and then two storage nodes of ours under one root, all alive."""
     mixed_cluster.restore()
     return mixed_cluster
 
@@ -156,13 +156,13 @@ def log_name() -> str:
 
 @pytest.fixture
 def uri(sandbox_beside_java: Sandbox, ours: InteropCluster) -> str:
-    """The sandbox's namespace, on storage nodes of ours."""
+    """Give the sandbox's namespace, on storage nodes of ours."""
     return sandbox_beside_java.uri
 
 
 @pytest.fixture(params=["none", "lz4"])
 def compression(request: pytest.FixtureRequest) -> str:
-    """Both sides write with this compression; what is read tells its own."""
+    """Give the compression with which both sides write; what is read tells its own."""
     value: str = request.param
     return value
 
@@ -179,13 +179,13 @@ def plain_java_log(java: JavaTool, uri: str, log_name: str) -> JavaLog:
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
-    """Which library writes a log and which reads it."""
+    """Give which library writes a log and which reads it."""
     found: str = request.param
     return found
 
 
 @pytest.fixture
 def plain_pair(java: JavaTool, uri: str, log_name: str, way: str) -> Iterator[Pair]:
-    """A log written by one library and read by the other."""
+    """Give a log written by one library and read by the other."""
     with pair_of(java, uri, log_name, way) as opened:
         yield opened

@@ -15,11 +15,11 @@ async def store(metadata_server: MetadataServer) -> MetadataStore:
 
 @pytest.fixture
 async def other(metadata_server: MetadataServer) -> MetadataStore:
-    """A second session on the same server."""
+    """Open a second session on the same server."""
     return await metadata_server.open()
 
 
 @pytest.fixture
 def root(metadata_server: MetadataServer) -> str:
-    """A znode of this test alone."""
+    """Give a znode of this test alone."""
     return metadata_server.root

@@ -51,8 +51,8 @@ _T = TypeVar("_T")
 
 
 def micros(milliseconds: int | None) -> int | None:
-    """Return a point in time as a timestamp column has it; null for what is none: 0, and what lies beyond the year
-    9999."""
+    """Return a point in time as a timestamp column has it; null for what is not a time: 0, and what lies beyond the
+    year 9999."""
     return milliseconds * 1000 if milliseconds is not None and 0 < milliseconds <= MAX_TIMESTAMP_MS else None
 
 

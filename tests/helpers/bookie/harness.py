@@ -33,13 +33,13 @@ DIGEST = EntryDigest(DigestType.CRC32, b"pw")
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int | None = None) -> bytes:
-    """A packaged entry."""
+    """Return a packaged entry."""
     known = entry_id - 1 if lac is None else lac
     return DIGEST.package(ledger_id, entry_id, known, len(payload) * (entry_id + 1), payload) + payload
 
 
 def availability(ranges: list[tuple[int, int]]) -> bytes:
-    """The blob that lists these runs of entry ids."""
+    """Return the blob that lists these runs of entry ids."""
     return list_head(len(ranges)) + b"".join(list_group(*run) for run in ranges)
 
 

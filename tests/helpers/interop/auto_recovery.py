@@ -32,7 +32,7 @@ class Nodes:
 
 @contextmanager
 def nodes(tool: JavaTool, zk: str, directory: Path, java: int, own: int) -> Iterator[Nodes]:
-    """Real bookies and nodes of ours under one root of their own."""
+    """Run real bookies and nodes of ours under one root of their own."""
     root = f"/repair-{next(_roots)}"
     with ExitStack() as stack:
         theirs = JavaBookies(tool, zk, root, directory / "java", java)
@@ -66,8 +66,10 @@ async def java_auto_recovery(cluster: InteropCluster, java: JavaTool) -> AsyncIt
 
 
 async def ledgers_of_both(ask: Ask, cluster: InteropCluster, node: str) -> list[int]:
-    """Closed ledgers that `node` holds a part of: one of ours and one of Java's. Every entry is on all three nodes: a
-    client that is closed after two have acknowledged owes the third one nothing."""
+    """Write and close ledgers that `node` holds a part of, one of ours and one of Java's.
+
+    Every entry is on all three nodes: a client that is closed after two have acknowledged owes the third one nothing.
+    """
     found: dict[str, int] = {}
     async with cluster.client() as client:
         while "ours" not in found:

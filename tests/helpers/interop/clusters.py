@@ -74,12 +74,12 @@ class InteropCluster:
     restore: Callable[[], None]
 
     def on(self, tool: JavaTool) -> Callable[..., Awaitable[Any]]:
-        """Commands to the Java ledger client on this cluster."""
+        """Return a function that sends commands to the Java ledger client on this cluster."""
         return partial(tool.ask, zk=self.zk, root=self.root)
 
     @asynccontextmanager
     async def client(self, settings: ClientSettings | None = None) -> AsyncIterator[LedgerClient]:
-        """Our ledger client on this cluster."""
+        """Open our ledger client on this cluster."""
         store = await ZooKeeperStore.connect(self.zk)
         try:
             registry = BookieRegistry(store, self.root)
@@ -192,7 +192,7 @@ class OurBookie:
 
 
 def sandbox_cluster(sandbox: Sandbox) -> InteropCluster:
-    """The sandbox's nodes as a cluster; losing one is SIGKILL."""
+    """Return the sandbox's nodes as a cluster; losing one is SIGKILL."""
 
     def lose(bookie: str) -> None:
         sandbox.kill_node(sandbox.node_ids.index(bookie))
@@ -207,7 +207,7 @@ def sandbox_cluster(sandbox: Sandbox) -> InteropCluster:
 
 @contextmanager
 def our_bookie(zk: str, root: str, directory: Path) -> Iterator[OurBookie]:
-    """A storage node of ours that runs for the length of a block."""
+    """Run a storage node of ours for the length of a block."""
     bookie = OurBookie(zk, root, directory)
     try:
         bookie.start()

@@ -55,7 +55,7 @@ class MemoryPeers:
 
 
 class NamedPlaces:
-    """Where streams belong that nobody owns, as a test says."""
+    """Says where streams without an owner belong, as a test sets it."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
@@ -98,7 +98,7 @@ class Proxy:
         return answer
 
     async def crash(self) -> None:
-        """The process dies: its connections break, its session expires, nothing is said good-bye to."""
+        """End the process as its death does: its connections break, and its session expires."""
         await self.namespace.ledgers.close()
         self.world.tree.expire(self.namespace.store.session_id)
         await self.namespace.store.close()
@@ -161,22 +161,22 @@ class ProxyWorld(MemoryCluster):
         return proxy
 
     def hold(self) -> None:
-        """Storage nodes take entries, and do not answer."""
+        """Have storage nodes take entries, and not answer."""
         for bookie in self.bookies:
             bookie.hold_adds = True
 
     def release(self) -> None:
-        """They answer again, also what they have held."""
+        """Have them answer again, also what they have held."""
         for bookie in self.bookies:
             bookie.release()
 
     async def payloads(self, stream: str) -> list[bytes]:
-        """All that readers find in a log now."""
+        """Return all that readers find in a log now."""
         return [payload for _, payload in await self.records(stream)]
 
     async def records(self, stream: str) -> list[tuple[int, bytes]]:
-        """Transaction ids and payloads of all that readers find in a log now: a heartbeat makes what was answered
-        visible."""
+        """Return transaction ids and payloads of all that readers find in a log, after a heartbeat that makes visible
+        what was answered."""
         for proxy in self.proxies:
             if stream in proxy.service.streams_owned:
                 await proxy.ask(Heartbeat(stream, to_readers=True))
@@ -203,7 +203,7 @@ class ProxyWorld(MemoryCluster):
 
 @asynccontextmanager
 async def proxies(binding: Binding | None = None) -> AsyncIterator[ProxyWorld]:
-    """A world, and its end: nothing is under way then."""
+    """Run a cluster with proxies for the length of a block; nothing is under way at its end."""
     world = ProxyWorld()
     await world.start(binding)
     yield world
@@ -211,5 +211,5 @@ async def proxies(binding: Binding | None = None) -> AsyncIterator[ProxyWorld]:
 
 
 async def answers(futures: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """All answers, in order."""
+    """Return all answers, in order."""
     return list(await asyncio.wait_for(asyncio.gather(*futures), 600))

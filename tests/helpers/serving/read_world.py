@@ -81,7 +81,7 @@ class ReadWorld(MemoryCluster):
 
 
 def submitted(service: ReadProxyService, request: object, caller: Caller) -> asyncio.Future[Answer]:
-    """The answer to one request, which has to come once."""
+    """Submit a request; its answer, which has to come once."""
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def reply(found: Answer) -> None:

@@ -84,23 +84,23 @@ class AppendsCluster(MemoryCluster):
         return await self.connect({**self.settings, **settings}, features, statistics)
 
     async def proxy(self, number: int = 0, **settings: object) -> LinkedProxy:
-        """A write proxy that the namespace announces."""
+        """Start a write proxy that the namespace announces."""
         return await self.proxies.start(number, await self.namespace(lock_timeout_s=0), **settings)
 
     async def kill_proxy(self, proxy: LinkedProxy) -> None:
-        """Its process dies."""
+        """End a proxy as its process's death does."""
         await self.proxies.crash(proxy, self.tree.expire)
 
     async def driver(
         self, *, proxied: bool = False, neighbour: bool = True, sink: str = QUERY, **settings: object
     ) -> Driver:
-        """A driver; `proxied`: the option proxy is given; `neighbour`: on the others' machine; `sink`: its query."""
+        """Start a driver; `proxied`: with the option proxy; `neighbour`: on the others' machine; `sink`: its query."""
         driver = Driver(self, await self.connect({**self.settings, **settings}), proxied, neighbour, sink)
         self.drivers.append(driver)
         return driver
 
     async def contents(self) -> list[bytes]:
-        """The log's records, those of an open segment that are acknowledged included."""
+        """Return the log's records, those of an open segment that are acknowledged included."""
         await self.proxies.make_visible(LOG)
         namespace = await self.namespace()
         try:
@@ -113,7 +113,7 @@ class AppendsCluster(MemoryCluster):
             await namespace.close()
 
     async def forget_segments(self, how: str = "purge", before: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Writers without producers write newer segments, and those that were there are deleted: by a purge, or as
+        """Write newer segments by writers without producers, and delete those that were there: by a purge, or as
         another writer finds that they are a week old. `before` is called before that."""
         await self.write_plainly(retention_hours=0)
         last = await self.write_plainly(retention_hours=0)
@@ -178,7 +178,7 @@ class Neighbour:
             return None
         appending = asyncio.ensure_future(driver.appender.append_as_owner(batch))
         appending.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # What it has begun it goes on with, whoever waits for it; and where it dies, nobody answers.
+        # It goes on with what it has begun, though its caller may have gone; and where it dies there is no answer.
         while not (await asyncio.wait([appending], timeout=1))[0]:
             if driver.crashed:
                 raise OutcomeUnknownError("it died")
@@ -188,7 +188,7 @@ class Neighbour:
         return appending.result()
 
     async def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""
 
 
 class Driver:
@@ -246,7 +246,7 @@ class Driver:
         return None if found is None else found.value
 
     async def crash(self) -> None:
-        """The process dies: connections break, the session expires, nothing is said good-bye to."""
+        """End the process as its death does: connections break, and the session expires."""
         self.cluster.drivers.remove(self)
         self.crashed = True
         await self.namespace.ledgers.close()

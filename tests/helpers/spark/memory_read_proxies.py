@@ -80,7 +80,7 @@ class ServedLink:
         return number
 
     def forget(self, number: int) -> None:
-        """The answer is not wanted any more."""
+        """Drop the answer, which is not wanted any more."""
         self._replies.pop(number, None)
 
     def _answered(self, number: int, answer: Answer) -> None:
@@ -103,7 +103,7 @@ class ServedLink:
             reply(answer)
 
     def lose(self) -> None:
-        """The connection is lost."""
+        """Break the connection."""
         if self.closed:
             return
         self.closed = True
@@ -137,12 +137,12 @@ class ProxyFleet:
         return tuple(self.proxies)
 
     async def add(self, address: str, uri: str = URI) -> ServedProxy:
-        """One more proxy."""
+        """Start one more proxy."""
         made = self.proxies[address] = ServedProxy(await self._world.connect(uri), address)
         return made
 
     async def connect(self, address: str, on_closed: Callable[[], None]) -> ServedLink:
-        """As tasks connect. Raises ProxyUnreachableError."""
+        """Connect as tasks do. Raises ProxyUnreachableError."""
         proxy = self.proxies.get(address)
         if proxy is None or not proxy.up:
             raise ProxyUnreachableError("no such proxy, or it is down", node=address)

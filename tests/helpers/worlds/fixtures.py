@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    """Runs one ZooKeeper for all tests of a process, each of which has paths of its own in it."""
+    """Run one ZooKeeper for all tests of a process, each of which has paths of its own in it."""
     from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper"))) as server:
@@ -28,7 +28,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 @pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.processes)])
 async def metadata_server(request: pytest.FixtureRequest) -> AsyncIterator[MetadataServer]:
-    """Gives each kind of metadata server, with a znode `root` of the test's own; a test that takes it runs on both."""
+    """Give each kind of metadata server, with a znode `root` of the test's own; a test that takes it runs on both."""
     from helpers.worlds.metadata import MemoryServer, ZooKeeperServer
 
     made: MemoryServer | ZooKeeperServer
@@ -43,13 +43,13 @@ async def metadata_server(request: pytest.FixtureRequest) -> AsyncIterator[Metad
 
 @pytest.fixture
 def cluster_options() -> Mapping[str, object]:
-    """Gives the arguments of `in_process_cluster`; a file whose tests need others defines this fixture again."""
+    """Give the arguments of `in_process_cluster`; a file whose tests need others defines this fixture again."""
     return {}
 
 
 @pytest.fixture
 async def in_process_cluster(tmp_path: Path, cluster_options: Mapping[str, object]) -> AsyncIterator[InProcessCluster]:
-    """Runs the cluster of `dlspark.testing`: storage nodes in this process, on disk, with metadata in memory."""
+    """Run the cluster of `dlspark.testing`: storage nodes in this process, on disk, with metadata in memory."""
     from dlspark.testing.cluster import InProcessCluster
 
     async with InProcessCluster(tmp_path, **cluster_options) as cluster:  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ async def in_process_cluster(tmp_path: Path, cluster_options: Mapping[str, objec
 
 @pytest.fixture(scope="module")
 def warm_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
-    """Runs ZooKeeper and three storage nodes, as processes that start quickly, for the tests of one file."""
+    """Run ZooKeeper and three storage nodes, as processes that start quickly, for the tests of one file."""
     from helpers.worlds.warm_sandbox import WarmSandbox
 
     made = WarmSandbox(tmp_path_factory.mktemp("warm-sandbox"), nodes=3)

@@ -101,7 +101,7 @@ class ZooKeeperServer:
         return self.stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:
-        """A second client that takes over the session and closes it ends it for both."""
+        """End a session by a second client that takes it over and closes it."""
         assert isinstance(store, ZooKeeperStore)
         identity = store._client.client_id
 

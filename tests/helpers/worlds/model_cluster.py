@@ -93,13 +93,13 @@ class ModelBookie:
         return self.ledgers.setdefault(ledger_id, Ledger())
 
     def kill(self) -> None:
-        """Connections break, new ones are refused; what is stored stays."""
+        """Break its connections and refuse new ones; what is stored stays."""
         self.down = True
         for link in list(self.links):
             link.break_both()
 
     def crash(self) -> None:
-        """Like `kill`, and what was not synced is gone."""
+        """Do as `kill` does, and lose what was not synced."""
         self.kill()
         for ledger_id, entries in self.unsynced.items():
             for entry_id in entries:
@@ -276,7 +276,7 @@ class ModelLink:
         self._later(0, lambda: self._arrive(data))
 
     def _later(self, direction: int, action: Callable[[], None]) -> None:
-        """After a random time, but never before what was sent earlier."""
+        """Call after a random time, but never before what was sent earlier."""
         loop = self._world.loop
         when = max(loop.time() + self._world.rng.uniform(0, self._world.jitter_s), self._last[direction])
         self._last[direction] = when

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def sink_world() -> SinkWorld:
-    """Makes a namespace in memory, for commits of the sink."""
+    """Make a namespace in memory, for commits of the sink."""
     from helpers.spark.sink_world import SinkWorld
 
     made = SinkWorld()
@@ -29,7 +29,7 @@ async def sink_world() -> SinkWorld:
 
 @pytest.fixture
 async def driver(sink_world: SinkWorld) -> AsyncIterator[Process]:
-    """Gives a process that commits batches to the namespace."""
+    """Give a process that commits batches to the namespace."""
     from helpers.spark.sink_world import Process
 
     process = Process(sink_world)
@@ -39,7 +39,7 @@ async def driver(sink_world: SinkWorld) -> AsyncIterator[Process]:
 
 @pytest.fixture
 async def other_driver(sink_world: SinkWorld) -> AsyncIterator[Process]:
-    """Gives a second one, of another owner."""
+    """Give a second one, of another owner."""
     from helpers.spark.sink_world import Process
 
     process = Process(sink_world, seed=1, owner="other")
@@ -49,7 +49,7 @@ async def other_driver(sink_world: SinkWorld) -> AsyncIterator[Process]:
 
 @pytest.fixture(scope="session")
 def processes() -> ForkServerContext:
-    """Starts processes that have loaded the sink."""
+    """Start processes that have loaded the sink."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["helpers.spark.sink_driver"])
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def processes() -> ForkServerContext:
 
 @pytest.fixture
 def spawn(processes: ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
-    """Starts drivers, and ends those that are left. Sessions with ZooKeeper are short, here too."""
+    """Start drivers, and ends those that are left. Sessions with ZooKeeper are short, here too."""
     from helpers.spark.driver_processes import SESSION_TIMEOUT_S, SESSION_VARIABLE, Spawner
 
     monkeypatch.setenv(SESSION_VARIABLE, SESSION_TIMEOUT_S)

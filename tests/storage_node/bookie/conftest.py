@@ -14,7 +14,7 @@ from metadata.zookeeper.memory import MemoryStore
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[BookieCluster]:
-    """An initialised cluster in memory, without bookies yet; whatever a test starts is stopped."""
+    """Give an initialised cluster in memory, without bookies yet; whatever a test starts is stopped."""
     made = BookieCluster(tmp_path)
     store = MemoryStore(made.tree)
     await LedgerStore(store).format()

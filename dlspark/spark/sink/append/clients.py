@@ -151,7 +151,7 @@ def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> Non
     # The same modules as here: what Spark's workers are given by PYTHONPATH and by other means.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        # The command ends as soon as the process that it leaves behind listens, so nobody has to wait for that one.
+        # The command ends as soon as the process that it leaves behind listens, so nothing has to wait for that one.
         done = subprocess.run(
             [sys.executable, "-m", PROCESS_MODULE, os.fspath(folder.path)],
             input=pickle.dumps((options, driver_process(), left_session)),

@@ -1,7 +1,7 @@
 """The process that appends for a driver: `python -m dlspark.spark.sink.append.process FOLDER` (`clients`).
 
 It is given the query's options, the driver's name and what a killed predecessor left on its standard input. The command
-itself ends as soon as the process listens in the folder, so that this is no child of a worker of Spark's: by a fork,
+itself ends as soon as the process listens in the folder, so that it is not a child of a worker of Spark's: by a fork,
 before anything is loaded.
 
 It ends by itself (`server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,

@@ -1,11 +1,10 @@
 """A sink's task: what it does with its rows, before anything of them can be seen.
 
-`run_task` is called in Spark's thread. A task of which few rows come, for one log, stages nothing: where the batch may
-be appended, it hands its rows over in its message and asks nothing of the metadata store or of storage nodes
-(`inline_rows`). Any other task writes its rows into ledgers of its own, one for each log it meets (a new one whenever
-one has grown to the namespace's segment size), closes them and reports them to the driver. No log refers to these
-ledgers until the driver publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger
-that exists is listed under the sink, so what is not published is found and swept.
+A task of which few rows come, for one log, stages nothing: where the batch may be appended, it hands its rows over in
+its message (`inline_rows`). Any other task writes its rows into ledgers of its own, one for each log it meets (a new
+one whenever one has grown to the namespace's segment size), closes them and reports them to the driver. No log refers
+to these ledgers until the driver publishes the batch, so a task may fail, be repeated or run twice at any time. Every
+ledger that exists is listed under the sink, so what is not published is found and swept.
 
 `Staging` is the task on the event loop; its `TaskWriter` gathers rows and writes them, each ledger by a
 `StagedSegmentWriter`. What a task needs from the metadata store it
@@ -206,10 +205,7 @@ class _EntrySender:
 
 
 class Staging:
-    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`.
-
-    What it asks of the metadata store is asked when it is made, before there are rows.
-    """
+    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`."""
 
     def __init__(self, session: SinkSession, job: JobId, columns: SinkColumns, partition: int, stamp_ms: int) -> None:
         self.session = session
@@ -417,7 +413,8 @@ class TaskWriter:
                 yield self._cut(log, gathered)
 
     def _cut(self, log: str, gathered: _GatheredRows) -> EntriesToSend:
-        values = _joined([part.values for part in gathered.rows])
+        parts = [part.values for part in gathered.rows]
+        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         entries = cut_entries(
             self._txids(gathered, len(values)), values, gathered.next_position, self._settings.compression
         )
@@ -483,10 +480,6 @@ class TaskWriter:
         for staged in self._staged.values():
             if staged.segment is not None:
                 await staged.segment.abandon()
-
-
-def _joined(values: list[pa.Array]) -> pa.Array:
-    return values[0] if len(values) == 1 else pa.concat_arrays(values)
 
 
 # ---------------------------------------------------------------------- a segment to be

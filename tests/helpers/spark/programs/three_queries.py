@@ -96,7 +96,7 @@ class Queries:
 
 
 def have(logs: list[Log], rows: int) -> bool:
-    """Whether each log has its rows; no, as long as its storage nodes are away."""
+    """Return whether each log has its rows; no, as long as its storage nodes are away."""
     try:
         return min(log.record_count() for log in logs) >= rows
     except (NotAppliedError, OutcomeUnknownError):  # a node that goes while it is asked leaves open what it did
