@@ -2,7 +2,6 @@
 
 A `MemoryTree` is the shared server: znodes, sessions, watches, one order of transactions. Each `MemoryStore` is one
 client session on it. Faults are injected at the tree:
-
     tree.inject = lambda session_id, operation, path: Fault.LOSE_REPLY      applied, but the answer is lost
     tree.disconnect(session_id) / tree.reconnect(session_id)                connection lost, session alive
     tree.expire(session_id)                                                 ephemerals gone; a new session follows
