@@ -51,6 +51,8 @@ Work: TypeAlias = Callable[[socket.socket, bool], int]
 _Class = TypeVar("_Class", bound=type)
 
 DAEMON = "pyspark.daemon"
+OWN_DAEMON = "dlspark.spark.worker_daemon"
+"""This module's name, which it does not have where it is the program."""
 FREEZE_AT = (2, 4, 8)
 """Uses of a process by us before which everything there is is frozen: after the first one modules are loaded and
 connections are open, later ones find what another kind of use has loaded."""
@@ -187,9 +189,9 @@ def begin_use() -> None:
 
 
 def due(uses: int, main: str | None) -> bool:
-    """Return whether to freeze before this use of a process that runs module `main`: only in what Spark's daemon has
-    forked, where the collection has just been."""
-    return uses in FREEZE_AT and main == DAEMON
+    """Return whether to freeze before this use of a process that runs module `main`: only in what a daemon of
+    workers has forked, where the collection has just been."""
+    return uses in FREEZE_AT and main in (DAEMON, OWN_DAEMON)
 
 
 def main_module() -> str | None:
