@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -83,6 +86,22 @@ def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("DLSPARK_URI", raising=False)
     return home
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Have files made with the permissions that their maker gives, and no others withheld."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def open_file_limits() -> Iterator[None]:
+    """Restore the limits on open files, which a test changes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture(scope="session")

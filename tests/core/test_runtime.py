@@ -15,13 +15,6 @@ from dlspark.errors import AlreadyClosedError
 from metadata.foundation.errors import CallerError
 
 
-@pytest.fixture
-def runtime():
-    runtime = Runtime("test-runtime")
-    yield runtime
-    runtime.close()
-
-
 async def _double(number: int) -> int:
     await asyncio.sleep(0)
     return 2 * number

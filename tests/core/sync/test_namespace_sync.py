@@ -8,35 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dlspark import Namespace, Permissions, Runtime
-from dlspark.core.settings.settings import Settings
-from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
+from dlspark.testing.cluster import NAMESPACE_PATH
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.namespaces import NamespaceInUseError, NamespaceStore, NotBoundError
 from metadata.distributedlog.permissions import Action, RequestDeniedError
 from metadata.foundation.errors import CallerError
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
-
-
-@pytest.fixture
-def runtime():
-    runtime = Runtime("namespace-tests")
-    yield runtime
-    runtime.close()
-    assert "namespace-tests" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.fixture
-def background_cluster(runtime, tmp_path):
-    background_cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
-    runtime.run(background_cluster.start())
-    yield background_cluster
-    runtime.run(background_cluster.stop())
-
-
-@pytest.fixture
-def namespace(runtime, background_cluster):
-    with Namespace(runtime, runtime.run(background_cluster.connect())) as namespace:
-        yield namespace
 
 
 def test_logs_are_listed_renamed_and_keep_their_applications_bytes(namespace):

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 SETTINGS = BookieSettings(("/j",), ("/l",))
-
-
-@pytest.fixture
-def limits() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_connections_get_what_files_do_not_need() -> None:
@@ -107,7 +99,7 @@ def take_all(taken: list[int]) -> None:
             raise
 
 
-def test_a_disk_opens_files_with_its_spare_descriptors(tmp_path: Path, limits: None) -> None:
+def test_a_disk_opens_files_with_its_spare_descriptors(tmp_path: Path, open_file_limits: None) -> None:
     disk = SystemDisk()
     disk._spare.hold(2)
     (tmp_path / "data").mkdir()
