@@ -1,8 +1,8 @@
 """The tests of what has changed, for `make quick`: `python -m helpers.changed` prints their files, one a line.
 
 Changed is what differs from the branch's beginning (`origin/main`, else `main`), committed or not. A test file is among
-them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module; files of
-the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is said on standard
+them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module, helpers of
+tests among them; files of the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is said on standard
 error.
 """
 
@@ -58,7 +58,7 @@ def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
     """Return those of the test files, which are below the tests' folder, that have to do with what has changed."""
     changed = set(changed)
     python = [path for path in changed if path.suffix == ".py"]
-    modules = {module_of(path) for path in python if path.parts[0] != "tests"}
+    modules = {module_of(path.relative_to("tests") if path.parts[0] == "tests" else path) for path in python}
     folders = {_mirror(path) for path in python if path.parts[0] != "tests"}
     found: list[tuple[int, Path]] = []
     for test in tests:
