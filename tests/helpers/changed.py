@@ -2,8 +2,8 @@
 
 Changed is what differs from the branch's beginning (`origin/main`, else `main`), committed or not. A test file is among
 them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module or helper
-of tests; files of the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is
-said on standard error.
+of tests; files of the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out
+is said on standard error.
 """
 
 from __future__ import annotations
