@@ -72,6 +72,8 @@ FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 
 
 class Timer(Protocol):
+    """How late is it? The running loop's clock."""
+
     def time(self) -> float:
         """Return the running loop's time: seconds, monotonic."""
         ...

@@ -59,6 +59,8 @@ from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 
 
 class RecoveryState(Enum):
+    """What is the recovery of a ledger about?"""
+
     NEW = auto()
     MARKING = auto()
     MARK_CHECKING = auto()

@@ -154,6 +154,7 @@ class InFlightRequest:
             self._end()
 
     def begin(self, now: float) -> None:
+        """Send the request for the first time."""
         routed = self._routed
         if routed is None:
             return
@@ -164,11 +165,13 @@ class InFlightRequest:
         self._apply_effect(effect, now)
 
     def on_deadline(self) -> None:
+        """Settle the request, whose time is over."""
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.deadline_passed(now), now)
 
     def on_silence(self) -> None:
+        """Go on to another proxy: the one that was asked has not answered in time."""
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.silent(self.attempt, now), now)
