@@ -62,6 +62,7 @@ class KafkaBroker:
         self._directory.mkdir(parents=True)
         settings = self._directory / "server.properties"
         settings.write_text(properties(broker_settings(self._port, free_port(), self._directory / "data")))
+        # Kafka's id of a cluster: 16 bytes in base64, which must not begin with a dash.
         cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
         with self._log.open("ab") as log:
             formatting = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
@@ -91,6 +92,7 @@ class KafkaBroker:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # Ctrl-C at the terminal is for the benchmark alone, which then ends the broker.
             start_new_session=True,
         )
 

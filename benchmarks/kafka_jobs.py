@@ -155,6 +155,7 @@ class Jobs:
         for step in range(FILES):
             self._append(self._frame(LARGE, step), "large")
         time.sleep(0.1)
+        # Between two rests: no record may have the very millisecond from which is read.
         self._late_ms = time.time_ns() // 1_000_000
         time.sleep(0.1)
         self._append(self._frame(SMALL, 0).limit(LAST_ROWS), "small")
@@ -164,6 +165,7 @@ class Jobs:
             frame = self._read(log)
             self._rows[log] = frame.count()
             found = frame.rdd.getNumPartitions()
+            # With fewer tasks one of the systems would leave a core idle.
             check(CORES <= found <= CORES + 1, f"{self.name}: {log} is read in {found} partitions, asked for {CORES}")
         found = self._late().count()
         check(found == LAST_ROWS, f"{self.name}: {found} rows since the point in time, not {LAST_ROWS}")
@@ -275,6 +277,7 @@ class Jobs:
                 arrivals.sent[number] = time.time()
                 append(str(number).encode())
                 number += 1
+                # At drawn moments: at a fixed pace appends would keep in step with the query's polls.
                 time.sleep(self._chance.uniform(*PAUSE_S))
             _wait(lambda: arrivals.complete, started, "records to arrive")
         return arrivals.figures()

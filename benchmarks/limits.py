@@ -114,6 +114,7 @@ def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrie
     buffer.write(os.urandom(block))
     latencies: list[float] = []
     offset = 0
+    # All writers at once: the first would have the disk to itself for a while.
     barrier.wait()
     begin = time.perf_counter()
     while (now := time.perf_counter()) - begin < seconds:
@@ -121,6 +122,7 @@ def _write_blocks(end: Connection, path: str, block: int, seconds: float, barrie
         os.fdatasync(fd)
         if now - begin > seconds / 10:
             latencies.append(time.perf_counter() - now)
+        # Over blocks that were written before, as a journal's are: a file that grows has its length synced as well.
         offset = (offset + block) % FILE_BYTES
     os.close(fd)
     end.send(latencies)
@@ -251,6 +253,7 @@ def memory_bytes_per_s(size: int, seconds: float) -> float:
     copies = 0
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
+        # Many copies a look at the clock, which costs as much as a small one.
         for _ in range(20):
             target[:] = source
         copies += 20
@@ -263,6 +266,7 @@ def child_process(target: Callable[..., None], *arguments: object) -> Iterator[C
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
+    # Ours of it: an end that this process held open would hide that the child has ended.
     theirs.close()
     try:
         yield ours

@@ -54,6 +54,7 @@ def spent_in(roots: Iterable[int]) -> dict[_Key, Spent]:
                     times = one.cpu_times()
                     spent = Spent(one.ppid(), times.user + times.system, times.children_user + times.children_system)
                     found[one.pid, one.create_time()] = spent
+            # It ended between the listing and this look; what it had spent then is in an earlier one.
             except psutil.NoSuchProcess:
                 continue
     return found

@@ -44,10 +44,9 @@ from benchmarks.thin_clients import (
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import DistributedLogError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.producing import AsyncProducer
-from metadata.foundation.errors import check
+from metadata.foundation.errors import DistributedLogError, check
 
 AT_ONCE = {"writerOutputBufferSize": 0, "periodicFlushFrequencyMilliSeconds": 0}
 COLLECTED = {"writerOutputBufferSize": 512 * 1024, "periodicFlushFrequencyMilliSeconds": 0}
@@ -122,6 +121,7 @@ class ServingBenchmark:
             producer = client.producer(self._name())
             direct = await writer_latencies_us(writer, seconds / 2)
             through = await producer_latencies_us(producer, seconds)
+            # Half before and half after: a machine that gets slower meanwhile does so to both sides.
             direct += await writer_latencies_us(writer, seconds / 2)
             await writer.close()
         return direct, through
@@ -270,6 +270,7 @@ async def move_under_load(uri: str, one: ProxyProcess, other: ProxyProcess, stre
             settled = time.perf_counter()
             await asyncio.sleep(SETTLED_S)
             begin = time.perf_counter()
+            # The later half of the rest: writes that the move before had held back are over by then.
             quiet.append(((settled + begin) / 2, begin))
             await client.move(stream, targets[number % 2])
             spans.append((begin, time.perf_counter()))

@@ -88,6 +88,7 @@ async def _frames_load(
     connected = [await FramesClient.connect(network, address) for _ in range(clients)]
     payload = os.urandom(record_bytes)
     for stream in streams:
+        # Uncounted: the proxy takes the log over with the first record.
         await _own(connected[0], stream)
     _wait_for_go(end)
     counted = Counted(seconds)
@@ -225,6 +226,7 @@ async def _idle_clients(end: Connection, address: str, clients: int) -> None:
         return client
 
     while len(connected) < clients:
+        # So many at a time: dials beyond the listener's backlog would be repeated only after a second.
         count = min(_DIALS, clients - len(connected))
         connected += await asyncio.gather(*(connect() for _ in range(count)))
     end.send(sum(not client.closed for client in connected))

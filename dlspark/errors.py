@@ -66,6 +66,7 @@ The first level says whether the thing happened; the leaves say what it was:
     └── InvariantViolation                     600: a bug in dlspark
 
 Those marked * belong to the lower floors (`metadata`, `storage_node`) and are named here because users meet them.
+Users import all of them from here; our own code takes each from the module that defines it.
 `status_code(error)` gives the code of any error, those of the lower floors included.
 """
 

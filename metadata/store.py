@@ -61,6 +61,8 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
+    """Which watch fired, and why?"""
+
     kind: EventKind
     path: str
 
@@ -84,7 +86,7 @@ RequestObserver: TypeAlias = Callable[[str, str, float, BaseException | None], N
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """In a multi: create `path`. A sequential node gets ten digits appended to its name."""
+    """What is made in a multi? `path`; a sequential node gets ten digits appended to its name."""
 
     path: str
     data: bytes = b""
@@ -94,7 +96,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class SetData:
-    """In a multi: set data if the version matches."""
+    """What is set in a multi? A znode's data, if the version matches."""
 
     path: str
     data: bytes
@@ -103,7 +105,7 @@ class SetData:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """In a multi: delete if the version matches."""
+    """What is deleted in a multi? A znode, if the version matches."""
 
     path: str
     version: int = ANY_VERSION
@@ -111,7 +113,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """In a multi: do nothing, but fail the whole unless the version matches."""
+    """On what does a multi depend? It fails as a whole unless the version matches."""
 
     path: str
     version: int

@@ -21,7 +21,7 @@ from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 from metadata.store import Op, OpResult, SessionState
-from metadata.zookeeper.memory import MemoryTree, _Session
+from metadata.zookeeper.memory import MemorySession, MemoryTree
 from simulation.checkers.durability import JOURNAL_DIRECTORIES
 from simulation.checkers.history import History, Trace
 from simulation.checkers.ledgers import LedgerCheckers
@@ -71,7 +71,7 @@ class WatchedTree(MemoryTree):
         super().__init__(now_ms)
         self._applied = applied
 
-    def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
+    def apply(self, session: MemorySession, ops: Sequence[Op]) -> list[OpResult]:
         """Apply the transaction, then show it to the checker: only what was applied is shown."""
         results = super().apply(session, ops)
         # Within the same step: no client can have seen the change before the checkers judge it.

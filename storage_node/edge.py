@@ -129,6 +129,8 @@ class FrameHandler(Protocol):
 
 
 class Listener(Protocol):
+    """Which connections come from outside? Accepts them until it is closed."""
+
     @property
     def port(self) -> int:
         """The port that is listened on; the one that was taken where 0 was asked for."""
@@ -140,6 +142,8 @@ class Listener(Protocol):
 
 
 class Network(Protocol):
+    """How are connections made and accepted?"""
+
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
         """Open a link. Raises BookieUnreachableError (NotAppliedError)."""
         ...

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +13,8 @@ import pytest
 from helpers import quick_start
 from helpers.sharing import Durations, longest_first
 from helpers.tiers import Tier, has_none_of, keep_tier
+
+pytest_plugins = ["helpers.worlds.fixtures"]
 
 quick_start.use()
 
@@ -38,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def use_properties(config: pytest.Config) -> None:
-    """Tests of properties: no time is asserted, and the ordinary command tries the same examples each time. The long
-    rounds draw others."""
+    """Set up tests of properties: no time is asserted, and the ordinary command tries the same examples each time; the
+    long rounds draw others."""
     hypothesis.settings.register_profile(
         "dlspark",
         deadline=None,
@@ -51,12 +56,12 @@ def use_properties(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is passed over here is not asked further; None leaves the decision to pytest."""
+    """Pass over files without a test of the tier, which are not asked further; None leaves the decision to pytest."""
     return has_none_of(config.getoption("--tier"), collection_path) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `long` take minutes to hours: only with --rounds, as `make torture` gives it."""
+    """Leave out tests marked `long`, of minutes to hours, without --rounds (`make torture`); then sort by time."""
     if config.getoption("--rounds") is None:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
@@ -66,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """pytest's handlers of log lines keep pytest's format: they are added to each logger that does not propagate, and
+    """Give pytest's handlers of log lines pytest's format: they are added to each logger that does not propagate, and
     one of PySpark's own (there is one after an error in SQL) gives every handler that it gets the format of JSON."""
     plugin = item.config.pluginmanager.get_plugin("logging-plugin")
     for handler in (plugin.caplog_handler, plugin.report_handler):
@@ -75,7 +80,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.fixture
 def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a sandbox, which is returned, and no variable: no namespace is found unless it is named."""
+    """Give a home without a sandbox, and no variable: no namespace is found unless it is named."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -83,15 +88,31 @@ def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Have files made with the permissions that their maker gives, and no others withheld."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def open_file_limits() -> Iterator[None]:
+    """Restore the limits on open files, which a test changes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.fixture(scope="session")
 def rounds(request: pytest.FixtureRequest) -> int | None:
-    """The number given by --rounds, or None: each test has a default of its own."""
+    """Give the number given by --rounds, or None: each test has a default of its own."""
     value: int | None = request.config.getoption("--rounds")
     return value
 
 
 @pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int | None:
-    """The seed given by --seed, or None: every round has a seed of its own."""
+    """Give the seed given by --seed, or None: every round has a seed of its own."""
     value: int | None = request.config.getoption("--seed")
     return value

@@ -20,17 +20,7 @@ from helpers.bookie.wire_bytes import block, frame, number, request, send
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import (
-    CallerError,
-    CorruptDataError,
-    DistributedLogError,
-    InvalidRecordError,
-    LogNotFoundError,
-    OwnershipAcquireFailedError,
-    RecordTooLongError,
-    SettingsError,
-    TransactionIdOutOfOrderError,
-)
+from dlspark.errors import InvalidRecordError, RecordTooLongError, SettingsError, TransactionIdOutOfOrderError
 from dlspark.sandbox.processes import SandboxError
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.query_options import Options
@@ -38,9 +28,10 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.selection import SourceQuery
 from metadata.bookkeeper.ledger_metadata import DigestType
-from metadata.distributedlog.log_names import InvalidLogNameError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogNotFoundError
 from metadata.distributedlog.namespaces import NotBoundError
-from metadata.foundation.errors import MetadataUnavailableError
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, MetadataUnavailableError
 from storage_node.errors import (
     BadRequestError,
     BookieConfigurationError,

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from dlspark.cli.main import app
 from dlspark.core.sync.namespace import Namespace
 from dlspark.default_namespace import default_uri, uri_or_default
-from dlspark.errors import CallerError
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState, default_directory
 from metadata.foundation import processes
+from metadata.foundation.errors import CallerError
 
 STATE = SandboxState(23456, (23457,))
 FOREIGN = "00000000-0000-0000-0000-000000000000:1"

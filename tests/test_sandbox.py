@@ -15,16 +15,18 @@ import pytest
 from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import CallerError, NotBoundError, WriteError
-from dlspark.sandbox.processes import SandboxError
+from dlspark.errors import WriteError
+from dlspark.sandbox.processes import SandboxError, child_environment
 from dlspark.sandbox.sandbox import Sandbox
 from dlspark.sandbox.state import SandboxState, default_directory
+from metadata.distributedlog.namespaces import NotBoundError
+from metadata.foundation.errors import CallerError
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+def fresh_sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     with Sandbox(tmp_path / "sandbox") as running:
         yield running
 
@@ -48,23 +50,23 @@ def test_data_and_uri_survive_a_restart(tmp_path: Path) -> None:
     assert processes_of(tmp_path) == []
 
 
-def test_a_killed_node_comes_back_on_its_own_directory(sandbox: Sandbox) -> None:
-    before = sandbox.node_pid(1)
-    sandbox.kill_node(1)
-    assert sandbox.node_pid(1) is None
-    sandbox.start_node(1)
-    assert sandbox.node_pid(1) not in (None, before)
+def test_a_killed_node_comes_back_on_its_own_directory(fresh_sandbox: Sandbox) -> None:
+    before = fresh_sandbox.node_pid(1)
+    fresh_sandbox.kill_node(1)
+    assert fresh_sandbox.node_pid(1) is None
+    fresh_sandbox.start_node(1)
+    assert fresh_sandbox.node_pid(1) not in (None, before)
 
 
-def test_a_second_sandbox_in_one_directory_is_refused(sandbox: Sandbox) -> None:
+def test_a_second_sandbox_in_one_directory_is_refused(fresh_sandbox: Sandbox) -> None:
     with pytest.raises(CallerError, match="already running"):
-        Sandbox(sandbox.directory).start()
+        Sandbox(fresh_sandbox.directory).start()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_else(tmp_path: Path, nodes: int) -> None:
-    with Sandbox(tmp_path / "sandbox", nodes=nodes) as sandbox:
-        with Namespace.open(sandbox.uri) as namespace, namespace.open_log("small") as log:
+    with Sandbox(tmp_path / "sandbox", nodes=nodes) as fresh_sandbox:
+        with Namespace.open(fresh_sandbox.uri) as namespace, namespace.open_log("small") as log:
             with log.open_writer() as writer:
                 writer.write(1, b"kept").result(30)
             assert namespace.settings.quorums == (nodes, nodes, nodes)
@@ -72,7 +74,7 @@ def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_els
                 assert [record.payload for record in reader.read_bulk(1)] == [b"kept"]
         # What is asked for by name is not cut down, also where it is the default.
         with (
-            Namespace.open(sandbox.uri, {"bkcEnsembleSize": 3}) as namespace,
+            Namespace.open(fresh_sandbox.uri, {"bkcEnsembleSize": 3}) as namespace,
             namespace.open_log("three") as log,
             pytest.raises(WriteError, match="needs 3 writable storage nodes"),
             log.open_writer() as writer,
@@ -101,6 +103,16 @@ def test_a_sandbox_that_runs_is_found_without_a_name(
         monkeypatch.delenv("DLSPARK_URI")
     with pytest.raises(CallerError, match="no sandbox runs"):
         Namespace.open()
+
+
+def test_a_child_of_a_tree_that_is_not_installed_finds_its_packages(tmp_path: Path) -> None:
+    # -S: as where nothing is installed. `errors` of the package must not come to the top.
+    names = ("dlspark", "storage_node", "core", "errors")
+    program = f"from importlib.util import find_spec; print([find_spec(name) is not None for name in {names}])"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.stdout == "[True, True, False, False]\n", found.stderr
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ class Demo:
     def _replay(self, spark: SparkSession, source: Path, checkpoint: Path) -> None:
         newest = newest_commit(checkpoint)
         self._say("4", f"Deleting {newest.parent.name}/{newest.name} of the checkpoint: Spark forgets its last commit")
+        # With its checksum, which would not fit the commit that Spark writes in its place.
         for path in (newest, newest.with_name(f".{newest.name}.crc")):
             path.unlink(missing_ok=True)
         query = start_writing(spark, source, checkpoint)
@@ -267,6 +268,7 @@ def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None
     """Draw one line an airport and save it as PNG."""
     import matplotlib
 
+    # A backend that draws into files: the machine may have no screen.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -207,6 +207,7 @@ def _ids_in(file: Path) -> list[int]:
         words = re.split(r"[\s,]+", file.read_text().strip())
     except OSError as error:
         raise CallerError(f"{file} cannot be read: {error.strerror}; nothing was done") from error
+    # All words before any ledger: a file of another kind must not delete what its first lines happen to name.
     bad = [word for word in words if word and not re.fullmatch(r"\d{1,19}", word)]
     if bad:
         raise CallerError(f"{bad[0]!r} in {file} is not a ledger id; nothing was done", advice="Give one id a line")

@@ -145,7 +145,7 @@ async def show(
     last: Annotated[int | None, typer.Option("--last", help="To the segment of this number.")] = None,
     placement: Annotated[bool, typer.Option("--placement", help="Entries by storage node, for each segment.")] = False,
 ) -> None:
-    """Show a log: where it begins and ends, who writes it, its segments with their ledgers."""
+    """Show a log: where it begins and ends, its writer, its segments with their ledgers."""
     async with at.open() as namespace, await namespace.open_log(name) as log:
         status = await log.status()
         end = await log.end()
@@ -294,6 +294,7 @@ async def truncate(
 
     wanted = DLSN.parse(dlsn)
     async with at.open() as namespace, await namespace.open_log(name) as log:
+        # A mistyped position would hide records that are still to be written, for good (I8).
         if wanted > (end := await log.end()):
             raise CallerError(
                 f"{wanted} is behind the end of the log, {end}; nothing was hidden",
@@ -301,6 +302,7 @@ async def truncate(
                 advice=f"Give a position up to {end}, which hides all that there is",
             )
         if dry_run:
+            # By the same rules as the truncation itself, which looks again under the log's lock.
             least = min([wanted, *((await log.subscribers()).values() if respect_subscribers else ())])
             changes = [after for _, after in truncation((await log.status()).segments, least)]
             rows: list[Json] = [{"segment": one.lssn, "state": segment_state(one)} for one in changes]

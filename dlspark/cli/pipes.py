@@ -336,6 +336,7 @@ def read(
         namespace.open_log(name) as log,
         log.open_reader(position) as reader,
     ):
+        # Before the first record is read, so that records which come meanwhile are not followed for ever.
         end = None if follow else _end(log)
         for records in _blocks(reader, follow=follow, limit=limit, end=end):
             printer.print(records, as_hex=as_hex, payload=not skip_payload)

@@ -73,6 +73,7 @@ def stop(directory: DirectoryOption = None) -> None:
         typer.echo(f"the sandbox in {directory} is not running")
         return
     deadline = time.monotonic() + 2 * STOP_TIMEOUT_S
+    # The process is not our child: its end can only be looked for.
     while state.running():
         if time.monotonic() > deadline:
             raise NotAppliedError(

@@ -131,7 +131,7 @@ class AsyncAppendReader(OpenedHere):
         self._rest = memoryview(b"")
         self._begun = False
         self._astray = False
-        """Whether the reader may be elsewhere: a seek was cut off."""
+        """True if the reader may be elsewhere: a seek was cut off."""
 
     @property
     def closed(self) -> bool:

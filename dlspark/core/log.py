@@ -51,7 +51,7 @@ class AsyncLog(OnOneLoop, LogPositions):
         """Use `AsyncNamespace.open_log` instead. `live` is closed with the log."""
         self.name = services.logs.validate_name(name)
         self.probes = Probes()
-        """What searches (`find_txid` and others) have read since this handle was opened."""
+        """Counters of what searches (`find_txid` and others) have read since this handle was opened."""
         self._services = services
         self._loop = asyncio.get_running_loop()
         self._live = live

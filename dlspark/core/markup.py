@@ -71,7 +71,7 @@ def heading(title: str, note: str = "") -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """HTML `content` under a line that opens and closes it; at first closed."""
+    """Return HTML `content` under a line that opens and closes it; at first closed."""
     return f"<details><summary>{escaped(title)}</summary>{content}</details>"
 
 

@@ -178,7 +178,7 @@ class AsyncNamespace(OnOneLoop):
 
     @property
     def services(self) -> Services:
-        """What everything opened in the namespace shares."""
+        """The services that everything opened in the namespace shares."""
         return self._services
 
     @property
@@ -198,7 +198,7 @@ class AsyncNamespace(OnOneLoop):
 
     @property
     def binding(self) -> Binding:
-        """What the namespace is bound to, as it was when the namespace was opened."""
+        """The binding of the namespace, as it was when the namespace was opened."""
         return self._services.binding
 
     @property

@@ -108,7 +108,7 @@ class Services:
     region_id: int = LOCAL_REGION_ID
     """The region of this process; written into segments where the namespace's binding or a setting says so."""
     features: FeatureProvider = NO_FEATURES
-    """What operators have switched on; asked at each decision."""
+    """The features that operators have switched on; asked at each decision."""
     meter: Meter = field(default_factory=Meter)
     """Counts, warns and traces."""
     permissions: PermissionStore | None = None

@@ -89,7 +89,7 @@ class NoLock:
         """Pass: there was nothing to give up."""
 
     async def ensure_held(self) -> None:
-        """Return: there is nothing to lose."""
+        """Pass: there is nothing to lose."""
 
     async def confirmed(self) -> bool:
         """Return False: nothing shows which of two owners came last."""

@@ -101,7 +101,10 @@ def _table() -> pa.Table:
     with zipfile.ZipFile(package_data() / "flights.csv.zip") as files, files.open("flights.csv") as raw:
         content = pa.py_buffer(raw.read())
     options = csv_reader.ConvertOptions(
-        column_types={name: pa.string() for name in _TEXTS}, null_values=["", "NA"], strings_can_be_null=True
+        # NA is R's word for a missing value, also among texts.
+        column_types={name: pa.string() for name in _TEXTS},
+        null_values=["", "NA"],
+        strings_can_be_null=True,
     )
     table = csv_reader.read_csv(pa.BufferReader(content), convert_options=options)
     fields = [(name, pa.string() if name in _TEXTS else pa.int64()) for name in table.column_names]

@@ -42,7 +42,7 @@ def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return the environment in which a child finds the same packages as this process, installed or not."""
-    paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
@@ -53,6 +53,7 @@ def first_line(stream: IO[bytes], timeout_s: float) -> bytes:
     deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):
+        # Not readline(): it would wait beyond the time for a child that hangs in the midst of its start.
         ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
         chunk = os.read(stream.fileno(), 4096) if ready else b""
         if not chunk:

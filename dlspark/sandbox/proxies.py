@@ -145,6 +145,7 @@ class SandboxProxies:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                # Ctrl-C at the terminal is for the sandbox alone, which then ends its processes in order.
                 start_new_session=True,
                 cwd=self._folder(index),
                 env=child_environment(),

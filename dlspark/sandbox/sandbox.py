@@ -196,6 +196,7 @@ class Sandbox(OpenedHere):
         if self._proxies is not None:
             self._proxies.stop()
             self._proxies = None
+        # Before ZooKeeper: a node that ends in order takes its registration away, and needs the store for it.
         end_processes(self._processes.values())
         self._processes.clear()
         if self._spawner is not None:
@@ -273,6 +274,7 @@ class Sandbox(OpenedHere):
                 f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
                 advice="Leave the port out, or name another directory",
             )
+        # Ports that a former start had stay: a node's address is in the metadata of its ledgers.
         has = kept or SandboxState(self._port_wanted, ())
         wanted, reader, reader_grpc = self._proxies_wanted, has.read_proxy_port, has.read_proxy_grpc_port
         known = {*has.node_ports, *has.proxy_ports, *has.proxy_grpc_ports, has.zookeeper_port}

@@ -1,4 +1,4 @@
-"""What a query is connected to, with which settings, and the session's defaults of its options.
+"""The connection of a query: its namespace, with which settings, and the session's defaults of its options.
 
 The namespace is named by option `uri`, else the conf `spark.distributedlog.uri`, else the variable `DLSPARK_URI`, else
 it is that of the sandbox which runs on the driver's machine (`dlspark.default_namespace`).

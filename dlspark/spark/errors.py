@@ -84,7 +84,7 @@ class AppenderStartError(NotAppliedError):
 
 
 class BatchSweptError(NotAppliedError):
-    """What the tasks had staged was swept meanwhile; nothing of the batch is visible."""
+    """The ledgers that the tasks had staged were swept meanwhile; nothing of the batch is visible."""
 
 
 class PublishContendedError(NotAppliedError):

@@ -32,8 +32,8 @@ from pyspark.sql.streaming.listener import (
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
 from dlspark.core.metrics.registries import Statistics, lags_of
-from dlspark.errors import CallerError
 from dlspark.spark.source.lag import Lag, larger_lag, read_behind
+from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.foundation.times import NS_PER_S, read_time
 
@@ -49,8 +49,8 @@ _MEASURES: Final = ("records", "bytes", "ms")
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What is known of one query."""
+class _QueryHistory:
+    """A query as far as it was heard of."""
 
     name: str
     samples: deque[LagSample]
@@ -92,7 +92,7 @@ class LagListener(StreamingQueryListener):
         self._gauges = lags_of(statistics)
         self._history = history
         self._lock = threading.Condition()
-        self._queries: dict[str, _Heard] = {}
+        self._queries: dict[str, _QueryHistory] = {}
         self._logged: set[str] = set()
 
     # ------------------------------------------------------------------ what was heard
@@ -126,7 +126,7 @@ class LagListener(StreamingQueryListener):
                 return LagPicture("no query", "none that reads a log was heard of yet", ())
             return LagPicture(f"query {heard.name}", heard.words(query_id in running), tuple(heard.samples), by)
 
-    def _found(self, query: str | None) -> tuple[str, _Heard | None]:
+    def _found(self, query: str | None) -> tuple[str, _QueryHistory | None]:
         for query_id, heard in reversed(self._queries.items()):
             if query is None or query in (query_id, heard.name):
                 return query_id, heard
@@ -143,7 +143,7 @@ class LagListener(StreamingQueryListener):
             return frozenset()
         with self._lock:
 
-            def late() -> list[_Heard]:
+            def late() -> list[_QueryHistory]:
                 return [
                     heard
                     for query_id, heard in self._queries.items()
@@ -213,7 +213,7 @@ class LagListener(StreamingQueryListener):
         at_s = _epoch_s(progress.timestamp)
         sample = LagSample(at_s, progress.batchId, {log: _values(lag) for log, lag in lags.items()})
         with self._lock:
-            heard = self._queries.pop(query_id, None) or _Heard(name, deque(maxlen=self._history))
+            heard = self._queries.pop(query_id, None) or _QueryHistory(name, deque(maxlen=self._history))
             self._queries[query_id] = heard  # The one heard of last is the last one.
             heard.name, heard.ended, heard.lags = name, False, lags
             heard.samples.append(sample)
@@ -226,7 +226,7 @@ class LagListener(StreamingQueryListener):
         if heard is not None:
             self._show(query_id, heard)
 
-    def _show(self, query_id: str, heard: _Heard) -> None:
+    def _show(self, query_id: str, heard: _QueryHistory) -> None:
         if self._gauges is not None:
             values = {log: _values(lag) for log, lag in heard.lags.items()}
             self._gauges.show(query_id, heard.name, time.time(), values)

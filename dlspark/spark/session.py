@@ -55,7 +55,7 @@ _CONFS: Final = {
     # Progress bars write over a program's own output.
     "spark.ui.showConsoleProgress": "false",
 }
-"""What `builder` sets beside the namespace, the catalog and its jar."""
+"""The confs that `builder` sets beside the namespace, the catalog and its jar."""
 _JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 _LOGGING: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 _JAVA_VARIABLES: Final = (
@@ -65,16 +65,16 @@ _JAVA_VARIABLES: Final = (
     "PYSPARK_SUBMIT_ARGS",
     "SPARK_SUBMIT_OPTS",
 )
-"""Where else a user may say how Spark logs."""
+"""Variables by which a user may say how Spark logs."""
 
 SLOW_START: Final = "Python worker failed to connect back"
-"""What Spark's error says of a query that it ended because a Python process was slow to start."""
+"""The words of Spark's error for a query that it ended because a Python process was slow to start."""
 TIMEOUT_S: Final = 120.0
 _PAUSE_S: Final = 0.05
 _NOT_BEGUN: Final = "Initializing"
 _NOT_EMPTY: Final = re.compile(r"The checkpoint location (.+) should be empty on batch 0")
 _UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
-"""How Spark names an entry until it is whole."""
+"""The name of an entry until it is whole."""
 
 
 def builder(

@@ -1,4 +1,4 @@
-"""What the connector does about Spark's Python workers, in which it runs: quiet ends, plain errors, garbage, filters.
+"""Spark's Python workers, in which the connector runs: quiet ends, plain errors, garbage collection, filters.
 
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
@@ -51,6 +51,8 @@ Work: TypeAlias = Callable[[socket.socket, bool], int]
 _Class = TypeVar("_Class", bound=type)
 
 DAEMON = "pyspark.daemon"
+OWN_DAEMON = "dlspark.spark.worker_daemon"
+"""This module's name, which it does not have where it is the program."""
 FREEZE_AT = (2, 4, 8)
 """Uses of a process by us before which everything there is is frozen: after the first one modules are loaded and
 connections are open, later ones find what another kind of use has loaded."""
@@ -61,7 +63,7 @@ _WORKER: Final = "pyspark.worker_util"
 _HUNG_UP: Final = -1
 """The answer of a worker that makes the daemon end its process, quietly."""
 _GONE: Final = (BrokenPipeError, ConnectionResetError, EOFError)
-"""What a worker's reading from Spark and writing to it raise then. It catches errors of the code that it runs."""
+"""The errors of a worker's reading from Spark and writing to it then. It catches errors of the code that it runs."""
 _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 """Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 
@@ -187,9 +189,9 @@ def begin_use() -> None:
 
 
 def due(uses: int, main: str | None) -> bool:
-    """Return whether to freeze before this use of a process that runs module `main`: only in what Spark's daemon has
-    forked, where the collection has just been."""
-    return uses in FREEZE_AT and main == DAEMON
+    """Return whether to freeze before this use of a process that runs module `main`: only in what a daemon of
+    workers has forked, where the collection has just been."""
+    return uses in FREEZE_AT and main in (DAEMON, OWN_DAEMON)
 
 
 def main_module() -> str | None:

@@ -294,7 +294,7 @@ class LedgerStore:
             pass
 
     def _short_ids(self, layout: LedgerLayout) -> str:
-        """Return what the znodes begin with whose numbers are ids of 31 bits."""
+        """Return the beginning of the znodes whose numbers are ids of 31 bits."""
         return join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
 
     async def _draw_id(self) -> int:

@@ -7,7 +7,7 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 | `NS/.executions` | empty; parent, created by the first |
 | `NS/.executions/<driver>` | JSON: `{"v": 1, "notes": {"<execution>": {...}}, "forgotten": 17}` |
 
-`<driver>` stands for one process of Spark's driver, `<execution>` is the number that Spark gave to an execution there,
+`<driver>` stands for one context of Spark's driver, `<execution>` is the number that Spark gave to an execution there,
 and its note is what the first of the execution's tasks wrote. The oldest executions are forgotten, so that the znode
 stays small; `forgotten` is the highest number among them, so that a task which comes later is refused and does not
 write a second note (docs/reference/znodes.md#executions).
@@ -45,7 +45,12 @@ class ForgottenExecutionError(CallerError):
 
 
 class ExecutionStore:
-    """Which executions of a Spark query are under way? The notes of one namespace's."""
+    """Which executions of a Spark query are under way? The notes of one namespace's.
+
+    Args:
+        store: the session.
+        namespace_path: the namespace's znode.
+    """
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:
         self._store = store

@@ -173,8 +173,11 @@ def parse_member(name: str) -> LockId | None:
 
 
 class DistributedLock:
-    """Do we own the log, and if not, which client does? The lock at `path`, which must exist. One object is acquired
-    once; not for use by several tasks at a time.
+    """Do we own the log, or which client does? One object is acquired once; not for use by several tasks at a time.
+
+    Args:
+        path: the parent of the lock's members, which must exist.
+        on_reacquired: called with the seconds that it took to get a lost lock back, and True if it did.
     """
 
     def __init__(
@@ -185,9 +188,6 @@ class DistributedLock:
         *,
         on_reacquired: Callable[[float, bool], None] | None = None,
     ) -> None:
-        """Make a lock that is not held yet. `on_reacquired` is called with the seconds that it took to get a lost lock
-        back, and True if that worked.
-        """
         check_path(path)
         self._on_reacquired = on_reacquired
         self._store = store

@@ -77,7 +77,11 @@ async def _no_ops() -> list[Op]:
 
 
 class LogAdmin:
-    """How are logs listed, renamed, deleted and counted? Administration of the logs of a `LogStore`."""
+    """How are logs listed, renamed, deleted and counted? Administration of the logs of a `LogStore`.
+
+    Args:
+        logs: the logs of one namespace.
+    """
 
     def __init__(self, logs: LogStore) -> None:
         self._logs = logs

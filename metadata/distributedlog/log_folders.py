@@ -128,7 +128,14 @@ class _Forget:
 
 
 class FederatedFolders(LogFolders):
-    """In which sub-namespace of the federated namespace at `root` is a log? None gets more than `max_logs`."""
+    """In which sub-namespace of a federated namespace is a log?
+
+    Args:
+        store: the session.
+        root: the namespace's znode.
+        max_logs: logs that a sub-namespace gets at most.
+        ask_on_miss: look for a name that the kept lists do not have.
+    """
 
     def __init__(self, store: MetadataStore, root: str, *, max_logs: int, ask_on_miss: bool = True) -> None:
         self._store = store

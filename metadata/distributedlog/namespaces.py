@@ -86,7 +86,15 @@ def _bad_uri_error(uri: str, why: str) -> CallerError:
 
 
 class NamespaceStore:
-    """Is there a namespace at `path`, and how is it bound? Its binding: made, read, changed, taken away."""
+    """Is there a namespace at a path, and how is it bound? Its binding: made, read, changed, taken away.
+
+    Args:
+        store: the session.
+        path: the namespace's znode.
+
+    Raises:
+        CallerError: the path is the root, or none that a znode can have.
+    """
 
     def __init__(self, store: MetadataStore, path: str) -> None:
         check_path(path)

@@ -81,10 +81,14 @@ ALLOW_ALL: Final = Permissions()
 
 
 class PermissionStore:
-    """May an action be done to a log? The entries below `root`, the znode path of a namespace's access control.
+    """May an action be done to a log?
 
     Every method raises InvalidLogNameError for a name that cannot be a log's, and CorruptDataError for data that is not
     an entry.
+
+    Args:
+        store: the session.
+        root: the znode path of a namespace's access control, whose entries lie below.
     """
 
     def __init__(self, store: MetadataStore, root: str) -> None:

@@ -63,6 +63,10 @@ class SegmentsMovedError(NotAppliedError):
 class SegmentChanges:
     """How is a log's list of segments changed, so that a deposed owner changes nothing (I7)? A lost answer is raised as
     the store has it: read the list again, and go on.
+
+    Args:
+        logs: the namespace's logs.
+        name: the log.
     """
 
     def __init__(self, logs: LogStore, name: str) -> None:

@@ -130,7 +130,15 @@ class SegmentCache:
 
 
 class SegmentListing:
-    """Which segments has a log? Names in order of LSSN, and the reading of single ones."""
+    """Which segments has a log? Names in order of LSSN, and the reading of single ones.
+
+    Args:
+        log: its name.
+        listed: its segments, by their names.
+        data: metadata that is known already.
+        read: reads the metadata of others.
+        stat: that of the segments' parent at the moment of the names.
+    """
 
     def __init__(
         self,
@@ -141,9 +149,7 @@ class SegmentListing:
         *,
         stat: Stat | None = None,
     ) -> None:
-        """Hold what is known already: `read` reads what is not in `data`; `stat` is that of the segments' parent at the
-        moment of the names.
-        """
+        """Hold what is known already."""
         self.log = log
         self.version = stat.version if stat is not None else -1
         """Data version of the segments' parent (`LogState.max_lssn`)."""

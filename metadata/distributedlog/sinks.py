@@ -133,6 +133,10 @@ class SinkStore:
 
     Every request here is safe to repeat, and is repeated across lost connections; the publishing multi is not among
     them, its parts are only made here (`publish_ops`).
+
+    Args:
+        store: the session.
+        namespace_path: the namespace's znode.
     """
 
     def __init__(self, store: MetadataStore, namespace_path: str) -> None:

@@ -23,7 +23,11 @@ READ_LOCK: Final = "readLock"
 
 
 class SubscriberStore:
-    """How far has a subscriber read a log? Positions that are kept by name, of the logs of one namespace."""
+    """How far has a subscriber read a log? Positions that are kept by name.
+
+    Args:
+        logs: the logs of one namespace.
+    """
 
     def __init__(self, logs: LogStore) -> None:
         self._logs = logs

@@ -89,7 +89,11 @@ async def _one_by_one(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class ByteRate:
-    """When may the next bytes go? At most `bytes_per_second`, evenly; 0 or less: no limit."""
+    """When may the next bytes go?
+
+    Args:
+        bytes_per_second: at most so many, evenly; 0 or less: no limit.
+    """
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
@@ -111,8 +115,12 @@ WINDOW_S = 10.0
 
 
 class MessageLimit:
-    """How is a log kept readable while the same thing goes wrong very often? Passes `burst` lines in `window_s` seconds
-    to a logger; the others are counted, and the count is logged when the time is over. For one running loop.
+    """How is a log kept readable while the same thing goes wrong very often? For one running loop.
+
+    Args:
+        logger: gets the lines.
+        burst: lines that pass in a window; the others are counted, and the count is logged when the time is over.
+        window_s: seconds.
     """
 
     def __init__(self, logger: logging.Logger, *, burst: int = BURST, window_s: float = WINDOW_S) -> None:
@@ -149,9 +157,12 @@ SLICE_S: Final = 0.005
 
 
 class Slices:
-    """How does work that is long and never waits leave the event loop's thread to others? It is cut into slices.
+    """How does work that is long and never waits leave the event loop's thread to others?
 
-    Call `pause` wherever the work may be interrupted; it waits where a slice of `slice_s` seconds is over.
+    Call `pause` wherever the work may be interrupted; it waits where a slice is over.
+
+    Args:
+        slice_s: seconds from one pause to the next.
     """
 
     def __init__(self, slice_s: float = SLICE_S) -> None:

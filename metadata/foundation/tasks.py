@@ -64,7 +64,11 @@ async def _ended(task: asyncio.Task[T]) -> T:
 
 
 class Once:
-    """How is something closed once, and to its end, though several callers ask for it and may be cancelled?"""
+    """How is something closed once, and to its end, though several callers ask for it and may be cancelled?
+
+    Args:
+        work: called once, by the first that asks.
+    """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work

@@ -110,7 +110,9 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
 
 
 class ZooKeeperStore(OnOneLoop, MetadataStore):
-    """How do we talk to a ZooKeeper? One session. Make it with `connect`, on the loop that uses it."""
+    """How do we talk to a ZooKeeper? One session. Make it with `connect`, whose arguments say more, on the loop that
+    uses it.
+    """
 
     def __init__(
         self,

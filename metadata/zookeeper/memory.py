@@ -2,15 +2,14 @@
 
 A `MemoryTree` is the shared server: znodes, sessions, watches, one order of transactions. Each `MemoryStore` is one
 client session on it. Faults are injected at the tree:
-
     tree.inject = lambda session_id, operation, path: Fault.LOSE_REPLY      applied, but the answer is lost
     tree.disconnect(session_id) / tree.reconnect(session_id)                connection lost, session alive
     tree.expire(session_id)                                                 ephemerals gone; a new session follows
     tree.stall() / tree.resume()                                            requests wait, nothing is answered
 
-A request is applied one loop turn after it is made and answered one turn later, so that the interleavings of a real
-server occur, and a watch event is heard before any answer that shows its cause. Stores on one tree may live on loops
-of different threads. What this does not model: quorum loss, stale reads of a lagging server.
+A request is applied one loop turn after it is made and answered one turn later, so that a real server's interleavings
+occur, and a watch event is heard before any answer that shows its cause. Stores on one tree may live on loops of
+different threads. Not modelled: quorum loss, stale reads of a lagging server.
 """
 
 from __future__ import annotations
@@ -107,7 +106,9 @@ class _Znode:
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class MemorySession:
+    """Is a client still connected? Its session in the tree, as the tree sees it."""
+
     id: int
     store: MemoryStore
     alive: bool = True
@@ -117,7 +118,7 @@ class _Session:
     losses: int = 0  # connections lost so far: a request that sees this change lost its answer
 
 
-_Watches: TypeAlias = dict[str, dict[tuple[int, Watcher], _Session]]
+_Watches: TypeAlias = dict[str, dict[tuple[int, Watcher], MemorySession]]
 
 
 class MemoryTree:
@@ -128,11 +129,11 @@ class MemoryTree:
         self.lock: Final = threading.RLock()
         self._now_ms = now_ms
         self._zxid = 0
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, MemorySession] = {}
         self._next_session = _FIRST_SESSION
         self._data_watches: _Watches = {}
         self._child_watches: _Watches = {}
-        self._stalled: list[tuple[_Session, Callable[[], None]]] | None = None
+        self._stalled: list[tuple[MemorySession, Callable[[], None]]] | None = None
         now = now_ms()
         self._nodes: dict[str, _Znode] = {"/": _Znode(b"", 0, 0, now, now)}
 
@@ -183,13 +184,13 @@ class MemoryTree:
 
     # ---- sessions (called by MemoryStore, under the lock) -----------------------------------------------------------
 
-    def _begin(self, store: MemoryStore) -> _Session:
-        session = _Session(self._next_session, store, acl_id=store._acl_id, restrict=store._restrict)
+    def _begin(self, store: MemoryStore) -> MemorySession:
+        session = MemorySession(self._next_session, store, acl_id=store._acl_id, restrict=store._restrict)
         self._next_session += 1
         self._sessions[session.id] = session
         return session
 
-    def _end(self, session: _Session) -> None:
+    def _end(self, session: MemorySession) -> None:
         """Close a session: its watches are void, its ephemerals go."""
         session.alive = session.connected = False
         del self._sessions[session.id]
@@ -199,7 +200,7 @@ class MemoryTree:
             self._zxid += 1
             self._fire(self._delete(Delete(path))[1])
 
-    def _drop_watches(self, session: _Session) -> None:
+    def _drop_watches(self, session: MemorySession) -> None:
         for table in (self._data_watches, self._child_watches):
             for path in list(table):
                 for key in [key for key, owner in table[path].items() if owner is session]:
@@ -208,7 +209,7 @@ class MemoryTree:
                 if not table[path]:
                     del table[path]
 
-    def _stall_point(self, session: _Session, wake: Callable[[], None]) -> bool:
+    def _stall_point(self, session: MemorySession, wake: Callable[[], None]) -> bool:
         """Return True while stalled: `wake` is then called by `resume`, or when the connection is lost."""
         with self.lock:
             if self._stalled is None or not session.connected:
@@ -216,7 +217,7 @@ class MemoryTree:
             self._stalled.append((session, wake))
             return True
 
-    def _release(self, session: _Session) -> None:
+    def _release(self, session: MemorySession) -> None:
         """End the wait of a lost connection's stalled requests; they were not applied."""
         for owner, wake in self._stalled or []:
             if owner is session:
@@ -230,19 +231,19 @@ class MemoryTree:
             raise NoNodeError("no such znode", path=path)
         return node
 
-    def get(self, session: _Session, path: str, watch: Watcher | None) -> tuple[bytes, Stat]:
+    def get(self, session: MemorySession, path: str, watch: Watcher | None) -> tuple[bytes, Stat]:
         """Return data and stat of a znode, with a watch on either. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._data_watches, path, session, watch)
         return node.data, node.stat()
 
-    def exists(self, session: _Session, path: str, watch: Watcher | None) -> Stat | None:
+    def exists(self, session: MemorySession, path: str, watch: Watcher | None) -> Stat | None:
         """Return the stat of a znode, or None; a watch is left in both cases."""
         _leave(self._data_watches, path, session, watch)
         node = self._nodes.get(path)
         return None if node is None else node.stat()
 
-    def children(self, session: _Session, path: str, watch: Watcher | None) -> tuple[list[str], Stat]:
+    def children(self, session: MemorySession, path: str, watch: Watcher | None) -> tuple[list[str], Stat]:
         """Return names of the children and the parent's stat. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._child_watches, path, session, watch)
@@ -250,7 +251,7 @@ class MemoryTree:
 
     # ---- one transaction --------------------------------------------------------------------------------------------
 
-    def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
+    def apply(self, session: MemorySession, ops: Sequence[Op]) -> list[OpResult]:
         """Apply all of `ops` or none, as one transaction. The failing operation's error carries `op_index`."""
         self._zxid += 1
         results: list[OpResult] = []
@@ -271,7 +272,7 @@ class MemoryTree:
         self._fire(events)
         return results
 
-    def _apply_one(self, session: _Session, op: Op) -> tuple[OpResult, list[WatchEvent], Callable[[], None]]:
+    def _apply_one(self, session: MemorySession, op: Op) -> tuple[OpResult, list[WatchEvent], Callable[[], None]]:
         if isinstance(op, Create):
             return self._create(session, op)
         if isinstance(op, SetData):
@@ -288,7 +289,7 @@ class MemoryTree:
             raise BadVersionError(f"version is {node.version}, not {version}", path=path)
         return node
 
-    def _create(self, session: _Session, op: Create) -> tuple[str, list[WatchEvent], Callable[[], None]]:
+    def _create(self, session: MemorySession, op: Create) -> tuple[str, list[WatchEvent], Callable[[], None]]:
         parent_path = parent_of(op.path)
         parent = self._node(parent_path)
         _admit(session, parent)
@@ -311,7 +312,7 @@ class MemoryTree:
 
         return path, [WatchEvent(EventKind.CREATED, path), WatchEvent(EventKind.CHILDREN, parent_path)], revert
 
-    def _set(self, session: _Session, op: SetData) -> tuple[Stat, list[WatchEvent], Callable[[], None]]:
+    def _set(self, session: MemorySession, op: SetData) -> tuple[Stat, list[WatchEvent], Callable[[], None]]:
         _admit(session, self._node(op.path))
         node = self._match(op.path, op.version)
         before = (node.data, node.version, node.mzxid, node.mtime_ms)
@@ -353,13 +354,13 @@ class MemoryTree:
                     session.store._deliver(watcher, event)
 
 
-def _leave(table: _Watches, path: str, session: _Session, watch: Watcher | None) -> None:
+def _leave(table: _Watches, path: str, session: MemorySession, watch: Watcher | None) -> None:
     """Leave a watch; the same watcher twice on one path is one watch."""
     if watch is not None:
         table.setdefault(path, {})[(session.id, watch)] = session
 
 
-def _admit(session: _Session, node: _Znode) -> None:
+def _admit(session: MemorySession, node: _Znode) -> None:
     """Raise NoAuthError unless the session may change the node or its children."""
     if node.guard not in (None, session.acl_id):
         raise NoAuthError("the znode's access control list refuses this session (zkAclId)")
@@ -415,7 +416,7 @@ class MemoryStore(MetadataStore):
             raise CallerError("this is not a session's token")
         session_id = int.from_bytes(token, "big")
 
-        def end(session: _Session, answered: bool) -> None:
+        def end(session: MemorySession, answered: bool) -> None:
             if session_id in self._tree._sessions:
                 self._tree.expire(session_id)
 
@@ -503,11 +504,11 @@ class MemoryStore(MetadataStore):
     async def _apply(self, name: str, ops: Sequence[Op]) -> list[OpResult]:
         return await self._observed(name, ops[0].path, lambda session, answered: self._tree.apply(session, ops))
 
-    async def _observed(self, name: str, path: str, action: Callable[[_Session, bool], T]) -> T:
+    async def _observed(self, name: str, path: str, action: Callable[[MemorySession, bool], T]) -> T:
         with self._observers.request(name, path):
             return await self._request(name, path, action)
 
-    async def _request(self, name: str, path: str, action: Callable[[_Session, bool], T]) -> T:
+    async def _request(self, name: str, path: str, action: Callable[[MemorySession, bool], T]) -> T:
         """Send, apply, answer: each in a loop turn of its own."""
         self._bind_loop()
         session = self._session
@@ -537,7 +538,7 @@ class MemoryStore(MetadataStore):
             raise outcome
         return outcome
 
-    async def _travel(self, session: _Session) -> None:
+    async def _travel(self, session: MemorySession) -> None:
         """Give the loop one turn, and wait while the server is stalled."""
         loop = asyncio.get_running_loop()
         released = loop.create_future()
@@ -554,13 +555,13 @@ class MemoryStore(MetadataStore):
         if self._tree._stall_point(session, wake):
             await released
 
-    def _ensure_connected(self, session: _Session, losses: int, name: str, path: str) -> None:
+    def _ensure_connected(self, session: MemorySession, losses: int, name: str, path: str) -> None:
         if not session.alive:
             raise SessionExpiredError(f"the session ended during {name}", path=path)
         if session.losses != losses or not session.connected:
             raise ConnectionLossError(f"the connection was lost during {name}", path=path)
 
-    def _flicker(self, session: _Session) -> None:
+    def _flicker(self, session: MemorySession) -> None:
         """Break the connection and let it come back in the loop's next turn."""
         if session.alive and session.connected:
             self._tree.disconnect(session.id)

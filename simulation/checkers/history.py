@@ -16,6 +16,8 @@ from simulation.environment.loop import SimulatedLoop
 
 
 class OperationOutcome(Enum):
+    """What became of an operation?"""
+
     OPEN = "open"
     OK = "ok"
     FAILED = "failed"

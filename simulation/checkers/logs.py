@@ -197,7 +197,7 @@ class LogCheckers:
 
     def written_again(self, record: WrittenRecord, session: WriterSession) -> None:
         """Note that a record of a producer's request is given to another session's writer, or again to the same."""
-        # What was called not written holds for the attempts until then: this one may store it.
+        # It was not written by the attempts until then; this one may store it.
         if record.outcome is OperationOutcome.FAILED:
             record.outcome = OperationOutcome.OPEN
         self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")

@@ -132,9 +132,9 @@ class ProxyCheckers:
         """Note that a proxy hears that an entry is stored."""
         self._heard[ledger_id, entry_id] = self._world.loop.time()
 
-    def _heard_s(self, log: str, place: DLSN) -> float:
-        segment = self._logs.truth(log).segment(place.lssn)
-        key = (segment.ledger_id, place.entry_id) if segment is not None else (-1, -1)
+    def _heard_s(self, log: str, dlsn: DLSN) -> float:
+        segment = self._logs.truth(log).segment(dlsn.lssn)
+        key = (segment.ledger_id, dlsn.entry_id) if segment is not None else (-1, -1)
         return self._heard.get(key, self._world.loop.time())
 
     def asked(self, process: Process, caller: object, request: Request) -> None:
@@ -160,37 +160,37 @@ class ProxyCheckers:
             if answer.repeated:
                 self._world.reached("producer.repeated")
                 return
-            place = answer.dlsn
+            dlsn = answer.dlsn
         elif isinstance(answer, BulkReceipt):
-            place = next((one for one in answer.results if isinstance(one, DLSN)), None)
+            dlsn = next((one for one in answer.results if isinstance(one, DLSN)), None)
         else:
             return
-        if place is not None:
-            self._acknowledges(process, request.stream, place)
+        if dlsn is not None:
+            self._acknowledges(process, request.stream, dlsn)
 
-    def _acknowledges(self, process: Process, log: str, place: DLSN) -> None:
+    def _acknowledges(self, process: Process, log: str, dlsn: DLSN) -> None:
         now = self._world.loop.time()
-        self._world.trace.note(f"proxy-ack {log} {place} {process.name}")
+        self._world.trace.note(f"proxy-ack {log} {dlsn} {process.name}")
         owner = self._owners.get(log)
         asked_s = self._asked.pop(log, now)
         if owner is None or owner.process is process:
-            lssn = max(place.lssn, owner.lssn if owner is not None else 0)
+            lssn = max(dlsn.lssn, owner.lssn if owner is not None else 0)
             self._owners[log] = _Owner(process, lssn, now)
-        elif place.lssn <= owner.lssn:
+        elif dlsn.lssn <= owner.lssn:
             # It heard that the entry is stored while it still owned the log, and only its answer is late: the record is
             # there.
-            if self._heard_s(log, place) < self._succeeded.get((log, process), 0.0):
+            if self._heard_s(log, dlsn) < self._succeeded.get((log, process), 0.0):
                 self._world.reached("proxy.stopped-while-answering")
                 return
             self._ledgers.fail(
-                f"log {log}: {process.name} acknowledges {place} after {owner.process.name} has acknowledged a write "
+                f"log {log}: {process.name} acknowledges {dlsn} after {owner.process.name} has acknowledged a write "
                 f"in segment {owner.lssn} (I5)"
             )
         else:
             self._world.reached("proxy.turnover")
             self._succeeded.setdefault((log, owner.process), now)
             self.turnovers.append(Turnover(log, owner.process, process, owner.acknowledged_s, asked_s, now))
-            self._owners[log] = _Owner(process, place.lssn, now)
+            self._owners[log] = _Owner(process, dlsn.lssn, now)
 
     # ------------------------------------------------------------------------------------ clients
 

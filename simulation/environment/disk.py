@@ -104,8 +104,7 @@ class SimulatedFile(DiskFile):
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
         """Return the bytes, or None by chance: callers must manage with both."""
-        # Whether bytes are in the page cache is the kernel's affair; and with read faults the other way has to meet
-        # them.
+        # The kernel decides which bytes are in the page cache; and with read faults the other way has to meet them.
         if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
             return None
         data = self.inode.data[offset : offset + length]

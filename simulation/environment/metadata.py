@@ -28,8 +28,7 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.store import SessionState
-from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
-from metadata.zookeeper.memory import _Session as Session
+from metadata.zookeeper.memory import Fault, MemorySession, MemoryStore, MemoryTree
 from simulation.environment.loop import Process, SimulatedLoop
 
 T = TypeVar("T")
@@ -133,7 +132,7 @@ class MetadataService:
             self.tree.disconnect(store.session.id)
             self.loop.call_later(seconds, self._reconnect, store, store.session, context=_SERVER)
 
-    def _reconnect(self, store: SimulatedStore, session: Session) -> None:
+    def _reconnect(self, store: SimulatedStore, session: MemorySession) -> None:
         """Let the store hear of its session again, or that it has ended, as soon as its host reaches the server."""
         if not store.live or store.session is not session:
             return
@@ -150,7 +149,7 @@ class MetadataService:
             self.reached("metadata.expire")
             self._expire(store, store.session)
 
-    def _expire(self, store: SimulatedStore, session: Session) -> None:
+    def _expire(self, store: SimulatedStore, session: MemorySession) -> None:
         if store.process.host not in self.unreachable:
             self.tree.expire(session.id)
             return
@@ -168,7 +167,7 @@ class MetadataService:
         """Hear nothing of a session any more: it ends after the timeout, unless its process comes back."""
         self.loop.call_later(self.session_timeout_s, self._timed_out, store, store.session, context=_SERVER)
 
-    def _timed_out(self, store: SimulatedStore, session: Session) -> None:
+    def _timed_out(self, store: SimulatedStore, session: MemorySession) -> None:
         # A process that came back in time has sent heartbeats: its session lives.
         away = store.process.halted or store.process.host in self.unreachable
         if not away or not session.alive or store.session is not session:
@@ -206,7 +205,7 @@ class SimulatedStore(MemoryStore):
         super().__init__(service.tree)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> MemorySession:
         """The session at the server; another one after an expiry."""
         return self._session
 
@@ -222,7 +221,7 @@ class SimulatedStore(MemoryStore):
 
     # ------------------------------------------------------------------------------------ to the server and back
 
-    async def _request(self, name: str, path: str, action: Callable[[Session, bool], T]) -> T:
+    async def _request(self, name: str, path: str, action: Callable[[MemorySession, bool], T]) -> T:
         service = self._service
         if self.state is not SessionState.CONNECTED:
             raise MetadataUnavailableError(f"the session is {self.state.value}; {name} was not sent", path=path)
@@ -240,11 +239,11 @@ class SimulatedStore(MemoryStore):
 
     def _serve(
         self,
-        session: Session,
+        session: MemorySession,
         losses: int,
         name: str,
         path: str,
-        action: Callable[[Session, bool], T],
+        action: Callable[[MemorySession, bool], T],
         fault: Fault | None,
         reply: asyncio.Future[T],
     ) -> None:

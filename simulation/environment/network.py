@@ -192,6 +192,8 @@ def _resolve(waiter: asyncio.Future[None]) -> None:
 
 
 class SimulatedListener(Listener):
+    """A process that takes connections at a port, until it is closed or killed."""
+
     def __init__(self, fabric: Fabric, process: Process, port: int, accept: Callable[[Link], FrameHandler]) -> None:
         self._fabric = fabric
         self._port = port

@@ -41,7 +41,7 @@ NAME_MUTATIONS = tuple(logs.NAMES)
 
 @contextmanager
 def applied(name: str) -> Iterator[None]:
-    """Yield the product without one of its rules."""
+    """Take one of the product's rules away, for the length of the block."""
     mutation = MUTATIONS[name]
     original = getattr(mutation.owner, mutation.attribute)
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from dlspark.core.writing.conditional_appends import RequestLog
 from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_ends import Following, SegmentEnd
 from dlspark.serving.client import requests
-from dlspark.serving.client.producers import ProducerSession, _Pending
+from dlspark.serving.client.producers import OpenRequest, ProducerSession
 from dlspark.serving.protocol.operations import WriteReceipt, WriteRecords
 from dlspark.serving.read_proxy.ring import EntryRing
 from dlspark.serving.write_proxy.streams.execution import TakenRequest
@@ -56,7 +56,7 @@ def _meet_any_condition(_check: Method) -> Method:
 
 
 def _send_as_a_new_one(send: Method) -> Method:
-    def mutated(self: ProducerSession, pending: _Pending, now: float) -> object:
+    def mutated(self: ProducerSession, pending: OpenRequest, now: float) -> object:
         if pending.doubtful:
             self._window.remove(pending)
             pending.sequence, pending.doubtful = self._next_number(), False

@@ -17,7 +17,6 @@ from typing import ParamSpec
 import numpy as np
 import pyarrow as pa
 
-from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import AsyncLog
@@ -28,8 +27,9 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
+from dlspark.errors import AlreadyTruncatedError, PositionGapError, ProducerForgottenError, SegmentStateError
 from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import LockingError
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.segments import SegmentListError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
@@ -452,7 +452,7 @@ class LogWorkload(Workload):
             rest = sender.send_rest()
             await writer.flush()
             for answer in rest:
-                if not isinstance(answer.exception(), errors.ProducerForgottenError):
+                if not isinstance(answer.exception(), ProducerForgottenError):
                     answer.result()
         for _ in range(2):
             records = [self._record(session, rng) for _ in range(3)]

@@ -18,7 +18,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyTruncatedError, LogNotFoundError
+from dlspark.errors import AlreadyTruncatedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from simulation.checkers.logs import ReadSpan, WriterSession
 from simulation.checkers.moving_names import MovingNamesCheckers
 from simulation.cluster import ClientMachine, World

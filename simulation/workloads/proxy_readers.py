@@ -15,8 +15,8 @@ from random import Random
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.errors import LogNotFoundError
 from dlspark.serving.client.reading import ProxyStart
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from simulation.checkers.logs import ReadSpan, SeenRecord
 from simulation.cluster import ClientMachine

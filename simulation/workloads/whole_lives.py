@@ -22,7 +22,8 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.reading.positions import EARLIEST
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogNotFoundError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError
+from metadata.distributedlog.log_names import LogNotFoundError
 from simulation.checkers.logs import ReadSpan, WriterSession
 from simulation.checkers.whole_lives import WholeLifeCheckers
 from simulation.cluster import ClientMachine, World

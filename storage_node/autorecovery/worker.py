@@ -99,7 +99,7 @@ class ReplicationWorker:
             await asyncio.wait({working, self._broken}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks([working, *self._deferred])
-            # Whatever ended the work: a lock that is kept lets no other worker repair its ledger until our session
+            # However the work ended: a lock that is kept lets no other worker repair its ledger until our session
             # ends.
             await undisturbed(self._give_all_back())
         for ended in (working, self._broken):

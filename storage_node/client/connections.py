@@ -23,8 +23,7 @@ from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
-from storage_node.client.health import BookieHealth
-from storage_node.client.placement.candidates import Quarantine
+from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.edge import Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2

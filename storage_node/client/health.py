@@ -8,6 +8,11 @@ fastest one lags, and is asked after those that do not; it stops lagging only wh
 the order does not flap. Bookies that are about equally fast are never sorted: their reads stay spread by the striping.
 A lagging bookie is asked less, so what is known of it grows old: after a while it is forgotten, and tried anew.
 
+*Quarantine.* It is for bookies that failed many requests of this client lately. Failures are counted in intervals. A
+bookie that reached the threshold in one is avoided for the quarantine's length, with the configured probability. A
+refusal that says nothing about its health (fenced, no such entry, read-only) does not count. Where the cluster's switch
+`disableHealthCheck` is set, no bookie is avoided and all are released.
+
 *Outages.* An operation that too few bookies answer is tried again for a while (`Outage`, `outlast`). Off by default: a
 program that writes or reads a ledger gets the error at once, and decides. Spark's queries cannot: they set
 `outageWaitMillis`. It is looked at in few places, each of which repeats what has had no effect yet:
@@ -24,8 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from metadata.bookkeeper.bookies import BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
@@ -33,15 +39,20 @@ from storage_node.errors import (
     BookieFailedError,
     BookieUnreachableError,
     ConnectionClosedError,
+    LedgerFencedError,
     LedgerRecoveryError,
     LedgerStateUnknownError,
     LedgerTakenError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     QuorumWriteError,
     ReadOnlyError,
     RequestTimeoutError,
     TooManyRequestsError,
+    UnauthorizedAccessError,
 )
+from storage_node.settings.placement import PlacementSettings
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -61,6 +72,8 @@ FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
 
 
 class Timer(Protocol):
+    """How late is it? The running loop's clock."""
+
     def time(self) -> float:
         """Return the running loop's time: seconds, monotonic."""
         ...
@@ -201,6 +214,80 @@ class BookieHealth:
         return left
 
 
+# ------------------------------------------------------------------------------------ quarantine
+
+
+HARMLESS: Final = (NoSuchEntryError, NoSuchLedgerError, LedgerFencedError, ReadOnlyError, UnauthorizedAccessError)
+"""Answers of a bookie that works as it should."""
+_CONNECTION: Final = (BookieUnreachableError, ConnectionClosedError)
+
+IsDisabled = Callable[[], Awaitable[bool]]
+"""True where the cluster's operators have switched the health check off."""
+
+
+class Quarantine:
+    """Counts failures and knows which bookies to avoid. It has no timer: intervals end with the next call."""
+
+    def __init__(self, settings: PlacementSettings, timer: Timer, rng: random.Random) -> None:
+        self._settings = settings
+        self._timer = timer
+        self._rng = rng
+        self._interval_start = timer.time()
+        self._counts: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+        self._suspects: dict[str, float] = {}  # not yet asked for the cluster's switch; and when their interval ended
+
+    def failed(self, bookie: str, error: DistributedLogError) -> None:
+        """Note that a request to it failed so. Loss of a connection is one failure, whatever was under way on it."""
+        if not self._settings.bookie_health_check_enabled or isinstance(error, HARMLESS):
+            return
+        if isinstance(error, _CONNECTION) and not self._settings.bookie_connection_error_quarantine_enabled:
+            return
+        self._end_interval()
+        self._counts[bookie] = self._counts.get(bookie, 0) + 1
+
+    async def avoided(self, is_disabled: IsDisabled) -> frozenset[str]:
+        """Return the bookies to place nothing on as long as there are others."""
+        if not self._settings.bookie_health_check_enabled:
+            return frozenset()
+        self._end_interval()
+        if self._suspects:
+            await self._judge(is_disabled)
+        now = self._timer.time()
+        self._until = {bookie: until for bookie, until in self._until.items() if until > now}
+        return frozenset(self._until)
+
+    async def _judge(self, is_disabled: IsDisabled) -> None:
+        try:
+            disabled = await is_disabled()
+        except DistributedLogError as error:
+            logger.warning(
+                "whether disableHealthCheck is set is not known, looked up again at the next ensemble: %s", error
+            )
+            return
+        suspects, self._suspects = self._suspects, {}
+        if disabled:
+            self._until.clear()
+            logger.info("disableHealthCheck is set: %s would be avoided, and is not", ", ".join(sorted(suspects)))
+            return
+        for bookie, since in sorted(suspects.items()):
+            if self._rng.random() < self._settings.bookie_quarantine_ratio:
+                self._until[bookie] = since + self._settings.bookie_quarantine_time_s
+                logger.warning("%s failed too many requests and is avoided for a while", bookie)
+
+    def _end_interval(self) -> None:
+        length = self._settings.bookie_health_check_interval_s
+        passed = self._timer.time() - self._interval_start
+        if passed < length:
+            return
+        counts, self._counts = self._counts, {}
+        ended = self._interval_start + length
+        self._interval_start += passed // length * length
+        for bookie, count in counts.items():
+            if count >= self._settings.bookie_error_threshold_per_interval:
+                self._suspects[bookie] = ended
+
+
 # ------------------------------------------------------------------------------------ outages
 
 FIRST_PAUSE_S = 0.1
@@ -229,7 +316,11 @@ def is_outage(error: DistributedLogError) -> bool:
 
 
 class Outage:
-    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?"""
+    """How long does an outage last as one operation meets it, from its first failure to its next success (`over`)?
+
+    Args:
+        limit_ms: how long it is waited for.
+    """
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
@@ -266,7 +357,12 @@ class Outage:
 
 
 class Members:
-    """Are enough nodes of a cluster there? An operation needs `needed`."""
+    """Are enough nodes of a cluster there?
+
+    Args:
+        bookies: the cluster's registrations and cookies.
+        needed: nodes that the operation needs.
+    """
 
     def __init__(self, bookies: BookieRegistry, needed: int) -> None:
         self._bookies = bookies

@@ -24,8 +24,12 @@ from storage_node.protocol.writing_model import PickReplacements, Seat
 
 
 class LedgerCopies:
-    """Has one bookie its copy of an entry? Reads and writes single copies. Made by `LedgerClient.copies`; `metadata`
-    gives digest and password.
+    """Has one bookie its copy of an entry? Reads and writes single copies. Made by `LedgerClient.copies`.
+
+    Args:
+        context: the parts of its client.
+        ledger_id: the ledger.
+        metadata: gives digest and password.
     """
 
     def __init__(self, context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> None:

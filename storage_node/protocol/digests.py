@@ -100,7 +100,12 @@ def mac_key(password: bytes) -> bytes:
 
 
 class EntryDigest:
-    """Are an entry's bytes those that its writer sent (I12)? Packages and verifies the entries of one ledger."""
+    """Are an entry's bytes those that its writer sent (I12)? Packages and verifies the entries of one ledger.
+
+    Args:
+        digest_type: the ledger's.
+        password: the ledger's; the key of a MAC is made of it.
+    """
 
     __slots__ = ("_checksum", "_mac", "digest_size", "digest_type", "header_size")
 

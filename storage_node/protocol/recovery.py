@@ -59,6 +59,8 @@ from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 
 
 class RecoveryState(Enum):
+    """What is the recovery of a ledger about?"""
+
     NEW = auto()
     MARKING = auto()
     MARK_CHECKING = auto()
@@ -210,8 +212,12 @@ class _Verdict:
 
 
 class RecoveryMachine:
-    """Where does a ledger end that its writer left open? See the module's docstring. `window` bounds the entries
-    between the last one added again and the last read.
+    """Where does a ledger end that its writer left open? See the module's docstring.
+
+    Args:
+        ledger_id: the ledger.
+        metadata, version: as read before the recovery.
+        window: bounds the entries between the last one added again and the last read.
     """
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int, *, window: int = 16) -> None:

@@ -8,6 +8,8 @@ from storage_node.protocol.wire import Field, FieldKind, Message
 
 
 class Version(IntEnum):
+    """Which form has a ledger's metadata?"""
+
     ONE = 1
     TWO = 2
     THREE = 3

@@ -58,7 +58,11 @@ def next_fragment_key(last_add_confirmed: int, last_key: int) -> tuple[int, bool
 
 
 class QuorumCoverage:
-    """Do the bookies of one ensemble that are known cover every write set, so that no ack quorum of others is left?"""
+    """Do the bookies of one ensemble that are known cover every write set, so that no ack quorum of others is left?
+
+    Args:
+        ensemble_size, write_quorum, ack_quorum: the ledger's E, W and A.
+    """
 
     __slots__ = ("_ack_quorum", "_known", "_windows")
 

@@ -67,6 +67,8 @@ class BatchReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadLacRequest:
+    """Ask for the last entry known to be confirmed."""
+
     operation: ClassVar[Operation] = Operation.READ_LAC
     txn_id: int
     ledger_id: int
@@ -86,6 +88,8 @@ class WriteLacRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForceLedgerRequest:
+    """Have everything of a ledger that the bookie has acknowledged made durable."""
+
     operation: ClassVar[Operation] = Operation.FORCE_LEDGER
     txn_id: int
     ledger_id: int
@@ -102,6 +106,8 @@ class BookieInfoRequest:
 
 @dataclass(frozen=True, slots=True)
 class ListEntriesRequest:
+    """Ask which entries of a ledger a bookie has."""
+
     operation: ClassVar[Operation] = Operation.LIST_ENTRIES
     txn_id: int
     ledger_id: int
@@ -109,6 +115,8 @@ class ListEntriesRequest:
 
 @dataclass(frozen=True, slots=True)
 class AuthRequest:
+    """Carry a step of authentication to the bookie; `plugin` names the method."""
+
     operation: ClassVar[Operation] = Operation.AUTH
     txn_id: int
     plugin: str
@@ -118,6 +126,8 @@ class AuthRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartTlsRequest:
+    """Ask to go on encrypted on this connection."""
+
     operation: ClassVar[Operation] = Operation.START_TLS
     txn_id: int
 
@@ -147,6 +157,8 @@ Request: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AddResponse:
+    """Was an entry stored?"""
+
     operation: ClassVar[Operation] = Operation.ADD
     txn_id: int
     status: Status
@@ -188,6 +200,8 @@ class BatchReadResponse:
 
 @dataclass(frozen=True, slots=True)
 class ReadLacResponse:
+    """Carry the explicit LAC's packet and the last entry, as far as there are any."""
+
     operation: ClassVar[Operation] = Operation.READ_LAC
     txn_id: int
     status: Status
@@ -198,6 +212,8 @@ class ReadLacResponse:
 
 @dataclass(frozen=True, slots=True)
 class WriteLacResponse:
+    """Tell whether an explicit LAC was stored."""
+
     operation: ClassVar[Operation] = Operation.WRITE_LAC
     txn_id: int
     status: Status
@@ -206,6 +222,8 @@ class WriteLacResponse:
 
 @dataclass(frozen=True, slots=True)
 class ForceLedgerResponse:
+    """Tell whether a ledger is durable."""
+
     operation: ClassVar[Operation] = Operation.FORCE_LEDGER
     txn_id: int
     status: Status
@@ -214,6 +232,8 @@ class ForceLedgerResponse:
 
 @dataclass(frozen=True, slots=True)
 class BookieInfoResponse:
+    """Tell what was asked of the disks, in bytes."""
+
     operation: ClassVar[Operation] = Operation.BOOKIE_INFO
     txn_id: int
     status: Status
@@ -234,6 +254,8 @@ class ListEntriesResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuthResponse:
+    """Carry a step of authentication to the client."""
+
     operation: ClassVar[Operation] = Operation.AUTH
     txn_id: int
     status: Status
@@ -243,6 +265,8 @@ class AuthResponse:
 
 @dataclass(frozen=True, slots=True)
 class StartTlsResponse:
+    """Tell whether the connection goes on encrypted."""
+
     operation: ClassVar[Operation] = Operation.START_TLS
     txn_id: int
     status: Status

@@ -15,6 +15,8 @@ from storage_node.protocol.tables import parse_table
 
 
 class WriterState(Enum):
+    """What is a ledger's writer about?"""
+
     WRITING = auto()
     """Adds are taken and acknowledged."""
     PICKING = auto()

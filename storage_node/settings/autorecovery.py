@@ -14,7 +14,7 @@ from storage_node.settings.client import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class AutoRecoverySettings:
-    """Auto-recovery's configuration."""
+    """How does auto-recovery run: how often, how much at a time, with which ledger client?"""
 
     auto_recovery_daemon_enabled: bool = setting(
         FLAG,

@@ -21,7 +21,7 @@ ROOM_IN_SLAB: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class BookieSettings:
-    """One storage node's configuration. Directories are created where missing; a port of 0 takes a free one."""
+    """How is one storage node set up? Directories are created where missing; a port of 0 takes a free one."""
 
     journal_directories: tuple[str, ...] = required(
         WORDS,

@@ -23,7 +23,9 @@ READ_TIMEOUT: Final = "readTimeout"
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Times in milliseconds, counted from the moment a request is handed to its connection."""
+    """How long does a ledger client wait, and how much does it hold? Times in milliseconds, counted from the moment a
+    request is handed to its connection.
+    """
 
     # Requests
     add_entry_timeout_ms: int = setting(

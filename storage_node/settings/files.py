@@ -53,12 +53,18 @@ class MetadataSettings:
 
 
 class NodeFile:
-    """The keys and texts of one file. Values are read, and checked, when a program asks for its settings."""
+    """Which settings does a node's file give? Values are read, and checked, when a program asks for its settings.
+
+    Args:
+        values: the keys and texts of the file.
+        path: the place that errors name.
+
+    Raises:
+        BookieConfigurationError: there is a key that no program has.
+    """
 
     def __init__(self, values: Mapping[str, str], path: str | None = None) -> None:
-        """Hold a file's values; `path` is the place that errors name. Raises BookieConfigurationError for a key that no
-        program has.
-        """
+        """Hold a file's values."""
         self._values = values
         self._path = path
         with self._errors():

@@ -45,7 +45,9 @@ RESOLVERS: Final[Mapping[str, Resolver]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlacementSettings:
-    """With the defaults every bookie is in one rack, so that ensembles are drawn at random."""
+    """On which bookies are copies placed? With the defaults every bookie is in one rack, so that ensembles are drawn at
+    random.
+    """
 
     ensemble_placement_policy: str = setting(
         TEXT,

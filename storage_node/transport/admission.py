@@ -30,7 +30,12 @@ G = TypeVar("G", bound=Guest)
 
 
 class Admission:
-    """May one more connection be made? At most `limit`; 0: any number. `now` is a clock, in seconds."""
+    """May one more connection be made?
+
+    Args:
+        now: a clock, in seconds.
+        limit: connections at most; 0: any number.
+    """
 
     def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
         self.limit = limit

@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 
 class Budget:
-    """Do all connections together hold too much? `limit` bytes, of which nothing is ever refused: a connection that
-    waits must not ask for more meanwhile.
+    """Do all connections together hold too much? Nothing is ever refused: a connection that waits must not ask for more
+    meanwhile.
+
+    Args:
+        limit: bytes.
     """
 
     __slots__ = ("_waiting", "limit", "used")

@@ -51,8 +51,10 @@ Answer = Callable[[str], "Reply | Awaitable[Reply] | None"]
 
 
 class HttpServer:
-    """How does a process show something over HTTP? It listens on one port, and answers by `answer`, which must not
-    block: work that takes long is to be awaited.
+    """How does a process show something over HTTP? It listens on one port.
+
+    Args:
+        answer: gives the reply at a path; it must not block: work that takes long is to be awaited.
     """
 
     def __init__(self, answer: Answer) -> None:

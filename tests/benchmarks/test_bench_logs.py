@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from helpers.worlds.warm_sandbox import WarmSandbox
 
@@ -17,15 +15,9 @@ from dlspark.core.sync.namespace import Namespace
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
-    with WarmSandbox(tmp_path_factory.mktemp("bench-logs"), nodes=3) as started:
-        yield started
-
-
-def test_a_delivery_at_the_tail_comes_after_its_write_and_is_counted_once(sandbox: WarmSandbox) -> None:
+def test_a_delivery_at_the_tail_comes_after_its_write_and_is_counted_once(warm_sandbox: WarmSandbox) -> None:
     async def measure() -> tuple[list[float], list[float]]:
-        opening = AsyncNamespace.open(sandbox.uri, LOW_LATENCY)
+        opening = AsyncNamespace.open(warm_sandbox.uri, LOW_LATENCY)
         async with await opening as namespace, await namespace.open_log("tail") as log:
             return await tail_latencies_us(log, 0.1)
 
@@ -34,11 +26,11 @@ def test_a_delivery_at_the_tail_comes_after_its_write_and_is_counted_once(sandbo
     assert all(0 < part < all_of_it for part, all_of_it in zip(delivered, whole, strict=True))
 
 
-def test_a_log_is_read_whole_by_columns_and_by_records(sandbox: WarmSandbox) -> None:
+def test_a_log_is_read_whole_by_columns_and_by_records(warm_sandbox: WarmSandbox) -> None:
     records = any_lengths(100)
 
     async def measure() -> tuple[int, int]:
-        async with await AsyncNamespace.open(sandbox.uri) as namespace, await namespace.open_log("filled") as log:
+        async with await AsyncNamespace.open(warm_sandbox.uri) as namespace, await namespace.open_log("filled") as log:
             ledger_id, size = await fill_log(log, records, batches=2)
             await by_columns(log, 2 * len(records.txids))
             await by_records(log, 2 * len(records.txids))
@@ -48,7 +40,7 @@ def test_a_log_is_read_whole_by_columns_and_by_records(sandbox: WarmSandbox) -> 
 
     size, stored = run(measure())
     assert abs(size - stored) < 0.01 * stored, "the size that rates are made of is what is stored"
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("filled") as log:
+    with Namespace.open(warm_sandbox.uri) as namespace, namespace.open_log("filled") as log:
         loop_over(log, 2 * len(records.txids))
 
 

@@ -81,16 +81,10 @@ async def test_a_reader_asks_on_behind_each_delivery_and_notes_how_old_its_recor
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
-    with WarmSandbox(tmp_path_factory.mktemp("bench-serving"), nodes=3) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def proxies(sandbox: WarmSandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
+def proxies(warm_sandbox: WarmSandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
     directory = tmp_path_factory.mktemp("proxies")
     with ExitStack() as stack:
-        yield [stack.enter_context(write_proxy(sandbox.uri, directory, shard=shard)) for shard in range(2)]
+        yield [stack.enter_context(write_proxy(warm_sandbox.uri, directory, shard=shard)) for shard in range(2)]
 
 
 @processes
@@ -100,8 +94,10 @@ def test_loads_of_both_kinds_are_acknowledged(proxies: list[ProxyProcess]) -> No
 
 
 @processes
-def test_moves_go_to_and_fro_and_every_record_is_looked_at(sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
-    moved = run(move_under_load(sandbox.uri, proxies[0], proxies[1], "moved", moves=2))
+def test_moves_go_to_and_fro_and_every_record_is_looked_at(
+    warm_sandbox: WarmSandbox, proxies: list[ProxyProcess]
+) -> None:
+    moved = run(move_under_load(warm_sandbox.uri, proxies[0], proxies[1], "moved", moves=2))
     assert len(moved.pauses_ms) == len(moved.between_ms) == 2
     assert min(moved.pauses_ms) > 0
     assert moved.writes > 0
@@ -109,10 +105,10 @@ def test_moves_go_to_and_fro_and_every_record_is_looked_at(sandbox: WarmSandbox,
 
 
 @processes
-def test_a_new_owner_knows_every_producer(sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
+def test_a_new_owner_knows_every_producer(warm_sandbox: WarmSandbox, proxies: list[ProxyProcess]) -> None:
     run(begin_producers(proxies[0].address, "producers", 50))
     run(release(proxies[0].address, "producers"))
-    entries, took_ms = run(take_over(sandbox.uri, "producers", 50))
+    entries, took_ms = run(take_over(warm_sandbox.uri, "producers", 50))
     assert entries > 0
     assert took_ms > 0
 
@@ -124,10 +120,10 @@ def test_idle_clients_stay_connected_while_memory_is_read(proxies: list[ProxyPro
 
 
 @processes
-def test_many_readers_have_every_record(sandbox: WarmSandbox, tmp_path: Path) -> None:
+def test_many_readers_have_every_record(warm_sandbox: WarmSandbox, tmp_path: Path) -> None:
     read = iter([10, 17])
-    with read_proxy(sandbox.uri, tmp_path) as proxy:
-        shared = read_by_many(sandbox.uri, "shared", proxy, lambda: next(read), 0.0, readers=60, slow=1)
+    with read_proxy(warm_sandbox.uri, tmp_path) as proxy:
+        shared = read_by_many(warm_sandbox.uri, "shared", proxy, lambda: next(read), 0.0, readers=60, slow=1)
     assert len(shared.without_ms) == len(shared.with_slow_ms) == 2 * LEAST_RECORDS * 59
     assert shared.entries == 5 * (LEAST_RECORDS + WARM_UP_RECORDS)
     assert shared.fetched == 7

@@ -10,6 +10,6 @@ from dlspark.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="package")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def cli_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     with Sandbox(tmp_path_factory.mktemp("cli") / "sandbox", nodes=3) as running:
         yield running

@@ -23,10 +23,11 @@ from dlspark.cli.reference import UPSTREAM, page
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import CallerError, SettingsError
+from dlspark.errors import SettingsError
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, log_tag
+from metadata.foundation.errors import CallerError
 from metadata.store import ANY_VERSION
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -71,9 +72,9 @@ def written(log: Log, *segments: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def shell(sandbox: Sandbox) -> Shell:
+def shell(cli_sandbox: Sandbox) -> Shell:
     """A namespace of its own beside the sandbox's."""
-    shell = Shell(f"distributedlog://{sandbox.zookeeper_address}/administered")
+    shell = Shell(f"distributedlog://{cli_sandbox.zookeeper_address}/administered")
     shell.run("namespace", "bind", "--acl-root", ".acl")
     return shell
 
@@ -320,8 +321,8 @@ async def _orphan(namespace: AsyncNamespace) -> int:
 
 
 class TestNamespaces:
-    def test_a_namespace_is_bound_shown_and_unbound(self, sandbox: Sandbox) -> None:
-        shell = Shell(f"distributedlog://{sandbox.zookeeper_address}/another")
+    def test_a_namespace_is_bound_shown_and_unbound(self, cli_sandbox: Sandbox) -> None:
+        shell = Shell(f"distributedlog://{cli_sandbox.zookeeper_address}/another")
         shell.run("namespace", "show", status=1)
         shell.run("namespace", "bind", "--first-lssn", "5", "--encode-region-id")
         binding = shell.json("namespace", "show")["binding"]
@@ -357,14 +358,14 @@ class TestNamespaces:
         shell.run("namespace", "allocator-pool", "delete", "here", "--yes")
         assert shell.json("namespace", "allocator-pool", "list")["pools"] == []
 
-    def test_faults_are_found_and_repaired(self, shell: Shell, sandbox: Sandbox) -> None:
+    def test_faults_are_found_and_repaired(self, shell: Shell, cli_sandbox: Sandbox) -> None:
         shell.write("faulty", ["a"], ["b", "c"])
         assert shell.json("log", "inspect", "faulty")["logs"] == []
         assert shell.json("namespace", "check", "faulty")["logs"] == []
         path = "/administered/faulty/<default>/ledgers/logrecs_000000000000000002"
 
         async def shorten() -> None:
-            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
             data, _ = await store.get(path)
             fields = data.split(b";")
             fields[3] = fields[2]  # the last transaction id
@@ -380,14 +381,14 @@ class TestNamespaces:
         assert shell.json("namespace", "check", "faulty")["logs"] == []
         assert shell.json("namespace", "repair-lssn", "faulty")["repaired"] == []
 
-    def test_a_number_that_is_too_low_is_found_and_repaired(self, shell: Shell, sandbox: Sandbox) -> None:
+    def test_a_number_that_is_too_low_is_found_and_repaired(self, shell: Shell, cli_sandbox: Sandbox) -> None:
         shell.write("misnumbered", ["a"], ["b"])
         ledgers = "/administered/misnumbered/<default>/ledgers"
         shell.write("donor", ["c"])
         (donated,) = shell.ledgers("donor")
 
         async def misnumber() -> None:
-            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
             await store.create(f"{ledgers}/inprogress_{1:018d}", b"5;%d;50;1;0;0;-1" % donated)
             await store.close()
 
@@ -405,7 +406,7 @@ class TestNamespaces:
 
 class TestSinks:
     def test_what_failed_attempts_left_is_listed_and_swept_and_what_lives_is_not(
-        self, shell: Shell, sandbox: Sandbox
+        self, shell: Shell, cli_sandbox: Sandbox
     ) -> None:
         assert shell.json("sink", "list")["sinks"] == []
 

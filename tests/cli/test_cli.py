@@ -19,9 +19,9 @@ from dlspark.cli.common import namespace_uri
 from dlspark.cli.main import app
 from dlspark.cli.positions import parse_start
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.sandbox.sandbox import Sandbox
 from metadata.bookkeeper.replication import ReplicationStore
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.client import ZooKeeperStore
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
@@ -72,45 +72,45 @@ class TestPositions:
 
 @pytest.mark.processes
 class TestLogs:
-    def test_lines_go_in_and_come_out_in_every_format(self, sandbox: Sandbox) -> None:
-        assert run("log", "create", "lines", uri=sandbox.uri).returncode == 0
-        written = run("write", "lines", uri=sandbox.uri, stdin="first\nzwölf\n\nlast".encode())
+    def test_lines_go_in_and_come_out_in_every_format(self, cli_sandbox: Sandbox) -> None:
+        assert run("log", "create", "lines", uri=cli_sandbox.uri).returncode == 0
+        written = run("write", "lines", uri=cli_sandbox.uri, stdin="first\nzwölf\n\nlast".encode())
         assert written.returncode == 0, written.stderr
         assert b"4 records are in the log, the last one at 1:0:3" in written.stderr
-        assert run("read", "lines", "--output", "raw", uri=sandbox.uri).stdout == "first\nzwölf\n\nlast\n".encode()
-        as_json = run("read", "lines", "--output", "json", uri=sandbox.uri).stdout.decode().splitlines()
+        assert run("read", "lines", "--output", "raw", uri=cli_sandbox.uri).stdout == "first\nzwölf\n\nlast\n".encode()
+        as_json = run("read", "lines", "--output", "json", uri=cli_sandbox.uri).stdout.decode().splitlines()
         assert [json.loads(line)["value"] for line in as_json] == ["first", "zwölf", "", "last"]
         assert [json.loads(line)["sequence_id"] for line in as_json] == [0, 1, 2, 3]
-        table = run("read", "lines", uri=sandbox.uri).stdout.decode().splitlines()
+        table = run("read", "lines", uri=cli_sandbox.uri).stdout.decode().splitlines()
         assert [line.split()[0] for line in table] == [json.loads(line)["dlsn"] for line in as_json]
 
-    def test_reading_starts_where_it_is_told_and_stops_at_the_limit(self, sandbox: Sandbox) -> None:
-        run("log", "create", "positions", uri=sandbox.uri)
-        run("write", "positions", uri=sandbox.uri, stdin=b"0\n1\n2\n3\n")
-        all_of_it = run("read", "positions", "--output", "json", uri=sandbox.uri).stdout.splitlines()
+    def test_reading_starts_where_it_is_told_and_stops_at_the_limit(self, cli_sandbox: Sandbox) -> None:
+        run("log", "create", "positions", uri=cli_sandbox.uri)
+        run("write", "positions", uri=cli_sandbox.uri, stdin=b"0\n1\n2\n3\n")
+        all_of_it = run("read", "positions", "--output", "json", uri=cli_sandbox.uri).stdout.splitlines()
         third = json.loads(all_of_it[2])["dlsn"]
-        assert run("read", "positions", "--from", third, "--output", "raw", uri=sandbox.uri).stdout == b"2\n3\n"
-        assert run("read", "positions", "--limit", "1", "--output", "raw", uri=sandbox.uri).stdout == b"0\n"
-        assert run("read", "positions", "--from", "latest", uri=sandbox.uri).stdout == b""
+        assert run("read", "positions", "--from", third, "--output", "raw", uri=cli_sandbox.uri).stdout == b"2\n3\n"
+        assert run("read", "positions", "--limit", "1", "--output", "raw", uri=cli_sandbox.uri).stdout == b"0\n"
+        assert run("read", "positions", "--from", "latest", uri=cli_sandbox.uri).stdout == b""
 
-    def test_writing_creates_a_missing_log_as_upstream_does(self, sandbox: Sandbox) -> None:
-        assert run("write", "new", uri=sandbox.uri, stdin=b"a\n").returncode == 0
-        assert run("read", "new", "--output", "raw", uri=sandbox.uri).stdout == b"a\n"
+    def test_writing_creates_a_missing_log_as_upstream_does(self, cli_sandbox: Sandbox) -> None:
+        assert run("write", "new", uri=cli_sandbox.uri, stdin=b"a\n").returncode == 0
+        assert run("read", "new", "--output", "raw", uri=cli_sandbox.uri).stdout == b"a\n"
 
-    def test_a_deleted_log_is_gone(self, sandbox: Sandbox) -> None:
-        run("log", "create", "doomed", uri=sandbox.uri)
-        assert b"doomed" in run("log", "list", uri=sandbox.uri).stdout.splitlines()
-        assert run("log", "delete", "doomed", uri=sandbox.uri, stdin=b"n\n").returncode == 1
-        assert run("log", "delete", "doomed", "--yes", uri=sandbox.uri).returncode == 0
-        assert b"doomed" not in run("log", "list", uri=sandbox.uri).stdout.splitlines()
+    def test_a_deleted_log_is_gone(self, cli_sandbox: Sandbox) -> None:
+        run("log", "create", "doomed", uri=cli_sandbox.uri)
+        assert b"doomed" in run("log", "list", uri=cli_sandbox.uri).stdout.splitlines()
+        assert run("log", "delete", "doomed", uri=cli_sandbox.uri, stdin=b"n\n").returncode == 1
+        assert run("log", "delete", "doomed", "--yes", uri=cli_sandbox.uri).returncode == 0
+        assert b"doomed" not in run("log", "list", uri=cli_sandbox.uri).stdout.splitlines()
 
-    def test_following_shows_a_record_written_later(self, sandbox: Sandbox) -> None:
-        run("log", "create", "tailed", uri=sandbox.uri)
-        environment = {**os.environ, "DLSPARK_URI": sandbox.uri}
+    def test_following_shows_a_record_written_later(self, cli_sandbox: Sandbox) -> None:
+        run("log", "create", "tailed", uri=cli_sandbox.uri)
+        environment = {**os.environ, "DLSPARK_URI": cli_sandbox.uri}
         arguments = [*COMMAND, "read", "tailed", "--follow", "--output", "raw"]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as reader:
             assert reader.stdout is not None
-            run("write", "tailed", uri=sandbox.uri, stdin=b"later\n")
+            run("write", "tailed", uri=cli_sandbox.uri, stdin=b"later\n")
             assert reader.stdout.readline() == b"later\n"
             reader.send_signal(signal.SIGINT)
             assert reader.wait(30) == 130
@@ -125,9 +125,9 @@ class TestLogs:
         ],
     )
     def test_an_error_is_one_message_and_status_1(
-        self, sandbox: Sandbox, arguments: tuple[str, ...], message: bytes
+        self, cli_sandbox: Sandbox, arguments: tuple[str, ...], message: bytes
     ) -> None:
-        done = run(*arguments, uri=sandbox.uri)
+        done = run(*arguments, uri=cli_sandbox.uri)
         assert done.returncode == 1
         assert message in done.stderr
         assert b"Traceback" not in done.stderr
@@ -141,14 +141,14 @@ class TestLogs:
 
 @pytest.mark.processes
 class TestAutoRecovery:
-    def conf(self, sandbox: Sandbox) -> str:
-        return str(next(sandbox.directory.glob("*/bookie.conf")))
+    def conf(self, cli_sandbox: Sandbox) -> str:
+        return str(next(cli_sandbox.directory.glob("*/bookie.conf")))
 
-    def test_it_is_switched_for_the_whole_cluster(self, sandbox: Sandbox) -> None:
-        where = ("--conf", self.conf(sandbox))
-        by_address = ("--zookeeper", sandbox.zookeeper_address)
+    def test_it_is_switched_for_the_whole_cluster(self, cli_sandbox: Sandbox) -> None:
+        where = ("--conf", self.conf(cli_sandbox))
+        by_address = ("--zookeeper", cli_sandbox.zookeeper_address)
         assert run("autorecovery", "enable", *by_address).stdout == b"auto-recovery was already switched on\n"
-        assert b"auto-recovery is enabled" in run("autorecovery", "status", uri=sandbox.uri).stdout
+        assert b"auto-recovery is enabled" in run("autorecovery", "status", uri=cli_sandbox.uri).stdout
         assert b"a cluster was named twice" in run("autorecovery", "disable", *where, *by_address).stderr
         assert run("autorecovery", "disable", *where).stdout == b"auto-recovery is switched off\n"
         assert b"auto-recovery is disabled" in run("autorecovery", "status", *where).stdout
@@ -158,16 +158,16 @@ class TestAutoRecovery:
         assert json.loads(as_json) == {"enabled": True, "changed": True}
 
     def test_its_status_names_the_ledgers_that_lack_copies(
-        self, sandbox: Sandbox, request: pytest.FixtureRequest
+        self, cli_sandbox: Sandbox, request: pytest.FixtureRequest
     ) -> None:
         async def mark() -> None:
-            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
             marks = ReplicationStore(store)
             await marks.mark(123456, ["lost:3181"], 1)
             await store.close()
 
         async def unmark() -> None:
-            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            store = await ZooKeeperStore.connect(cli_sandbox.zookeeper_address)
             marks = ReplicationStore(store)
             found = await marks.read(123456)
             assert found is not None
@@ -176,7 +176,7 @@ class TestAutoRecovery:
 
         asyncio.run(mark())
         request.addfinalizer(lambda: asyncio.run(unmark()))
-        where = ("--conf", self.conf(sandbox))
+        where = ("--conf", self.conf(cli_sandbox))
         found = json.loads(run("autorecovery", "status", *where, "--output", "json").stdout)
         assert (found["enabled"], found["auditor"], found["marked"], found["locked"]) == (True, None, 1, 0)
         assert [(one["ledger_id"], one["missing"]) for one in found["ledgers"]] == [(123456, ["lost:3181"])]
@@ -186,12 +186,12 @@ class TestAutoRecovery:
         assert "1 ledger lacks copies, 0 are locked" in text
         assert "ledger 123456: lacks lost:3181, marked " in text
 
-    def test_without_a_file_or_a_cluster_it_says_so(self, sandbox: Sandbox, tmp_path: Path) -> None:
+    def test_without_a_file_or_a_cluster_it_says_so(self, cli_sandbox: Sandbox, tmp_path: Path) -> None:
         done = run("autorecovery")
         assert done.returncode == 1
         assert b"--conf" in done.stderr
         elsewhere = tmp_path / "bookie.conf"
-        elsewhere.write_text(f"zkServers={sandbox.zookeeper_address}\nzkLedgersRootPath=/nowhere\n")
+        elsewhere.write_text(f"zkServers={cli_sandbox.zookeeper_address}\nzkLedgersRootPath=/nowhere\n")
         done = run("autorecovery", "disable", "--conf", str(elsewhere))
         assert done.returncode == 1
         assert b"initialised" in done.stderr
@@ -222,13 +222,13 @@ def test_status_of_no_sandbox_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_status_names_what_of_a_sandbox_does_not_run(tmp_path: Path) -> None:
-    with Sandbox(tmp_path / "sandbox", nodes=1) as sandbox:
-        where = ("sandbox", "status", "--dir", str(sandbox.directory))
+    with Sandbox(tmp_path / "sandbox", nodes=1) as cli_sandbox:
+        where = ("sandbox", "status", "--dir", str(cli_sandbox.directory))
         assert CliRunner().invoke(app, where).exit_code == 0
-        sandbox.kill_node(0)
+        cli_sandbox.kill_node(0)
         status = CliRunner().invoke(app, where)
-        assert (status.exit_code, status.stdout) == (3, f"{sandbox.uri}\n")
-        assert f"nothing listens on {sandbox.node_ids[0]}: " in status.stderr
+        assert (status.exit_code, status.stdout) == (3, f"{cli_sandbox.uri}\n")
+        assert f"nothing listens on {cli_sandbox.node_ids[0]}: " in status.stderr
 
 
 @pytest.mark.parametrize(

@@ -255,12 +255,12 @@ class TestNamespace:
         assert "no ZooKeeper server answered" in found["found"]
 
     @pytest.mark.processes
-    def test_one_that_answers_and_is_bound_or_not(self, doctor: Doctor, sandbox: Sandbox) -> None:
-        _, findings = doctor.run("--uri", sandbox.uri)
+    def test_one_that_answers_and_is_bound_or_not(self, doctor: Doctor, cli_sandbox: Sandbox) -> None:
+        _, findings = doctor.run("--uri", cli_sandbox.uri)
         found = {one["check"]: one for one in findings}
         assert found["namespace"]["verdict"] == "ok"
         # Three nodes and three copies: the next loss stops writers.
         assert (found["nodes"]["verdict"], found["nodes"]["found"][:27]) == ("warn", "3 storage nodes are writabl")
-        status, bad = doctor.only("namespace", "--uri", f"distributedlog://{sandbox.zookeeper_address}/none")
+        status, bad = doctor.only("namespace", "--uri", f"distributedlog://{cli_sandbox.zookeeper_address}/none")
         assert status == 3
         assert "bind the namespace" in bad["todo"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlspark.cli.input_blocks import BLOCK_BYTES, InputBlocks
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 
 @pytest.fixture
@@ -45,7 +45,15 @@ def test_a_file_is_always_ready(tmp_path: Path) -> None:
         assert [len(source.read(0) or b"") for _ in range(3)] == [BLOCK_BYTES, 1, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=int)
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """Yield a signal that is not ignored here, as SIGHUP is where the tests are run by nohup."""
+    number = signal.Signals(request.param)
+    before = signal.signal(number, signal.default_int_handler)
+    yield number
+    signal.signal(number, before)
+
+
 def test_a_signal_wakes_the_read_and_ends_the_input_behind_what_had_come(
     number: signal.Signals, pipe: tuple[int, int]
 ) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def write(
-    sandbox: Sandbox,
+    cli_sandbox: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
@@ -44,18 +44,18 @@ def write(
         path.write_bytes(stdin)
         with path.open() as file, monkeypatch.context() as patched:
             patched.setattr(sys, "stdin", file)
-            status = _status(lambda: plain_errors(pipes.write)(name, uri=sandbox.uri, **options))  # type: ignore[arg-type]
+            status = _status(lambda: plain_errors(pipes.write)(name, uri=cli_sandbox.uri, **options))  # type: ignore[arg-type]
         return status, capfdbinary.readouterr().err.decode()
 
     return run
 
 
 @pytest.fixture
-def read(sandbox: Sandbox, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., tuple[int, bytes, bytes]]:
+def read(cli_sandbox: Sandbox, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., tuple[int, bytes, bytes]]:
     """`dlspark read` in this process."""
 
     def run(name: str, **options: object) -> tuple[int, bytes, bytes]:
-        status = _status(lambda: plain_errors(pipes.read)(name, uri=sandbox.uri, **options))  # type: ignore[arg-type]
+        status = _status(lambda: plain_errors(pipes.read)(name, uri=cli_sandbox.uri, **options))  # type: ignore[arg-type]
         return status, *capfdbinary.readouterr()
 
     return run
@@ -69,8 +69,8 @@ def _status(command: Callable[[], None]) -> int:
     return 0
 
 
-def environment(sandbox: Sandbox, **more: str) -> dict[str, str]:
-    return {**os.environ, "DLSPARK_URI": sandbox.uri, **more}
+def environment(cli_sandbox: Sandbox, **more: str) -> dict[str, str]:
+    return {**os.environ, "DLSPARK_URI": cli_sandbox.uri, **more}
 
 
 def said(process: subprocess.Popen[bytes]) -> int:
@@ -82,8 +82,8 @@ def said(process: subprocess.Popen[bytes]) -> int:
     raise AssertionError("it ended without saying what is in the log")
 
 
-def payloads(sandbox: Sandbox, name: str) -> list[bytes]:
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log(name) as log, log.open_reader() as reader:
+def payloads(cli_sandbox: Sandbox, name: str) -> list[bytes]:
+    with Namespace.open(cli_sandbox.uri) as namespace, namespace.open_log(name) as log, log.open_reader() as reader:
         found: list[bytes] = []
         while records := reader.read_bulk(100_000):
             found += [bytes(record.payload) for record in records]
@@ -91,11 +91,11 @@ def payloads(sandbox: Sandbox, name: str) -> list[bytes]:
 
 
 def test_bytes_come_back_as_they_went_in(
-    sandbox: Sandbox, write: Callable[..., Done], read: Callable[..., tuple[int, bytes, bytes]]
+    cli_sandbox: Sandbox, write: Callable[..., Done], read: Callable[..., tuple[int, bytes, bytes]]
 ) -> None:
     lines = [b"a\r", b"", b"\0\xff", b"caf\xc3\xa9", b"last"]
     assert write("bytes", b"\n".join(lines)) == (0, "5 records are in the log, the last one at 1:0:4\n")
-    assert payloads(sandbox, "bytes") == lines
+    assert payloads(cli_sandbox, "bytes") == lines
     assert read("bytes", form=RecordOutput.RAW) == (0, b"\n".join(lines) + b"\n", b"")
 
 
@@ -110,7 +110,7 @@ def test_bytes_come_back_as_they_went_in(
     ids=["json", "hex", "length-prefixed", "delimiter"],
 )
 def test_a_log_goes_through_a_pipe_into_another(
-    sandbox: Sandbox,
+    cli_sandbox: Sandbox,
     request: pytest.FixtureRequest,
     write: Callable[..., Done],
     read: Callable[..., tuple[int, bytes, bytes]],
@@ -119,22 +119,22 @@ def test_a_log_goes_through_a_pipe_into_another(
 ) -> None:
     source, target = (f"{which}-{request.node.callspec.id}" for which in ("from", "to"))
     records = [b"a\nb", b"c\r\n", b"", b"\0\xfe", "zwölf".encode(), *(b"%d" % number for number in range(5))]
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log(source) as log, log.open_writer() as writer:
+    with Namespace.open(cli_sandbox.uri) as namespace, namespace.open_log(source) as log, log.open_writer() as writer:
         for number, payload in enumerate(records):
             writer.write(100 + number // 2, payload)
     status, printed, note = read(source, **out)
     assert (status, note) == (0, b"")
     assert write(target, printed, **into) == (0, "10 records are in the log, the last one at 1:0:9\n")
-    assert payloads(sandbox, target) == records
+    assert payloads(cli_sandbox, target) == records
     if "keep_txids" in into:
         again = read(target, form=RecordOutput.JSON)[1]
         assert [json.loads(line)["transaction_id"] for line in again.splitlines()] == [100 + n // 2 for n in range(10)]
 
 
 def test_a_log_can_be_read_while_it_grows_and_copied_into_itself(
-    sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]], monkeypatch: pytest.MonkeyPatch
+    cli_sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("itself") as log, log.open_writer() as writer:
+    with Namespace.open(cli_sandbox.uri) as namespace, namespace.open_log("itself") as log, log.open_writer() as writer:
         for txid, payload in enumerate([b"a", b"b", b"c"]):
             writer.write(txid, payload)
         writer.commit()
@@ -149,13 +149,17 @@ def test_a_log_can_be_read_while_it_grows_and_copied_into_itself(
 
         monkeypatch.setattr(pipes.RecordPrinter, "print", print_and_append)
         assert read("itself", form=RecordOutput.RAW) == (0, b"a\nb\nc\n", b"")
-    assert payloads(sandbox, "itself") == [b"a", b"b", b"c"] * 2
+    assert payloads(cli_sandbox, "itself") == [b"a", b"b", b"c"] * 2
 
 
 def test_raw_output_says_that_lines_are_not_records(
-    sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]
+    cli_sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]
 ) -> None:
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("raw-lines") as log, log.open_writer() as writer:
+    with (
+        Namespace.open(cli_sandbox.uri) as namespace,
+        namespace.open_log("raw-lines") as log,
+        log.open_writer() as writer,
+    ):
         writer.write(1, b"a\nb")
         writer.write(2, b"c")
     status, printed, note = read("raw-lines", form=RecordOutput.RAW)
@@ -164,15 +168,17 @@ def test_raw_output_says_that_lines_are_not_records(
 
 
 def test_a_line_that_is_too_long_takes_none_of_those_before_it_along(
-    sandbox: Sandbox, write: Callable[..., Done]
+    cli_sandbox: Sandbox, write: Callable[..., Done]
 ) -> None:
     status, said = write("long", b"a\nb\n" + b"x" * (MAX_PAYLOAD_BYTES + 1) + b"\nc\n")
     assert status == 1
     assert said.startswith("2 records are in the log, the last one at 1:0:1\ndlspark: line 3 ")
-    assert payloads(sandbox, "long") == [b"a", b"b"]
+    assert payloads(cli_sandbox, "long") == [b"a", b"b"]
 
 
-def test_ids_that_go_back_end_the_input_behind_those_that_do_not(sandbox: Sandbox, write: Callable[..., Done]) -> None:
+def test_ids_that_go_back_end_the_input_behind_those_that_do_not(
+    cli_sandbox: Sandbox, write: Callable[..., Done]
+) -> None:
     objects = [{"value": str(number), "transaction_id": txid} for number, txid in enumerate([5, 5, 7, 6, 8])]
     data = b"".join(json.dumps(one).encode() + b"\n" for one in objects) + b"bad"
     status, said = write("ids", data, form=RecordInput.JSON, keep_txids=True)
@@ -182,27 +188,27 @@ def test_ids_that_go_back_end_the_input_behind_those_that_do_not(sandbox: Sandbo
     status, said = write("ids", data, form=RecordInput.JSON, keep_txids=True)
     assert said.startswith("0 records are in the log\n")
     assert "record 1 has the transaction id 5, and there is 7 before it" in said
-    assert payloads(sandbox, "ids") == [b"0", b"1", b"2"]
+    assert payloads(cli_sandbox, "ids") == [b"0", b"1", b"2"]
 
 
 def test_limits_of_what_may_wait_hold_the_input_up_and_refuse_nothing(
-    sandbox: Sandbox, write: Callable[..., Done]
+    cli_sandbox: Sandbox, write: Callable[..., Done]
 ) -> None:
     lines = [b"%d" % number for number in range(3_000)]
     assert write("limited", b"\n".join(lines), values=["perWriterOutstandingWriteLimit=1000"])[0] == 0
-    assert payloads(sandbox, "limited") == lines
+    assert payloads(cli_sandbox, "limited") == lines
 
 
 def test_without_durable_writes_only_what_was_stored_is_said_to_be_there(
-    sandbox: Sandbox, write: Callable[..., Done]
+    cli_sandbox: Sandbox, write: Callable[..., Done]
 ) -> None:
     options = {"values": ["isDurableWriteEnabled=false"]}
     assert write("volatile", b"a\nb\n", **options) == (0, "2 records are in the log\n")
-    assert payloads(sandbox, "volatile") == [b"a", b"b"]
+    assert payloads(cli_sandbox, "volatile") == [b"a", b"b"]
 
 
-def test_a_sealed_log_takes_nothing_and_that_is_said(sandbox: Sandbox, write: Callable[..., Done]) -> None:
-    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("sealed") as log, log.open_writer() as writer:
+def test_a_sealed_log_takes_nothing_and_that_is_said(cli_sandbox: Sandbox, write: Callable[..., Done]) -> None:
+    with Namespace.open(cli_sandbox.uri) as namespace, namespace.open_log("sealed") as log, log.open_writer() as writer:
         writer.mark_end_of_stream()
     status, said = write("sealed", b"a\n")
     assert status == 1
@@ -210,19 +216,19 @@ def test_a_sealed_log_takes_nothing_and_that_is_said(sandbox: Sandbox, write: Ca
     assert "the log is sealed" in said
 
 
-def test_what_was_read_is_visible_while_the_input_idles_and_a_signal_loses_nothing(sandbox: Sandbox) -> None:
+def test_what_was_read_is_visible_while_the_input_idles_and_a_signal_loses_nothing(cli_sandbox: Sandbox) -> None:
     with subprocess.Popen(
         [*COMMAND, "write", "idle", "--progress"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(sandbox),
+        env=environment(cli_sandbox),
     ) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(b"one\n")
         process.stdin.flush()
         assert said(process) == 1
-        assert payloads(sandbox, "idle") == [b"one"]
+        assert payloads(cli_sandbox, "idle") == [b"one"]
         process.stdin.write(b"typed one\ntyped two\nunfini")
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -230,11 +236,11 @@ def test_what_was_read_is_visible_while_the_input_idles_and_a_signal_loses_nothi
         assert process.wait(60) == 128 + signal.SIGINT
     assert last.startswith(b"3 records are in the log, the last one at 1:")
     assert b"6 bytes of an unfinished line were not written" in last
-    assert payloads(sandbox, "idle") == [b"one", b"typed one", b"typed two"]
+    assert payloads(cli_sandbox, "idle") == [b"one", b"typed one", b"typed two"]
 
 
 def test_what_was_said_to_be_in_the_log_survives_a_kill(
-    sandbox: Sandbox, tmp_path: Path, write: Callable[..., Done]
+    cli_sandbox: Sandbox, tmp_path: Path, write: Callable[..., Done]
 ) -> None:
     lines = tmp_path / "lines"
     lines.write_bytes(b"".join(b"%099d\n" % number for number in range(100_000)))
@@ -244,7 +250,7 @@ def test_what_was_said_to_be_in_the_log_survives_a_kill(
             [*COMMAND, "write", "killed", "--progress", "--set", "zkSessionTimeoutSeconds=4"],
             stdin=source,
             stderr=subprocess.PIPE,
-            env=environment(sandbox),
+            env=environment(cli_sandbox),
         ) as process,
     ):
         there = said(process)
@@ -252,28 +258,28 @@ def test_what_was_said_to_be_in_the_log_survives_a_kill(
     assert there > 0
     # The next owner recovers what the dead one left.
     assert write("killed", b"after\n")[0] == 0
-    found = payloads(sandbox, "killed")
+    found = payloads(cli_sandbox, "killed")
     assert len(found) > there
     assert found[:-1] == [b"%099d" % number for number in range(len(found) - 1)]
 
 
-def test_output_that_cannot_be_written_is_a_plain_error(sandbox: Sandbox) -> None:
+def test_output_that_cannot_be_written_is_a_plain_error(cli_sandbox: Sandbox) -> None:
     for arguments in (("--help",), ("log", "list")):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
-                [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment(sandbox), timeout=60
+                [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment(cli_sandbox), timeout=60
             )
         assert done.returncode == 1
         assert done.stderr == b"dlspark: the output cannot be written: No space left on device\n"
 
 
-def test_a_terminal_without_unicode_gets_escapes(sandbox: Sandbox, write: Callable[..., Done]) -> None:
+def test_a_terminal_without_unicode_gets_escapes(cli_sandbox: Sandbox, write: Callable[..., Done]) -> None:
     assert write("zwölf-€", "zwölf €\n".encode())[0] == 0
     for arguments in (("read", "zwölf-€"), ("log", "list"), ("log", "tail", "zwölf-€", "--no-follow")):
         done = subprocess.run(
             [*COMMAND, *arguments],
             capture_output=True,
-            env=environment(sandbox, PYTHONIOENCODING="latin-1", PYTHONUTF8="0"),
+            env=environment(cli_sandbox, PYTHONIOENCODING="latin-1", PYTHONUTF8="0"),
             timeout=60,
         )
         assert (done.returncode, b"\\u20ac" in done.stdout) == (0, True), done.stderr
@@ -287,8 +293,8 @@ def test_standard_input_that_is_closed_is_a_plain_error(
     assert "standard input is closed" in capsys.readouterr().err
 
 
-def test_a_folder_is_said_to_be_one(sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]) -> None:
-    with Namespace.open(sandbox.uri) as namespace:
+def test_a_folder_is_said_to_be_one(cli_sandbox: Sandbox, read: Callable[..., tuple[int, bytes, bytes]]) -> None:
+    with Namespace.open(cli_sandbox.uri) as namespace:
         namespace.create_log("folder/a")
     status, _, said = read("folder")
     assert status == 1
@@ -298,10 +304,10 @@ def test_a_folder_is_said_to_be_one(sandbox: Sandbox, read: Callable[..., tuple[
 
 @pytest.mark.parametrize("arguments", [("read", "followed", "--follow"), ("log", "tail", "followed")])
 def test_who_follows_ends_when_nobody_reads_any_more(
-    sandbox: Sandbox, write: Callable[..., Done], arguments: tuple[str, ...]
+    cli_sandbox: Sandbox, write: Callable[..., Done], arguments: tuple[str, ...]
 ) -> None:
     write("followed", b"a\n")
-    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, env=environment(sandbox)) as process:
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, env=environment(cli_sandbox)) as process:
         assert process.stdout is not None
         assert process.stdout.readline().rstrip().endswith(b"a")
         process.stdout.close()

@@ -23,7 +23,7 @@ from dlspark.cli.record_forms import (
 )
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, LogRecord
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 PAYLOADS = st.lists(
     st.binary(max_size=20) | st.sampled_from([b"", b"\r", b"\n", b"a\r\n", b"\0", b"\xff", b"-", b"a-"])

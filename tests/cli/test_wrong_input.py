@@ -19,9 +19,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
-def uri(sandbox: Sandbox) -> str:
+def uri(cli_sandbox: Sandbox) -> str:
     """A namespace of its own with two logs."""
-    uri = f"distributedlog://{sandbox.zookeeper_address}/mistaken"
+    uri = f"distributedlog://{cli_sandbox.zookeeper_address}/mistaken"
     Namespace.bind(uri)
     with Namespace.open(uri) as namespace:
         for name in ("orders", "orders-eu", "team/invoices"):
@@ -103,7 +103,7 @@ def test_a_node_is_not_formatted_without_a_terminal_to_ask_on(uri: str, tmp_path
     assert "Then give --force" in done.stderr
 
 
-def test_tables_fit_a_terminal_of_80_columns(uri: str, sandbox: Sandbox) -> None:
+def test_tables_fit_a_terminal_of_80_columns(uri: str, cli_sandbox: Sandbox) -> None:
     with Namespace.open(uri) as namespace, namespace.open_log("wide") as log:
         for first in (1, 1_372_651_200_000):
             with log.open_writer() as writer:

@@ -9,7 +9,8 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.errors import AlreadyTruncatedError, CallerError, CorruptDataError, EndOfStreamError
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError
+from metadata.foundation.errors import CallerError, CorruptDataError
 
 
 async def _stream(namespace, name, *parts):
@@ -44,12 +45,12 @@ async def _records(log):
             yield record
 
 
-async def test_a_stream_goes_on_where_it_ended_also_after_a_crash(world):
-    one, other = await world.namespace(), await world.namespace()
+async def test_a_stream_goes_on_where_it_ended_also_after_a_crash(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     stream = await (await one.open_log("again")).open_append_stream()
     await stream.append(b"first ")
     await stream.force()
-    await world.crash(one)
+    await memory_cluster.crash(one)
     log = await other.open_log("again")
     async with await log.open_append_stream() as stream:
         assert stream.position == 6
@@ -57,8 +58,8 @@ async def test_a_stream_goes_on_where_it_ended_also_after_a_crash(world):
     assert await _whole(log) == b"first second"
 
 
-async def test_reading_begins_at_any_byte_and_takes_any_number(world):
-    namespace = await world.namespace(output_buffer_bytes=50)
+async def test_reading_begins_at_any_byte_and_takes_any_number(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=50)
     rng = random.Random(3)
     parts = [bytes(rng.randrange(256) for _ in range(rng.randrange(40))) for _ in range(60)]
     log = await _stream(namespace, "any", *parts)
@@ -91,8 +92,8 @@ async def test_what_is_appended_later_is_read_later(namespace):
         assert await reader.read() == b"o"
 
 
-async def test_a_read_that_is_cancelled_passes_over_no_byte(world, monkeypatch):
-    namespace = await world.namespace(read_ahead_wait_ms=60_000)
+async def test_a_read_that_is_cancelled_passes_over_no_byte(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace(read_ahead_wait_ms=60_000)
     log = await _stream(namespace, "cut", b"hello ", b"world")
     async with await log.open_append_reader() as reader:
         more, at_end = reader._more, asyncio.Event()
@@ -114,8 +115,8 @@ async def test_a_read_that_is_cancelled_passes_over_no_byte(world, monkeypatch):
 
 
 @pytest.mark.parametrize("moved", [False, True])
-async def test_a_seek_that_is_cancelled_leaves_reading_where_it_was(world, monkeypatch, moved):
-    namespace = await world.namespace()
+async def test_a_seek_that_is_cancelled_leaves_reading_where_it_was(memory_cluster, monkeypatch, moved):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("sought")
     async with await log.open_append_stream() as stream:
         for part in (b"one ", b"two ", b"three ", b"four"):
@@ -154,8 +155,8 @@ async def test_bytes_before_what_is_no_stream_are_not_lost_with_the_error(namesp
         assert await reader.read(5) == b"hello"
 
 
-async def test_what_is_too_long_for_one_record_takes_several(world):
-    namespace = await world.namespace()
+async def test_what_is_too_long_for_one_record_takes_several(memory_cluster):
+    namespace = await memory_cluster.namespace()
     data = bytes(MAX_PAYLOAD_BYTES) + b"end"
     log = await _stream(namespace, "long", data)
     assert await _whole(log) == data

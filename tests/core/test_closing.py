@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from helpers.waiting import until
 
-from dlspark.errors import AlreadyClosedError, MetadataUnavailableError
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import MetadataUnavailableError
 from metadata.store import SessionState
 
 
@@ -22,22 +23,22 @@ async def _open_logs(namespace, names):
     return writers, readers
 
 
-def _hold(world):
-    for bookie in world.bookies:
+def _hold(memory_cluster):
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
 
 
-def _release(world):
-    for bookie in world.bookies:
+def _release(memory_cluster):
+    for bookie in memory_cluster.bookies:
         bookie.release()
 
 
 @pytest.mark.parametrize("what", ["namespace", "log"])
-async def test_a_close_that_is_cancelled_closes_all_of_it(world, what):
-    namespace = await world.namespace()
+async def test_a_close_that_is_cancelled_closes_all_of_it(memory_cluster, what):
+    namespace = await memory_cluster.namespace()
     writers, readers = await _open_logs(namespace, ["one", "two"] if what == "namespace" else ["one"])
     log = namespace._logs[0]
-    _hold(world)
+    _hold(memory_cluster)
     late = [writer.write(2, b"late") for writer in writers]
     closing = asyncio.ensure_future(namespace.close() if what == "namespace" else log.close())
     await until(lambda: writers[0]._shutdown is not None)
@@ -47,7 +48,7 @@ async def test_a_close_that_is_cancelled_closes_all_of_it(world, what):
     again = asyncio.ensure_future(namespace.close() if what == "namespace" else log.close())
     await asyncio.sleep(0)
     assert not again.done(), "who closes as well waits for the end"
-    _release(world)
+    _release(memory_cluster)
     with pytest.raises(asyncio.CancelledError):
         await closing
     await again
@@ -62,8 +63,8 @@ async def test_a_close_that_is_cancelled_closes_all_of_it(world, what):
         assert [segment.in_progress for segment in await namespace.logs_store.segments("one")] == [False]
 
 
-async def test_a_part_that_cannot_be_closed_leaves_nothing_else_open(world, monkeypatch):
-    namespace = await world.namespace()
+async def test_a_part_that_cannot_be_closed_leaves_nothing_else_open(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace()
     writers, readers = await _open_logs(namespace, ["one", "two"])
 
     async def fails():
@@ -77,11 +78,11 @@ async def test_a_part_that_cannot_be_closed_leaves_nothing_else_open(world, monk
     await namespace.close()
 
 
-async def test_a_reader_whose_session_was_closed_ends_instead_of_asking_for_ever(world):
-    writing = await world.namespace()
+async def test_a_reader_whose_session_was_closed_ends_instead_of_asking_for_ever(memory_cluster):
+    writing = await memory_cluster.namespace()
     (writer,), _ = await _open_logs(writing, ["followed"])
     await writer.commit()
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     reader = await (await namespace.open_log("followed")).open_reader()
     assert (await reader.read_next()).payload == b"first"
     waiting = asyncio.ensure_future(reader.read_next())
@@ -92,8 +93,8 @@ async def test_a_reader_whose_session_was_closed_ends_instead_of_asking_for_ever
     await reader.close()
 
 
-async def test_changes_of_segments_are_no_longer_waited_for_in_a_closed_session(world):
-    namespace = await world.namespace()
+async def test_changes_of_segments_are_no_longer_waited_for_in_a_closed_session(memory_cluster):
+    namespace = await memory_cluster.namespace()
     await namespace.create_log("watched")
     log = await namespace.open_log("watched")
     changes = log.watch_segments()

@@ -10,18 +10,12 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import SegmentReader
-from dlspark.errors import (
-    AlreadyClosedError,
-    CallerError,
-    InvalidLogNameError,
-    LogEmptyError,
-    LogNotFoundError,
-    NotBoundError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-)
+from dlspark.errors import AlreadyClosedError, LogEmptyError, SettingsError
 from metadata.distributedlog.bindings import Binding
-from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceStore, NotBoundError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import MemoryStore
 
 
@@ -56,27 +50,27 @@ async def test_logs_are_created_listed_and_deleted(namespace):
 
 
 @pytest.mark.parametrize("what", ["writer", "reader"])
-async def test_what_is_still_being_opened_when_its_log_is_closed_does_not_stay_open(world, namespace, what):
+async def test_what_is_still_being_opened_when_its_log_is_closed_does_not_stay_open(memory_cluster, namespace, what):
     async def opened(log):
         return await (log.open_writer() if what == "writer" else log.open_reader(exclusive=True))
 
     await namespace.create_log("a")
-    other = await world.namespace()
+    other = await memory_cluster.namespace()
     holding = await opened(await other.open_log("a"))
     log = await namespace.open_log("a")
     parent, queued = "/dl/a/<default>/" + ("lock" if what == "writer" else "readLock"), asyncio.Event()
-    assert len((await world.operator.children(parent, lambda _: queued.set()))[0]) == 1
+    assert len((await memory_cluster.operator.children(parent, lambda _: queued.set()))[0]) == 1
     waiting = asyncio.ensure_future(opened(log))
     await queued.wait()
     await log.close()
     await holding.close()
     with pytest.raises(AlreadyClosedError):
         await waiting
-    assert (await world.operator.children(parent))[0] == []
+    assert (await memory_cluster.operator.children(parent))[0] == []
 
 
-async def test_a_log_that_is_still_being_opened_when_its_namespace_is_closed_is_not_given(world, tmp_path):
-    namespace = await world.namespace(stream_config_directory=str(tmp_path))
+async def test_a_log_that_is_still_being_opened_when_its_namespace_is_closed_is_not_given(memory_cluster, tmp_path):
+    namespace = await memory_cluster.namespace(stream_config_directory=str(tmp_path))
     waiting = asyncio.ensure_future(namespace.open_log("a"))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -93,8 +87,8 @@ async def test_names_that_cannot_be_are_refused(namespace):
             await namespace.open_log(name)
 
 
-async def test_deleting_a_log_deletes_its_ledgers_and_is_refused_while_it_is_written(world):
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+async def test_deleting_a_log_deletes_its_ledgers_and_is_refused_while_it_is_written(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     log = await _filled(namespace, "busy", 3, 2)
     writer = await log.open_writer("the writer")
     with pytest.raises(OwnershipAcquireFailedError, match="the writer"):
@@ -123,21 +117,21 @@ async def test_a_log_may_have_settings_of_its_own(namespace):
         await namespace.open_log("own", {"zkSessionTimeoutSeconds": 1})
 
 
-async def test_an_unbound_path_is_refused(world):
-    store = MemoryStore(world.tree)
+async def test_an_unbound_path_is_refused(memory_cluster):
+    store = MemoryStore(memory_cluster.tree)
     with pytest.raises(NotBoundError):
         await AsyncNamespace.over(store, "distributedlog://memory:2181/elsewhere")
     await store.close()
 
 
-async def test_the_binding_says_where_segment_numbers_begin(world):
-    store = MemoryStore(world.tree)
+async def test_the_binding_says_where_segment_numbers_begin(memory_cluster):
+    store = MemoryStore(memory_cluster.tree)
     binding = Binding("memory:2181", "/ledgers", "memory:2181", first_lssn=1000)
     await NamespaceStore(store, "/thousand").bind(binding)
     namespace = await AsyncNamespace.over(
-        store, "distributedlog://memory:2181/thousand", network=world.network, own=(store,)
+        store, "distributedlog://memory:2181/thousand", network=memory_cluster.network, own=(store,)
     )
-    world.clients.append(namespace)
+    memory_cluster.clients.append(namespace)
     log = await namespace.open_log("late")
     await namespace.create_log("late")
     async with await log.open_reader() as reader:
@@ -146,8 +140,8 @@ async def test_the_binding_says_where_segment_numbers_begin(world):
         assert (await reader.read_next()).dlsn == DLSN(1000, 0, 0)
 
 
-async def test_what_is_closed_refuses(world):
-    namespace = await world.namespace()
+async def test_what_is_closed_refuses(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("shut")
     await namespace.close()
     await namespace.close()
@@ -156,8 +150,8 @@ async def test_what_is_closed_refuses(world):
             await call
 
 
-async def test_closing_the_namespace_completes_what_its_writers_wrote(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_closing_the_namespace_completes_what_its_writers_wrote(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     writer = await (await namespace.open_log("open")).open_writer()
     future = writer.write(1, b"x")
     await namespace.close()
@@ -207,8 +201,8 @@ async def test_first_and_last_record(namespace):
 
 
 @pytest.mark.parametrize(("segments", "entries"), [(1, 1), (1, 100), (16, 5), (40, 1)])
-async def test_a_search_reads_no_more_than_logarithmically_many_entries(world, segments, entries):
-    namespace = await world.namespace()
+async def test_a_search_reads_no_more_than_logarithmically_many_entries(memory_cluster, segments, entries):
+    namespace = await memory_cluster.namespace()
     log = await _filled(namespace, "search", segments, entries)
     allowed = 2 * (math.log2(segments) + math.log2(entries + 1) + 1)
     total = segments * entries
@@ -253,8 +247,8 @@ async def test_what_is_written_while_a_transaction_id_is_looked_for_is_not_passe
 
 
 @pytest.mark.parametrize("search", ["locate_txid", "first_user_record"])
-async def test_a_segment_that_is_left_while_it_is_searched_is_not_passed_over(world, monkeypatch, search):
-    namespace = await world.namespace(max_segment_bytes=1, rolling_minutes=0, output_buffer_bytes=0)
+async def test_a_segment_that_is_left_while_it_is_searched_is_not_passed_over(memory_cluster, monkeypatch, search):
+    namespace = await memory_cluster.namespace(max_segment_bytes=1, rolling_minutes=0, output_buffer_bytes=0)
     log = await namespace.open_log("left")
     writer = await log.open_writer()
     complete, started, go_on = writer._sequence._complete, asyncio.Event(), asyncio.Event()
@@ -288,8 +282,8 @@ async def test_a_segment_that_is_left_while_it_is_searched_is_not_passed_over(wo
     await writer.close()
 
 
-async def test_a_search_works_in_a_segment_in_progress_with_control_records_between(world):
-    namespace = await world.namespace(output_buffer_bytes=0, immediate_flush=True)
+async def test_a_search_works_in_a_segment_in_progress_with_control_records_between(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, immediate_flush=True)
     log = await namespace.open_log("mixed")
     writer = await log.open_writer()
     written = [await writer.write(10 * i, b"") for i in range(20)]

@@ -11,7 +11,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,11 @@ def _resident_bytes(pid: int | str) -> int:
 class ManyLogs:
     """A life of `count` logs in one namespace, and what was used at each step."""
 
-    def __init__(self, sandbox: WarmSandbox, count: int) -> None:
+    def __init__(self, warm_sandbox: WarmSandbox, count: int) -> None:
         self.count = count
         self.usage: dict[str, Usage] = {}
         self.delivered: list[list[int]] = [[] for _ in range(count)]
-        self._sandbox = sandbox
+        self._sandbox = warm_sandbox
         self._requests: Counter[str] = Counter()
         self._some = asyncio.Semaphore(AT_ONCE)
 
@@ -142,17 +142,11 @@ class ManyLogs:
         return "\n".join(lines)
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
-    with WarmSandbox(tmp_path_factory.mktemp("many-logs"), nodes=NODES) as started:
-        yield started
-
-
-def _run(sandbox: WarmSandbox, count: int) -> ManyLogs:
+def _run(warm_sandbox: WarmSandbox, count: int) -> ManyLogs:
     loop = new_event_loop()
     try:
         asyncio.set_event_loop(loop)
-        many = ManyLogs(sandbox, count)
+        many = ManyLogs(warm_sandbox, count)
         loop.run_until_complete(many.run())
     finally:
         asyncio.set_event_loop(None)
@@ -177,11 +171,13 @@ def _check(many: ManyLogs) -> None:
     assert closed.tasks <= before.tasks + 1
 
 
-def test_a_hundred_logs_written_and_tailed_at_once_share_connections_and_need_little_each(sandbox: WarmSandbox) -> None:
-    _check(_run(sandbox, 100))
+def test_a_hundred_logs_written_and_tailed_at_once_share_connections_and_need_little_each(
+    warm_sandbox: WarmSandbox,
+) -> None:
+    _check(_run(warm_sandbox, 100))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_thousand_logs_written_and_tailed_at_once_do_as_well(sandbox: WarmSandbox) -> None:
-    _check(_run(sandbox, 1000))
+def test_a_thousand_logs_written_and_tailed_at_once_do_as_well(warm_sandbox: WarmSandbox) -> None:
+    _check(_run(warm_sandbox, 1000))

@@ -8,7 +8,8 @@ import pytest
 from helpers.logs import drained, payloads, written
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import DistributedLogError, LogNotFoundError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import DistributedLogError
 
 OLD = [[b"old0", b"old1"]]
 NEW = [[b"new0"], [b"new1"]]
@@ -37,8 +38,8 @@ async def _replace(other, name, how):
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed"])
-async def test_a_reader_at_the_tail_reads_nothing_of_another_log_that_has_the_name_by_now(world, how):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_reader_at_the_tail_reads_nothing_of_another_log_that_has_the_name_by_now(memory_cluster, how):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", OLD)
     gate = _held_up(namespace)
     reader = await log.open_reader()
@@ -52,8 +53,8 @@ async def test_a_reader_at_the_tail_reads_nothing_of_another_log_that_has_the_na
     assert await payloads(log) == [b"new0", b"new1"]
 
 
-async def test_a_reader_that_goes_elsewhere_stays_in_its_log(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_reader_that_goes_elsewhere_stays_in_its_log(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", OLD)
     gate = _held_up(namespace)
     reader = await log.open_reader()
@@ -67,8 +68,8 @@ async def test_a_reader_that_goes_elsewhere_stays_in_its_log(world):
     await reader.close()
 
 
-async def test_who_watches_segments_is_told_that_another_log_has_the_name(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_who_watches_segments_is_told_that_another_log_has_the_name(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", OLD)
     gate = _held_up(namespace)
     changes = log.watch_segments()
@@ -82,9 +83,9 @@ async def test_who_watches_segments_is_told_that_another_log_has_the_name(world)
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed"])
-async def test_a_writer_that_has_lost_its_lock_changes_nothing_of_another_log_of_the_name(world, how):
+async def test_a_writer_that_has_lost_its_lock_changes_nothing_of_another_log_of_the_name(memory_cluster, how):
     """The versions of the two logs are the same: the first one's transaction must fail by something else (I7)."""
-    namespace, other = await world.namespace(), await world.namespace()
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await namespace.open_log("log", {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"old0")
@@ -94,12 +95,12 @@ async def test_a_writer_that_has_lost_its_lock_changes_nothing_of_another_log_of
 
     async def late(*arguments, **options):
         if not successors:
-            world.cut_off(namespace)
+            memory_cluster.cut_off(namespace)
             await (other.delete_log("log") if how == "deleted" else other.rename_log("log", "renamed"))
             successors.append(await (await other.open_log("log", {"writerOutputBufferSize": 0})).open_writer())
             await successors[0].write(0, b"new0")
             await successors[0].flush()
-            world.tree.inject = None
+            memory_cluster.tree.inject = None
         return await complete(*arguments, **options)
 
     namespace.logs_store.complete_segment = late

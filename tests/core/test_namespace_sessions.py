@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dlspark import errors
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.opening import Sessions, connect_all
 from dlspark.core.settings.settings import Settings
+from dlspark.errors import status_code
 from metadata.distributedlog.bindings import Binding
-from metadata.distributedlog.namespaces import NamespaceUri
+from metadata.distributedlog.namespaces import NamespaceInUseError, NamespaceUri, NotBoundError
+from metadata.foundation.errors import CallerError, MetadataUnavailableError, NoAuthError
 from metadata.store import RetryPolicy
 from metadata.zookeeper.client import ZooKeeperStore
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper"))) as server:
-        yield server
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ async def sessions_of(uri: str, **settings: object) -> Sessions:
 
 async def test_a_namespace_is_bound_asked_for_changed_and_unbound(uri: str, zookeeper: EmbeddedZooKeeper) -> None:
     for call in (AsyncNamespace.find_binding(uri), AsyncNamespace.unbind(uri), AsyncNamespace.bind(uri, create=False)):
-        with pytest.raises(errors.NotBoundError):
+        with pytest.raises(NotBoundError):
             await call
     bound = await AsyncNamespace.bind(
         uri,
@@ -77,17 +70,17 @@ async def test_a_namespace_is_bound_asked_for_changed_and_unbound(uri: str, zook
     changed = await AsyncNamespace.update_binding(uri, first_lssn=7, acl_root_path=None)
     assert (changed.first_lssn, changed.acl_root_path, changed.ledgers_path) == (7, None, "/somewhere/ledgers")
     assert (await AsyncNamespace.find_binding(uri))[0] == changed
-    with pytest.raises(errors.CallerError, match="federated"):
+    with pytest.raises(CallerError, match="federated"):
         await AsyncNamespace.bind(uri)
     with pytest.raises(TypeError):
         await AsyncNamespace.update_binding(uri, no_such_field=1)
     namespace = await AsyncNamespace.open(uri)
     await namespace.create_log("log")
     await namespace.close()
-    with pytest.raises(errors.NamespaceInUseError):
+    with pytest.raises(NamespaceInUseError):
         await AsyncNamespace.unbind(uri)
     await AsyncNamespace.unbind(uri, force=True)
-    with pytest.raises(errors.NotBoundError):
+    with pytest.raises(NotBoundError):
         await AsyncNamespace.open(uri)
 
 
@@ -179,7 +172,7 @@ async def test_readers_go_to_their_own_servers(uri: str, zookeeper: EmbeddedZooK
 async def test_servers_out_of_reach_leave_no_session_behind(uri: str, zookeeper: EmbeddedZooKeeper) -> None:
     await AsyncNamespace.bind(uri, log_reader_servers="127.0.0.1:1")
     before = threading.active_count()
-    with pytest.raises(errors.MetadataUnavailableError):
+    with pytest.raises(MetadataUnavailableError):
         await connect_all(NamespaceUri.parse(uri), Settings(), connect_timeout_ms=1_000)
     assert threading.active_count() == before
 
@@ -197,12 +190,12 @@ async def test_logs_of_an_identity_cannot_be_changed_without_it_while_ledgers_st
             (await stranger.open_log("log")).open_writer(),
             (await stranger.open_log("log")).set_metadata(b"x"),
         ):
-            with pytest.raises(errors.NoAuthError) as caught:
+            with pytest.raises(NoAuthError) as caught:
                 await call
-            assert errors.status_code(caught.value) == 505
+            assert status_code(caught.value) == 505
         assert await stranger.logs() == ["log"]
         assert await (await stranger.open_log("log")).segments() == []
-        with pytest.raises(errors.NoAuthError):
+        with pytest.raises(NoAuthError):
             await AsyncNamespace.bind(uri)
         # What the ledgers' session makes is open: storage nodes and auto-recovery have no identity.
         ledgers = owner.services.ledger_store.store

@@ -7,22 +7,15 @@ import asyncio
 import numpy as np
 import pyarrow as pa
 import pytest
-import pytest_asyncio
 from helpers.bookie.strangers import write_as_stranger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings.settings import Settings
-from dlspark.testing.cluster import InProcessCluster
 
 
-@pytest_asyncio.fixture
-async def cluster(tmp_path):
-    settings = Settings(long_poll_ms=300, read_ahead_wait_ms=50, rolling_concurrency=0)
-    async with InProcessCluster(tmp_path, settings=settings) as cluster:
-        yield cluster
-    await asyncio.sleep(0)
-    others = [task for task in asyncio.all_tasks() if task.get_name().startswith("dlspark")]
-    assert others == []
+@pytest.fixture
+def cluster_options():
+    return {"settings": Settings(long_poll_ms=300, read_ahead_wait_ms=50, rolling_concurrency=0)}
 
 
 async def _drained(reader):
@@ -32,22 +25,22 @@ async def _drained(reader):
     return records
 
 
-async def test_records_survive_the_restart_of_every_node(cluster):
-    namespace = await cluster.connect()
+async def test_records_survive_the_restart_of_every_node(in_process_cluster):
+    namespace = await in_process_cluster.connect()
     log = await namespace.open_log("durable")
     async with await log.open_writer() as writer:
         written = [writer.write(i, b"%d" % i) for i in range(500)]
     for index in range(4):
-        await cluster.stop_node(index)
-    assert await cluster.writable_nodes() == []
+        await in_process_cluster.stop_node(index)
+    assert await in_process_cluster.writable_nodes() == []
     for index in range(4):
-        await cluster.start_node(index)
+        await in_process_cluster.start_node(index)
     async with await log.open_reader() as reader:
         assert [record.dlsn for record in await _drained(reader)] == [await future for future in written]
 
 
-async def test_a_node_may_go_and_come_back_under_a_writer_and_a_tailing_reader(cluster):
-    writing, reading = await cluster.connect(), await cluster.connect()
+async def test_a_node_may_go_and_come_back_under_a_writer_and_a_tailing_reader(in_process_cluster):
+    writing, reading = await in_process_cluster.connect(), await in_process_cluster.connect()
     writer = await (await writing.open_log("tail")).open_writer()
     written = [writer.write(0, b"0")]
     await writer.commit()
@@ -58,9 +51,9 @@ async def test_a_node_may_go_and_come_back_under_a_writer_and_a_tailing_reader(c
             if i % 10 == 0:
                 await writer.commit()
             if i == 100:
-                await cluster.stop_node(0)
+                await in_process_cluster.stop_node(0)
             if i == 200:
-                await cluster.start_node(0)
+                await in_process_cluster.start_node(0)
         await writer.commit()
         records = await asyncio.wait_for(tail, 60)
         assert [record.dlsn for record in records] == [await future for future in written]
@@ -71,12 +64,12 @@ async def _take(reader, count):
     return [await reader.read_next() for _ in range(count)]
 
 
-async def test_a_crash_of_the_writer_loses_nothing_that_was_acknowledged(cluster):
-    one, other = await cluster.connect(), await cluster.connect()
+async def test_a_crash_of_the_writer_loses_nothing_that_was_acknowledged(in_process_cluster):
+    one, other = await in_process_cluster.connect(), await in_process_cluster.connect()
     writer = await (await one.open_log("crash")).open_writer()
     payloads = pa.array([b"x" * 100] * 50_000)
     entries = await writer.write_batch(np.arange(50_000), payloads)
-    await cluster.crash(one)
+    await in_process_cluster.crash(one)
     log = await other.open_log("crash")
     async with await log.open_writer() as writer:
         assert writer.last_txid == 49_999
@@ -89,8 +82,8 @@ async def test_a_crash_of_the_writer_loses_nothing_that_was_acknowledged(cluster
     assert sum(entry.record_count for entry in entries) == 50_000
 
 
-async def test_the_old_writer_is_fenced_by_the_new_one(cluster):
-    one, other = await cluster.connect(), await cluster.connect()
+async def test_the_old_writer_is_fenced_by_the_new_one(in_process_cluster):
+    one, other = await in_process_cluster.connect(), await in_process_cluster.connect()
     old = await (await one.open_log("fenced")).open_writer()
     old.write(1, b"first")
     await old.flush()
@@ -110,9 +103,9 @@ async def test_the_old_writer_is_fenced_by_the_new_one(cluster):
         assert [record.payload for record in await _drained(reader)] == [b"first", b"kept"]
 
 
-async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_record(cluster):
+async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_record(in_process_cluster):
     """Also those that are open, or only allocated: a ledger is in metadata before its first entry is on a node."""
-    namespace = await cluster.connect()
+    namespace = await in_process_cluster.connect()
     kept, dropped = await namespace.open_log("kept"), await namespace.open_log("dropped")
     async with await dropped.open_writer() as writer:
         for i in range(300):
@@ -122,13 +115,13 @@ async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_re
     tail = await kept.open_writer()
     written += [tail.write(200 + i, b"%d" % i) for i in range(100)]
     await tail.commit()
-    before = [set(node.storage.ledgers) for node in cluster.bookies]
-    assert [await node.collect_garbage() for node in cluster.bookies] == [0] * 4
+    before = [set(node.storage.ledgers) for node in in_process_cluster.bookies]
+    assert [await node.collect_garbage() for node in in_process_cluster.bookies] == [0] * 4
     await namespace.delete_log("dropped")
-    collected = [await node.collect_garbage() for node in cluster.bookies]
+    collected = [await node.collect_garbage() for node in in_process_cluster.bookies]
     assert sum(collected) >= 3, "every replica"
     assert [len(ids) - count for ids, count in zip(before, collected, strict=True)] == [
-        len(node.storage.ledgers) for node in cluster.bookies
+        len(node.storage.ledgers) for node in in_process_cluster.bookies
     ]
     written += [tail.write(300 + i, b"%d" % i) for i in range(50)]
     await tail.close()
@@ -136,8 +129,8 @@ async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_re
         assert [record.dlsn for record in await _drained(reader)] == [await future for future in written]
 
 
-async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_deleted_logs(cluster):
-    namespace = await cluster.connect()
+async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_deleted_logs(in_process_cluster):
+    namespace = await in_process_cluster.connect()
     log = await namespace.open_log("aging")
     for txid in (10, 20, 30):
         async with await log.open_writer() as writer:
@@ -145,9 +138,9 @@ async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_delet
     ledgers = [segment.ledger_id for segment in await log.segments()]
 
     async def stored() -> set[int]:
-        for bookie in cluster.bookies:
+        for bookie in in_process_cluster.bookies:
             await bookie.collect_garbage()
-        return {ledger_id for bookie in cluster.bookies for ledger_id in bookie.storage.contents.ledgers}
+        return {ledger_id for bookie in in_process_cluster.bookies for ledger_id in bookie.storage.contents.ledgers}
 
     assert await stored() == set(ledgers)
     await log.truncate(DLSN(3, 0, 0))
@@ -159,13 +152,13 @@ async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_delet
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_ids(cluster, nodes):
-    namespace, other = await cluster.connect(), await cluster.connect()
+async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_ids(in_process_cluster, nodes):
+    namespace, other = await in_process_cluster.connect(), await in_process_cluster.connect()
     log = await namespace.open_log("taken")
     async with await log.open_writer() as writer:
         written = [writer.write(0, b"0")]
     (first,) = await log.segments()
-    taken = [bookie.address for bookie in cluster.bookies[:nodes]]
+    taken = [bookie.address for bookie in in_process_cluster.bookies[:nodes]]
     await write_as_stranger(taken, range(first.ledger_id + 1, first.ledger_id + 101))
     for i in range(1, 4):
         async with await log.open_writer() as writer:
@@ -173,7 +166,7 @@ async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_id
     writer = await log.open_writer()
     written.append(writer.write(4, b"4"))
     await writer.flush()
-    await cluster.crash(namespace)
+    await in_process_cluster.crash(namespace)
     log = await other.open_log("taken")
     async with await log.open_writer() as writer:
         written.append(writer.write(5, b"5"))
@@ -185,16 +178,16 @@ async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_id
     assert [s.lssn for s in await log.segments()] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_segment_whose_ledger_strangers_took_before_its_writer_died_is_recovered(cluster):
-    namespace, other = await cluster.connect(), await cluster.connect()
+async def test_a_segment_whose_ledger_strangers_took_before_its_writer_died_is_recovered(in_process_cluster):
+    namespace, other = await in_process_cluster.connect(), await in_process_cluster.connect()
     log = await namespace.open_log("left")
     async with await log.open_writer() as writer:
         writer.write(0, b"0")
     writer = await log.open_writer()
     await writer._sequence.start(1)
     (left,) = [s for s in await log.segments() if s.in_progress]
-    await cluster.crash(namespace)
-    await write_as_stranger([bookie.address for bookie in cluster.bookies], [left.ledger_id])
+    await in_process_cluster.crash(namespace)
+    await write_as_stranger([bookie.address for bookie in in_process_cluster.bookies], [left.ledger_id])
     log = await other.open_log("left")
     async with await log.open_writer() as writer:
         writer.write(1, b"1")

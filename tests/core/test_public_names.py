@@ -11,13 +11,13 @@ import pytest
 
 import dlspark
 from dlspark import errors
-from dlspark.errors import (
+from dlspark.errors import TransmitError, __all__, status_code
+from metadata.foundation.errors import (
     CallerError,
     DistributedLogError,
     InvariantViolation,
     NotAppliedError,
     OutcomeUnknownError,
-    status_code,
 )
 
 NAMES = """
@@ -107,13 +107,13 @@ def test_importing_the_package_imports_nothing_else():
 
 
 def test_every_public_error_has_its_status_code():
-    kinds = {name: getattr(errors, name) for name in errors.__all__ if name != "status_code"}
+    kinds = {name: getattr(errors, name) for name in __all__ if name != "status_code"}
     assert {name: status_code(kind.__new__(kind)) for name, kind in kinds.items()} == CODES
 
 
 def test_every_public_error_says_whether_it_happened():
     outcomes = (CallerError, NotAppliedError, OutcomeUnknownError, InvariantViolation)
-    for name in set(errors.__all__) - {"status_code", "DistributedLogError"}:
+    for name in set(__all__) - {"status_code", "DistributedLogError"}:
         kind = getattr(errors, name)
         assert sum(issubclass(kind, outcome) for outcome in outcomes) == 1, name
 
@@ -132,11 +132,11 @@ def test_the_drawn_tree_shows_every_error_below_its_parent():
             parent = getattr(errors, path[-1][1])
             assert issubclass(getattr(errors, name), parent), f"{name} under {path[-1][1]}"
         path.append((depth, name))
-    assert {name for _, name in drawn} == set(errors.__all__) - {"status_code"}
+    assert {name for _, name in drawn} == set(__all__) - {"status_code"}
 
 
 def test_errors_survive_pickling_with_their_place():
-    error = errors.TransmitError("sent", log="flights", ledger_id=3, entry_id=4, advice="look")
+    error = TransmitError("sent", log="flights", ledger_id=3, entry_id=4, advice="look")
     copy = pickle.loads(pickle.dumps(error))
     assert isinstance(copy, DistributedLogError)
-    assert (type(copy), str(copy)) == (errors.TransmitError, "sent [log flights, ledger 3, entry 4]. look")
+    assert (type(copy), str(copy)) == (TransmitError, "sent [log flights, ledger 3, entry 4]. look")

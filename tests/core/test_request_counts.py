@@ -70,11 +70,11 @@ async def _use(namespace, name: str) -> dict[str, list[str]]:
     return requests.steps
 
 
-async def test_no_step_asks_more_of_the_metadata_store_than_it_has_to(world):
-    someone = await world.namespace()
+async def test_no_step_asks_more_of_the_metadata_store_than_it_has_to(memory_cluster):
+    someone = await memory_cluster.namespace()
     async with await (await someone.open_log("earlier")).open_writer() as writer:
         writer.write(1, b"payload")  # The cluster has had a ledger: parents of ledgers' znodes exist.
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     first = await _use(namespace, "first")
     later = await _use(namespace, "later")
     counts = {name: (len(first[name]), len(later[name])) for name in first}
@@ -85,15 +85,15 @@ async def test_no_step_asks_more_of_the_metadata_store_than_it_has_to(world):
         assert len(later[name]) <= most_later, (name, later[name])
 
 
-async def test_a_step_asks_for_no_znode_of_a_log_twice(world):
-    steps = await _use(await world.namespace(), "once")
+async def test_a_step_asks_for_no_znode_of_a_log_twice(memory_cluster):
+    steps = await _use(await memory_cluster.namespace(), "once")
     for name in ONCE:
         of_the_log = [request for request in steps[name] if " /dl/" in request]
         assert sorted(of_the_log) == sorted(set(of_the_log)), name
 
 
-async def test_writers_choose_nodes_from_a_list_that_is_read_again_when_it_has_changed(world):
-    namespace = await world.namespace(ensemble_size=3)
+async def test_writers_choose_nodes_from_a_list_that_is_read_again_when_it_has_changed(memory_cluster):
+    namespace = await memory_cluster.namespace(ensemble_size=3)
     listed = Requests(namespace.store)
 
     async def write(name: str) -> None:
@@ -102,8 +102,8 @@ async def test_writers_choose_nodes_from_a_list_that_is_read_again_when_it_has_c
 
     await listed.step("one", lambda: write("one"))
     await listed.step("two", lambda: write("two"))
-    for bookie in world.bookies[:3]:
-        await world.operator.delete(f"/ledgers/available/{bookie.id}")
+    for bookie in memory_cluster.bookies[:3]:
+        await memory_cluster.operator.delete(f"/ledgers/available/{bookie.id}")
     with pytest.raises(WriteError, match="3 writable storage nodes and 1 are registered"):
         await listed.step("three", lambda: write("three"))
     lists = [sum("children /ledgers/available" in request for request in listed.steps[step]) for step in ("one", "two")]

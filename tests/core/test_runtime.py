@@ -11,14 +11,8 @@ import threading
 import pytest
 
 from dlspark.core.runtime import Runtime
-from dlspark.errors import AlreadyClosedError, CallerError
-
-
-@pytest.fixture
-def runtime():
-    runtime = Runtime("test-runtime")
-    yield runtime
-    runtime.close()
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import CallerError
 
 
 async def _double(number: int) -> int:

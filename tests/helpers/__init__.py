@@ -18,8 +18,10 @@ Any test
     changed             the tests of what has changed, for `make quick`
 
 worlds/                 clusters and metadata servers, in memory, on virtual time, or as processes
+    fixtures            fixtures that several folders take; those of one folder are in its conftest.py
     metadata            each metadata store, with as many sessions as a test wants
-    memory_bookies      storage nodes in memory, under tests of logs
+    memory_cluster      metadata and storage nodes in memory, and clients that may die: under most tests of logs
+    memory_bookies      storage nodes in memory
     memory_network      a network between clients and servers of one process
     model_cluster       model bookies on virtual time, under the ledger client
     recovery_world      the same with auto-recovery

@@ -64,7 +64,7 @@ class Rig:
             self.sandbox.stop()
 
     def _write_canary(self) -> None:
-        """Three ledgers with a copy of every entry on all four nodes: whichever node is attacked holds all of it."""
+        """Write three ledgers with a copy of every entry on all four nodes: any node that is attacked holds all."""
         self.namespace.create_log(CANARY)
         with self.namespace.open_log(CANARY, EVERYWHERE) as log:
             for first in range(0, CANARY_RECORDS, 100):
@@ -82,7 +82,7 @@ class Rig:
 
     @property
     def port(self) -> int:
-        """The port of node 0."""
+        """Return the port of node 0."""
         return self.sandbox.state.node_ports[0]
 
     def log(self, name: str = CANARY) -> Log:
@@ -90,7 +90,7 @@ class Rig:
 
     @property
     def canary_ledger(self) -> int:
-        """A closed (not fenced) ledger that node 0 holds."""
+        """Return a closed (not fenced) ledger that node 0 holds."""
         return self._ledger_on(0)
 
     def _ledger_on(self, node: int) -> int:
@@ -105,7 +105,7 @@ class Rig:
 
     @property
     def key(self) -> bytes:
-        """The master key of all ledgers of the canary."""
+        """Return the master key of all ledgers of the canary."""
         return master_key(b"")
 
     def with_store(self, use: Callable[[ZooKeeperStore], Coroutine[object, object, T]]) -> T:
@@ -134,7 +134,7 @@ class Rig:
 
     @contextmanager
     def overwritten(self, path: str, data: bytes) -> Iterator[None]:
-        """A znode with other bytes in it, for the length of a block."""
+        """Put other bytes into a znode for the length of a block."""
         before = self.with_store(lambda store: store.get(path))[0]
         self.with_store(lambda store: store.put(path, data, -1))
         try:
@@ -144,7 +144,7 @@ class Rig:
 
     @contextmanager
     def node_down(self, node: int = VICTIM, *, in_order: bool = False) -> Iterator[Path]:
-        """A node killed (or ended in order), its files free to be damaged; later they are put back and it starts."""
+        """Kill a node (or end it in order), so that its files can be damaged; put them back and start it at the end."""
         if in_order:
             self._end_in_order(node)
         else:
@@ -192,7 +192,7 @@ class Rig:
     # ---- proof ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every node serves, every record of the canary is there, and a new record can be written."""
+        """Assert that every node serves, every record of the canary is there, and a new record can be written."""
         for port in self.sandbox.state.node_ports:
             answer = send(port, encode_bookie_info_request(1))
             assert isinstance(answer, BookieInfoResponse)

@@ -1,9 +1,9 @@
 """The tests of what has changed, for `make quick`: `python -m helpers.changed` prints their files, one a line.
 
 Changed is what differs from the branch's beginning (`origin/main`, else `main`), committed or not. A test file is among
-them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module; files of
-the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out is said on standard
-error.
+them if it has changed itself, lies in the folder that mirrors a changed module's, or imports a changed module or helper
+of tests; files of the first tier only, and no more than take `BUDGET_S` together: the nearest first. What is left out
+is said on standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALWAYS: Final = ("test_house.py", "test_citations.py")
 
 
 def changed_files() -> set[Path]:
-    """Returns the files that differ from where this branch began, and those that are new; below the root."""
+    """Return the files that differ from where this branch began, and those that are new; below the root."""
     begins = [found[0] for name in ("origin/main", "main") if (found := _git("merge-base", "HEAD", name))]
     begin = begins[0] if begins else "HEAD"
     return {Path(line) for line in (*_git("diff", "--name-only", begin), *_git("ls-files", "-o", "--exclude-standard"))}
@@ -39,13 +39,13 @@ def _git(*arguments: str) -> list[str]:
 
 
 def module_of(path: Path) -> str:
-    """Returns the dotted name of a file below the root."""
+    """Return the dotted name of a file below the root."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported_by(path: Path) -> Iterator[str]:
-    """Yields the modules that a file imports, wherever in it."""
+    """Yield the modules that a file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -55,10 +55,10 @@ def imported_by(path: Path) -> Iterator[str]:
 
 
 def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
-    """Returns those of the test files, which are below the tests' folder, that have to do with what has changed."""
+    """Return those of the test files, which are below the tests' folder, that have to do with what has changed."""
     changed = set(changed)
     python = [path for path in changed if path.suffix == ".py"]
-    modules = {module_of(path) for path in python if path.parts[0] != "tests"}
+    modules = {module_of(path.relative_to("tests") if path.parts[0] == "tests" else path) for path in python}
     folders = {_mirror(path) for path in python if path.parts[0] != "tests"}
     found: list[tuple[int, Path]] = []
     for test in tests:
@@ -72,7 +72,7 @@ def nearest_first(changed: Iterable[Path], tests: Iterable[Path]) -> list[Path]:
 
 
 def _mirror(path: Path) -> Path:
-    """Where the tests of a module are: dlspark/core/x.py has them in core/, storage_node/y.py in storage_node/."""
+    """Return the folder with a module's tests: core/ for dlspark/core/x.py, storage_node/ for storage_node/y.py."""
     return Path(*path.parts[1:-1]) if path.parts[0] == "dlspark" else Path(*path.parts[:-1])
 
 

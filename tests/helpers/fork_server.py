@@ -68,7 +68,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether its end was not heard yet."""
+        """Return whether its end was not heard yet."""
         return not self._ended.is_set()
 
     def send(self, line: str) -> None:
@@ -94,7 +94,7 @@ class Child:
                 pass
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
+        """Send SIGKILL, and wait for the end."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -220,7 +220,7 @@ def _serve(address: str, imports: Sequence[str], paths: Sequence[str], parent: i
 
 
 def _become(connection: socket.socket, server: int) -> None:
-    """In the child: read what to run, run it on the connection as standard input and output, and end."""
+    """Read, in the child, what to run; run it on the connection as standard input and output, and end."""
     status = 1
     try:
         _die_with_parent(server)

@@ -16,11 +16,11 @@ _QUIET: Final = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def java_flags(heap_mb: int, *, direct_mb: int | None = None) -> tuple[str, ...]:
-    """A program with a heap of `heap_mb`; memory outside the heap is limited to `direct_mb` where that is given."""
+    """Return flags of a program with a heap of `heap_mb`; `direct_mb`, if given, limits memory outside the heap."""
     direct = () if direct_mb is None else (f"-XX:MaxDirectMemorySize={direct_mb}m",)
     return (f"-Xmx{heap_mb}m", *direct, *QUICK_START)
 
 
 def spark_flags() -> str:
-    """A JVM that runs Spark: with the archive of its classes, if there is one."""
+    """Return flags of a JVM that runs Spark: with the archive of its classes, if there is one."""
     return f"{FRUGAL} {_QUIET} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else FRUGAL

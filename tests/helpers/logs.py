@@ -16,7 +16,7 @@ from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 async def written(
     namespace: AsyncNamespace, name: str, segments: Iterable[Sequence[bytes]], *, start: int = 0
 ) -> AsyncLog:
-    """A log of these segments (lists of payloads), a record an entry; transaction ids count up by 10. Its handle."""
+    """Write a log of these segments (of payloads), a record an entry; transaction ids count up by 10. Its handle."""
     log = await namespace.open_log(name, {"writerOutputBufferSize": 0})
     txid = start
     for payloads in segments:
@@ -28,7 +28,7 @@ async def written(
 
 
 async def drained(reader: AsyncLogReader) -> list[bytes]:
-    """What there is to be read at present."""
+    """Read what is there at present."""
     payloads: list[bytes] = []
     while more := await reader.read_available(100, wait=True):
         payloads += [record.payload for record in more]
@@ -36,7 +36,7 @@ async def drained(reader: AsyncLogReader) -> list[bytes]:
 
 
 async def payloads(log: AsyncLog, start: str | DLSN = "earliest") -> list[bytes] | AlreadyTruncatedError:
-    """What a new reader from `start` finds, and the error it ends with instead, if it does."""
+    """Read what a new reader from `start` finds; returns the error that it ends with instead, if it does."""
     async with await log.open_reader(start) as reader:
         try:
             return await drained(reader)
@@ -50,7 +50,7 @@ async def waits_at_tail(reader: AsyncLogReader) -> None:
 
 
 def states(segments: Iterable[SegmentMetadata]) -> list[str]:
-    """Each segment's truncation, in a letter or the minimum position."""
+    """Return each segment's truncation, in a letter or the minimum position."""
     letters = {TruncationStatus.ACTIVE: "a", TruncationStatus.TRUNCATED: "t"}
     return [
         "i" if s.in_progress else letters.get(s.truncation) or str(DLSN(s.lssn, s.min_entry, s.min_slot))

@@ -19,7 +19,7 @@ _OPENED, _CLOSED, _CONTINUED = "```vectors", "```", "  "
 
 
 def vectors(page: str) -> dict[str, bytes]:
-    """The vectors of a page by name, in the page's order; `page` is its file name, as `wire.md`.
+    """Return the vectors of a page by name, in the page's order; `page` is its file name, as `wire.md`.
 
     Raises FileNotFoundError for a page that is not there, and ValueError for one without vectors, for a name that
     stands twice, for what is not hexadecimal digits in pairs and for a block without an end.
@@ -31,7 +31,7 @@ def vectors(page: str) -> dict[str, bytes]:
 
 
 def read_vectors(text: str, page: str) -> dict[str, bytes]:
-    """The vectors in the text of a page; `page` names it in errors. Raises as `vectors` does."""
+    """Return the vectors in the text of a page; `page` names it in errors. Raises as `vectors` does."""
     digits: dict[str, list[str]] = {}
     lines_of: dict[str, int] = {}
     name = None

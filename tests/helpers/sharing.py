@@ -32,7 +32,7 @@ def _name(path: Path) -> str:
 
 
 def known_durations() -> dict[str, float]:
-    """Returns the seconds of the files that are listed."""
+    """Return the seconds of the files that are listed."""
     if not LIST.exists():
         return {}
     rows = (line.split() for line in LIST.read_text().splitlines())

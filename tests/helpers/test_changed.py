@@ -22,6 +22,13 @@ def test_a_changed_test_comes_first_and_the_house_is_always_looked_at():
     assert sorted(one.name for one in found) == sorted(["test_codec_entries.py", *ALWAYS])
 
 
+def test_a_changed_helper_has_the_tests_that_import_it():
+    found = nearest_first([Path("tests/helpers/virtual_time.py")], ALL)
+    importing = [one for one in ALL if "helpers.virtual_time" in set(imported_by(TESTS / one))]
+    assert importing
+    assert set(importing) <= set(found)
+
+
 def test_names_are_those_of_modules():
     assert module_of(Path("dlspark/spark/__init__.py")) == "dlspark.spark"
     assert all(isinstance(one, Path) for one in changed_files())

@@ -78,7 +78,7 @@ def network(request: pytest.FixtureRequest, server: ForkServer) -> Iterator[Faul
 
 @pytest.fixture
 def talk(network: FaultNetwork, server: ForkServer) -> Iterator[tuple[Child, Child]]:
-    """`one` has dialled `two`."""
+    """Give a connection that `one` has dialled to `two`."""
     arguments = {"name": "two", "address": network.address("two"), "port": PORT}
     two = server.spawn("talk:listen", arguments, join=network.join("two"))
     assert two.lines.get(timeout=10) == "listening"
@@ -93,7 +93,7 @@ def talk(network: FaultNetwork, server: ForkServer) -> Iterator[tuple[Child, Chi
 
 
 def is_silent(child: Child) -> bool:
-    """Nothing was to be heard for a while: an absence has no event to wait for."""
+    """Return whether nothing was to be heard for a while: an absence has no event to wait for."""
     threading.Event().wait(SILENCE_S)
     return child.lines.empty()
 

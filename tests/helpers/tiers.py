@@ -26,12 +26,12 @@ class Tier(str, Enum):
 
 
 def second_tier() -> frozenset[str]:
-    """Files, below this folder, and ids of tests that are in the second tier."""
+    """Return the files, below this folder, and ids of tests that are in the second tier."""
     return frozenset(LIST.read_text().splitlines())
 
 
 def has_none_of(tier: Tier, path: Path) -> bool:
-    """Whether no test of a file is in this tier, so that it need not be imported: that takes longer than its tests."""
+    """Return whether no test of a file is in this tier, so that its import, longer than its tests, is spared."""
     if tier is Tier.ALL or not path.name.startswith("test_"):
         return False
     name, second = path.relative_to(TESTS).as_posix(), second_tier()

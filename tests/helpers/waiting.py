@@ -47,7 +47,7 @@ def wait_until(
     patience_s: float = PATIENCE_S,
     every_s: float = 0.01,
 ) -> None:
-    """The same in a thread: it sleeps `every_s` seconds between two questions."""
+    """Wait in a thread as `until` does: it sleeps `every_s` seconds between two questions."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, _message(condition, what, patience_s)

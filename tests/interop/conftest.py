@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.interop.clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
-from helpers.interop.java_tool import JavaTool
+from helpers.interop.clusters import NEWEST, InteropCluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
 from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.testing.java_process import JavaTool
 
 _log_numbers = count(1)
 NODE_SETTINGS = {"zkTimeout": 3000}
@@ -42,19 +42,19 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesse
 
 @pytest.fixture
 def version() -> str:
-    """The version of the Java software; the tests that matter most are parametrised over all."""
+    """Give the version of the Java software; the tests that matter most are parametrised over all."""
     return NEWEST
 
 
 @pytest.fixture
 def java(processes: JavaProcesses, zk: str, version: str) -> JavaTool:
-    """The JVM of this version (started after ZooKeeper, so that it ends before it)."""
+    """Give the JVM of this version (started after ZooKeeper, so that it ends before it)."""
     return processes.get(version)
 
 
 @pytest.fixture
 def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool]:
-    """A JVM of this test alone, to be killed."""
+    """Start a JVM of this test alone, to be killed."""
     tool = processes.spawn(version, "victims.log")
     try:
         yield tool
@@ -63,7 +63,7 @@ def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool
 
 
 @pytest.fixture(scope="session")
-def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def sandbox_beside_java(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     processes.get(NEWEST)  # no sandbox is started where the Java software is out of reach
     with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4, node_settings=NODE_SETTINGS) as running:
         yield running
@@ -71,15 +71,15 @@ def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def zk(sandbox: Sandbox) -> str:
-    """The one ZooKeeper under all clusters; each cluster has a root of its own in it."""
-    return sandbox.zookeeper_address
+def zk(sandbox_beside_java: Sandbox) -> str:
+    """Give the one ZooKeeper under all clusters; each cluster has a root of its own in it."""
+    return sandbox_beside_java.zookeeper_address
 
 
 @pytest.fixture
-def ours(sandbox: Sandbox) -> Cluster:
-    """Four storage nodes of ours, all alive."""
-    cluster = sandbox_cluster(sandbox)
+def ours(sandbox_beside_java: Sandbox) -> InteropCluster:
+    """Give four storage nodes of ours, all alive."""
+    cluster = sandbox_cluster(sandbox_beside_java)
     cluster.restore()
     return cluster
 
@@ -102,22 +102,24 @@ def bookies_of(
 
 
 @pytest.fixture
-def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> Cluster:
-    """Real bookies, all alive."""
+def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> InteropCluster:
+    """Give real bookies, all alive."""
     bookies = bookies_of(version)
     bookies.start_all()
     return bookies.cluster
 
 
 @pytest.fixture(params=["our nodes", "Java bookies"])
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """A test that takes this runs on both kinds of storage node."""
-    found: Cluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
+def either_cluster(request: pytest.FixtureRequest) -> InteropCluster:
+    """Give each kind of storage node: a test that takes this runs on both."""
+    found: InteropCluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
     return found
 
 
 @pytest.fixture(scope="session")
-def mixed_cluster(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def mixed_cluster(
+    processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[InteropCluster]:
     root, directory = "/mixed", tmp_path_factory.mktemp("mixed")
     with ExitStack() as stack:
         java = JavaBookies(processes.get(NEWEST), zk, root, directory / "java", 2)
@@ -137,12 +139,12 @@ def mixed_cluster(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.Te
                 if not node.alive:
                     node.start()
 
-        yield Cluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
+        yield InteropCluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
 
 
 @pytest.fixture
-def mixed(mixed_cluster: Cluster) -> Cluster:
-    """Two real bookies and then two storage nodes of ours under one root, all alive."""
+def mixed(mixed_cluster: InteropCluster) -> InteropCluster:
+    """Give two real bookies and then two storage nodes of ours under one root, all alive."""
     mixed_cluster.restore()
     return mixed_cluster
 
@@ -153,14 +155,14 @@ def log_name() -> str:
 
 
 @pytest.fixture
-def uri(sandbox: Sandbox, ours: Cluster) -> str:
-    """The sandbox's namespace, on storage nodes of ours."""
-    return sandbox.uri
+def uri(sandbox_beside_java: Sandbox, ours: InteropCluster) -> str:
+    """Give the sandbox's namespace, on storage nodes of ours."""
+    return sandbox_beside_java.uri
 
 
 @pytest.fixture(params=["none", "lz4"])
 def compression(request: pytest.FixtureRequest) -> str:
-    """Both sides write with this compression; what is read tells its own."""
+    """Give the compression with which both sides write; what is read tells its own."""
     value: str = request.param
     return value
 
@@ -177,13 +179,13 @@ def plain_java_log(java: JavaTool, uri: str, log_name: str) -> JavaLog:
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
-    """Which library writes a log and which reads it."""
+    """Give which library writes a log and which reads it."""
     found: str = request.param
     return found
 
 
 @pytest.fixture
 def plain_pair(java: JavaTool, uri: str, log_name: str, way: str) -> Iterator[Pair]:
-    """A log written by one library and read by the other."""
+    """Give a log written by one library and read by the other."""
     with pair_of(java, uri, log_name, way) as opened:
         yield opened

@@ -14,9 +14,9 @@ from helpers.interop.auto_recovery import (
     read_by_both,
     repaired,
 )
-from helpers.interop.java_tool import JavaTool
 from helpers.waiting import until
 
+from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.replication import ReplicationStore
 from metadata.zookeeper.client import ZooKeeperStore

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaTool, make_payload
+from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.java_tool import make_payload
 
+from dlspark.testing.java_process import JavaTool
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 
@@ -26,8 +27,10 @@ def batches_served(client: LedgerClient) -> int:
 
 
 @both_versions
-async def test_our_client_reads_in_batches_from_bookies_of_either_kind(java: JavaTool, cluster: Cluster) -> None:
-    async with cluster.client() as client:
+async def test_our_client_reads_in_batches_from_bookies_of_either_kind(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    async with either_cluster.client() as client:
         writer = await filled(client)
         await writer.close()
         reader = await client.open(writer.ledger_id, recover=False)
@@ -37,8 +40,10 @@ async def test_our_client_reads_in_batches_from_bookies_of_either_kind(java: Jav
 
 
 @both_versions
-async def test_deferred_sync_force_and_lac_work_with_bookies_of_either_kind(java: JavaTool, cluster: Cluster) -> None:
-    async with cluster.client() as client, cluster.client() as other:
+async def test_deferred_sync_force_and_lac_work_with_bookies_of_either_kind(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    async with either_cluster.client() as client, either_cluster.client() as other:
         writer = await filled(client, deferred_sync=True)
         reader = await other.open(writer.ledger_id, recover=False)
         assert reader.last_add_confirmed == writer.last_add_confirmed == -1

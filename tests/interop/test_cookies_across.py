@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers.interop.clusters import OurBookie, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool, free_port
 
+from dlspark.testing.java_process import JavaError, JavaTool, free_port
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.zookeeper.client import ZooKeeperStore
 

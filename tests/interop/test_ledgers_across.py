@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool, described, make_payload
+from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.java_tool import described, make_payload
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -26,6 +26,7 @@ from helpers.interop.ledgers import (
 )
 from helpers.waiting import until
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from metadata.foundation.errors import NoNodeError
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
@@ -37,13 +38,15 @@ NO_SUCH_LEDGER_IN_METADATA = -25
 
 @both_versions
 @pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
-async def test_a_ledger_written_by_java_is_read_by_both(java: JavaTool, cluster: Cluster, digest: str) -> None:
-    ask = cluster.on(java)
+async def test_a_ledger_written_by_java_is_read_by_both(
+    java: JavaTool, either_cluster: InteropCluster, digest: str
+) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask, digest=digest, password="secret", custom={"application": "interop"})
     await java_adds(ask, ledger, SIZES)
     await ask("ledger.close", handle=ledger["handle"])
     assert await java_reads(ask, ledger["ledger"], digest=digest, password="secret") == as_java_tells(payloads(SIZES))
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         reader = await client.open(ledger["ledger"], password=b"secret", recover=False)
         assert reader.closed
         assert reader.length == sum(SIZES)
@@ -54,9 +57,11 @@ async def test_a_ledger_written_by_java_is_read_by_both(java: JavaTool, cluster:
 
 @both_versions
 @pytest.mark.parametrize("digest", list(DigestType), ids=lambda digest: digest.name)
-async def test_a_ledger_written_by_us_is_read_by_both(java: JavaTool, cluster: Cluster, digest: DigestType) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_a_ledger_written_by_us_is_read_by_both(
+    java: JavaTool, either_cluster: InteropCluster, digest: DigestType
+) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create(digest_type=digest, password=b"secret", custom={"application": b"interop"})
         assert await we_add(writer, SIZES) == list(range(len(SIZES)))
         await writer.close()
@@ -71,12 +76,12 @@ async def test_a_ledger_written_by_us_is_read_by_both(java: JavaTool, cluster: C
     assert metadata["digest"] == java_name
 
 
-async def test_entries_near_the_frame_limit_pass_both_ways(java: JavaTool, cluster: Cluster) -> None:
-    ask, sizes = cluster.on(java), (NEAR_LIMIT_BYTES, 3, NEAR_LIMIT_BYTES)
+async def test_entries_near_the_frame_limit_pass_both_ways(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask, sizes = either_cluster.on(java), (NEAR_LIMIT_BYTES, 3, NEAR_LIMIT_BYTES)
     ledger = await java_creates(ask)
     await java_adds(ask, ledger, sizes)
     await ask("ledger.close", handle=ledger["handle"])
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         assert await we_read(client, ledger["ledger"]) == payloads(sizes)
         writer = await client.create()
         await we_add(writer, sizes)
@@ -84,12 +89,12 @@ async def test_entries_near_the_frame_limit_pass_both_ways(java: JavaTool, clust
     assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
 
 
-async def test_entries_striped_over_four_nodes_pass_both_ways(java: JavaTool, cluster: Cluster) -> None:
-    ask, sizes = cluster.on(java), tuple(range(20, 60))
+async def test_entries_striped_over_four_nodes_pass_both_ways(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask, sizes = either_cluster.on(java), tuple(range(20, 60))
     ledger = await java_creates(ask, ensemble=4, write_quorum=3, ack_quorum=2)
     await java_adds(ask, ledger, sizes)
     await ask("ledger.close", handle=ledger["handle"])
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         assert await we_read(client, ledger["ledger"]) == payloads(sizes)
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
         await we_add(writer, sizes)
@@ -98,9 +103,11 @@ async def test_entries_striped_over_four_nodes_pass_both_ways(java: JavaTool, cl
 
 
 @both_versions
-async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create()
         adds = [writer.add(make_payload(0, index, 2000)) for index in range(50)]
         await adds[10]
@@ -128,12 +135,14 @@ async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(java: 
 
 
 @both_versions
-async def test_we_recover_a_ledger_while_the_java_writer_has_adds_under_way(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
+async def test_we_recover_a_ledger_while_the_java_writer_has_adds_under_way(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask)
     await ask("ledger.write", handle=ledger["handle"], first=0, count=20, size=2000)
     await ask("ledger.write", handle=ledger["handle"], first=20, count=3000, size=2000, wait=False)
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         reader = await client.open(ledger["ledger"], recover=True)
         ended = await ask("ledger.write", handle=ledger["handle"], first=3020, count=1, size=2000)
         assert ended["acknowledged"] == list(range(len(ended["acknowledged"])))
@@ -146,22 +155,24 @@ async def test_we_recover_a_ledger_while_the_java_writer_has_adds_under_way(java
         await reader.close()
 
 
-async def test_a_ledger_of_a_killed_java_writer_is_recovered_by_us(victim: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(victim)
+async def test_a_ledger_of_a_killed_java_writer_is_recovered_by_us(
+    victim: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask = either_cluster.on(victim)
     ledger = await java_creates(ask)
     answer = await ask("ledger.write", handle=ledger["handle"], count=25, size=300)
     await ask("ledger.write", handle=ledger["handle"], first=25, count=2000, size=300, wait=False)
     victim.kill()
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         recovered = await we_read(client, ledger["ledger"])
         assert len(recovered) > answer["acknowledged"][-1]
         assert recovered == payloads((300,) * len(recovered))
         assert await we_read(client, ledger["ledger"]) == recovered
 
 
-async def test_two_recoveries_at_once_agree_on_the_end(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_two_recoveries_at_once_agree_on_the_end(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create()
         adds = [writer.add(make_payload(0, index, 500)) for index in range(200)]
         await adds[50]
@@ -177,10 +188,12 @@ async def test_two_recoveries_at_once_agree_on_the_end(java: JavaTool, cluster: 
         await second.close()
 
 
-async def test_a_recovery_and_the_writer_s_close_at_once_agree_on_the_end(java: JavaTool, cluster: Cluster) -> None:
+async def test_a_recovery_and_the_writer_s_close_at_once_agree_on_the_end(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
     """Whoever writes the closing metadata, the ledger ends where the writer was acknowledged."""
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         for _ in range(3):
             ours = await client.create()
             theirs = await java_creates(ask)
@@ -205,14 +218,14 @@ async def test_a_recovery_and_the_writer_s_close_at_once_agree_on_the_end(java: 
                 assert (metadata["state"], metadata["last_entry"], metadata["length"]) == ("CLOSED", 19, 1000)
 
 
-async def test_recovery_succeeds_with_one_node_down(java: JavaTool, cluster: Cluster) -> None:
-    ask, sizes = cluster.on(java), (100,) * 10
-    async with cluster.client() as client:
+async def test_recovery_succeeds_with_one_node_down(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask, sizes = either_cluster.on(java), (100,) * 10
+    async with either_cluster.client() as client:
         by_java, by_us = await client.create(), await client.create()
         for writer in (by_java, by_us):
             await we_add(writer, sizes)
         shared = set(by_java.metadata.last_ensemble.bookies) & set(by_us.metadata.last_ensemble.bookies)
-        await asyncio.to_thread(cluster.lose, min(shared))
+        await asyncio.to_thread(either_cluster.lose, min(shared))
         opened = await ask("ledger.open", ledger=by_java.ledger_id, recover=True)
         assert (opened["lac"], opened["length"]) == (9, 1000)
         assert await we_read(client, by_us.ledger_id) == payloads(sizes)
@@ -220,31 +233,33 @@ async def test_recovery_succeeds_with_one_node_down(java: JavaTool, cluster: Clu
         assert await we_read(client, by_java.ledger_id) == payloads(sizes)
 
 
-async def test_recovery_with_two_nodes_down_fails_and_closes_nothing_short(java: JavaTool, cluster: Cluster) -> None:
-    ask, sizes = cluster.on(java), (100,) * 10
-    async with cluster.client() as client:
+async def test_recovery_with_two_nodes_down_fails_and_closes_nothing_short(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask, sizes = either_cluster.on(java), (100,) * 10
+    async with either_cluster.client() as client:
         writer = await client.create()
         await we_add(writer, sizes)
         for bookie in writer.metadata.last_ensemble.bookies[:2]:
-            await asyncio.to_thread(cluster.lose, bookie)
+            await asyncio.to_thread(either_cluster.lose, bookie)
         with pytest.raises(JavaError):
             await ask("ledger.open", ledger=writer.ledger_id, recover=True)
         with pytest.raises(LedgerRecoveryError):
             await client.open(writer.ledger_id, recover=True)
         assert (await ask("ledger.metadata", ledger=writer.ledger_id))["state"] == "IN_RECOVERY"
-        await asyncio.to_thread(cluster.restore)
+        await asyncio.to_thread(either_cluster.restore)
         assert await we_read(client, writer.ledger_id) == payloads(sizes)
         assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
 
 
-async def test_java_survives_the_loss_of_a_node_in_mid_stream(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
+async def test_java_survives_the_loss_of_a_node_in_mid_stream(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask)
     await java_adds(ask, ledger, (50,) * 10)
     before = await ask("ledger.metadata", ledger=ledger["ledger"])
     lost = before["ensembles"]["0"][1]
     await ask("ledger.write", handle=ledger["handle"], first=10, count=500, size=50, wait=False)
-    await asyncio.to_thread(cluster.lose, lost)
+    await asyncio.to_thread(either_cluster.lose, lost)
     ensembles, count = before["ensembles"], 510
     while len(ensembles) == 1 and count < 5_000:  # it may hear of the loss only after two others have acknowledged
         answer = await ask("ledger.write", handle=ledger["handle"], first=count, count=10, size=50)
@@ -254,19 +269,19 @@ async def test_java_survives_the_loss_of_a_node_in_mid_stream(java: JavaTool, cl
     await ask("ledger.close", handle=ledger["handle"])
     assert len(ensembles) == 2
     assert lost not in max(ensembles.items(), key=lambda item: int(item[0]))[1]
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         assert await we_read(client, ledger["ledger"]) == payloads((50,) * count)
     assert await java_reads(ask, ledger["ledger"]) == as_java_tells(payloads((50,) * count))
 
 
-async def test_we_survive_the_loss_of_a_node_in_mid_stream(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_we_survive_the_loss_of_a_node_in_mid_stream(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create()
         await we_add(writer, (50,) * 10)
         lost = writer.metadata.last_ensemble.bookies[1]
         adds = [writer.add(make_payload(0, index, 50)) for index in range(10, 510)]
-        await asyncio.to_thread(cluster.lose, lost)
+        await asyncio.to_thread(either_cluster.lose, lost)
         adds += [writer.add(make_payload(0, index, 50)) for index in range(510, 520)]
         assert list(await asyncio.gather(*adds)) == list(range(10, 520))
         metadata = await writer.close()
@@ -276,10 +291,10 @@ async def test_we_survive_the_loss_of_a_node_in_mid_stream(java: JavaTool, clust
     assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads((50,) * 520))
 
 
-async def test_we_follow_the_tail_of_a_java_writer(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
+async def test_we_follow_the_tail_of_a_java_writer(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask)
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         reader = await client.open(ledger["ledger"], recover=False)
         assert reader.last_add_confirmed == -1
         assert await reader.poll(0, 200) is None
@@ -300,9 +315,9 @@ async def test_we_follow_the_tail_of_a_java_writer(java: JavaTool, cluster: Clus
         await reader.close()
 
 
-async def test_java_follows_the_tail_of_our_writer(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_java_follows_the_tail_of_our_writer(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create()
         await writer.add(make_payload(0, 0, 40))  # nodes learn of a ledger by its first entry
         opened = await ask("ledger.open", ledger=writer.ledger_id, recover=False)
@@ -320,12 +335,14 @@ async def test_java_follows_the_tail_of_our_writer(java: JavaTool, cluster: Clus
     assert len(await java_reads(ask, writer.ledger_id, recover=False)) == 3
 
 
-async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
+async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask, settings={"explicitLacInterval": 50})
     await java_adds(ask, ledger, (10, 20, 30))
     opened = await ask("ledger.open", ledger=ledger["ledger"], recover=False)
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         reader = await client.open(ledger["ledger"], recover=False)
 
         async def we_see_it() -> None:
@@ -339,9 +356,11 @@ async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(java
     await ask("ledger.close", handle=ledger["handle"])
 
 
-async def test_an_explicit_lac_written_by_us_shows_the_last_entry_to_java(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client(ClientSettings(explicit_lac_interval_ms=50)) as client:
+async def test_an_explicit_lac_written_by_us_shows_the_last_entry_to_java(
+    java: JavaTool, either_cluster: InteropCluster
+) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client(ClientSettings(explicit_lac_interval_ms=50)) as client:
         writer = await client.create()
         await we_add(writer, (10, 20, 30))
         opened = await ask("ledger.open", ledger=writer.ledger_id, recover=False)
@@ -351,10 +370,10 @@ async def test_an_explicit_lac_written_by_us_shows_the_last_entry_to_java(java: 
 
 
 async def test_we_force_a_ledger_whose_adds_are_acknowledged_before_their_sync(
-    java: JavaTool, cluster: Cluster
+    java: JavaTool, either_cluster: InteropCluster
 ) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create(deferred_sync=True)
         assert await we_add(writer, (10,) * 5) == list(range(5))
         assert writer.last_add_confirmed == -1
@@ -364,19 +383,19 @@ async def test_we_force_a_ledger_whose_adds_are_acknowledged_before_their_sync(
 
 
 async def test_java_forces_a_ledger_whose_adds_are_acknowledged_before_their_sync(
-    java: JavaTool, cluster: Cluster
+    java: JavaTool, either_cluster: InteropCluster
 ) -> None:
-    ask = cluster.on(java)
+    ask = either_cluster.on(java)
     ledger = await ask("ledger.create_deferred")
     answer = await ask("ledger.write_deferred", handle=ledger["handle"], count=5, size=10)
     assert answer == {"before": -1, "after": 4}
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         assert await we_read(client, ledger["ledger"]) == payloads((10,) * 5)
 
 
-async def test_an_empty_ledger_closes_and_recovers_alike(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_an_empty_ledger_closes_and_recovers_alike(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         closed, left = await client.create(), await client.create()
         assert (await closed.close()).last_entry == -1
         for writer in (closed, left):
@@ -388,7 +407,7 @@ async def test_an_empty_ledger_closes_and_recovers_alike(java: JavaTool, cluster
             await left.add(b"too late")
 
 
-async def test_a_fence_survives_the_restart_of_every_node(java: JavaTool, ours: Cluster) -> None:
+async def test_a_fence_survives_the_restart_of_every_node(java: JavaTool, ours: InteropCluster) -> None:
     ask = ours.on(java)
     ledger = await java_creates(ask)
     async with ours.client() as client:
@@ -401,12 +420,12 @@ async def test_a_fence_survives_the_restart_of_every_node(java: JavaTool, ours: 
     assert (late["acknowledged"], late["failed"]) == ([], [FENCED])
 
 
-async def test_a_wrong_password_is_refused_by_both(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
+async def test_a_wrong_password_is_refused_by_both(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
     ledger = await java_creates(ask, password="right")
     await java_adds(ask, ledger, (10,))
     await ask("ledger.close", handle=ledger["handle"])
-    async with cluster.client() as client:
+    async with either_cluster.client() as client:
         with pytest.raises(UnauthorizedAccessError):
             await client.open(ledger["ledger"], password=b"wrong", recover=False)
         writer = await client.create(password=b"right")
@@ -417,9 +436,9 @@ async def test_a_wrong_password_is_refused_by_both(java: JavaTool, cluster: Clus
     assert refused.value.code == UNAUTHORIZED
 
 
-async def test_ledgers_are_listed_and_deleted_by_both(java: JavaTool, cluster: Cluster) -> None:
-    ask = cluster.on(java)
-    async with cluster.client() as client:
+async def test_ledgers_are_listed_and_deleted_by_both(java: JavaTool, either_cluster: InteropCluster) -> None:
+    ask = either_cluster.on(java)
+    async with either_cluster.client() as client:
         writer = await client.create()
         await writer.close()
         ledger = await java_creates(ask)
@@ -436,7 +455,7 @@ async def test_ledgers_are_listed_and_deleted_by_both(java: JavaTool, cluster: C
 
 
 @both_versions
-async def test_our_nodes_tell_java_their_disk_space(java: JavaTool, ours: Cluster) -> None:
+async def test_our_nodes_tell_java_their_disk_space(java: JavaTool, ours: InteropCluster) -> None:
     sizes = await ours.on(java)("ledger.info")
     assert set(sizes) == set(ours.bookies)
     assert all(0 < free <= total for free, total in sizes.values())

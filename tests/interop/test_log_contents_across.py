@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.interop.java_tool import JavaTool, described, make_payload
+from helpers.interop.java_tool import described, make_payload
 from helpers.interop.log_sides import (
     FIRST_TXID,
     RECORD_BYTES,
@@ -31,6 +31,7 @@ from helpers.interop.log_sides import (
 
 from dlspark.core.codec.records import MAX_LOGRECORD_SIZE
 from dlspark.core.sync.namespace import Namespace
+from dlspark.testing.java_process import JavaTool
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.zookeeper.client import ZooKeeperStore

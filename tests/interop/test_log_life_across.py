@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
-from helpers.interop.clusters import Cluster
-from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.clusters import InteropCluster
 from helpers.interop.log_sides import (
     FIRST_TXID,
     UNCACHED,
@@ -25,6 +24,7 @@ from helpers.interop.log_sides import (
     pair_of,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.store import ANY_VERSION, MetadataStore
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -63,9 +63,9 @@ def age_segments(zk: str, log: str, count: int, hours: int) -> None:
     with_store(zk, age)
 
 
-def ledger_exists(java: JavaTool, cluster: Cluster, ledger: int) -> bool:
+def ledger_exists(java: JavaTool, either_cluster: InteropCluster, ledger: int) -> bool:
     try:
-        java.call("ledger.metadata", zk=cluster.zk, root=cluster.root, ledger=ledger)
+        java.call("ledger.metadata", zk=either_cluster.zk, root=either_cluster.root, ledger=ledger)
     except JavaError as error:
         if error.code != NO_SUCH_LEDGER:
             raise
@@ -73,11 +73,11 @@ def ledger_exists(java: JavaTool, cluster: Cluster, ledger: int) -> bool:
     return True
 
 
-def purged(side: Side, left: list[int], java: JavaTool, cluster: Cluster, gone: list[int]) -> None:
+def purged(side: Side, left: list[int], java: JavaTool, either_cluster: InteropCluster, gone: list[int]) -> None:
     """Return once the log has the segments `left`, and no ledger of those that are gone: this goes on unseen."""
     deadline = time.monotonic() + PURGED_WITHIN_S
     while [segment["lssn"] for segment in side.segments()] != left or any(
-        ledger_exists(java, cluster, ledger) for ledger in gone
+        ledger_exists(java, either_cluster, ledger) for ledger in gone
     ):
         assert time.monotonic() < deadline, side.segments()
 
@@ -118,7 +118,7 @@ def test_what_truncation_hides_is_there_for_whoever_ignores_it(
 
 @pytest.mark.parametrize("only_truncated", [False, True], ids=["all that expired", "only what was truncated"])
 def test_what_one_retains_no_longer_is_gone_for_both(
-    java: JavaTool, ours: Cluster, zk: str, uri: str, log_name: str, way: str, only_truncated: bool
+    java: JavaTool, ours: InteropCluster, zk: str, uri: str, log_name: str, way: str, only_truncated: bool
 ) -> None:
     with pair_of(java, uri, log_name, way) as pair:
         dlsns = [dlsn for first in (0, 10, 20, 30) for dlsn in pair.writer.write(first, 10)]
@@ -136,7 +136,9 @@ def test_what_one_retains_no_longer_is_gone_for_both(
         assert all(ledger_exists(java, ours, ledger) for ledger in old[left - 1 :])
 
 
-def test_what_one_purges_by_transaction_id_is_gone_for_both(java: JavaTool, ours: Cluster, plain_pair: Pair) -> None:
+def test_what_one_purges_by_transaction_id_is_gone_for_both(
+    java: JavaTool, ours: InteropCluster, plain_pair: Pair
+) -> None:
     pair = plain_pair
     dlsns = [dlsn for first in (0, 10, 20) for dlsn in pair.writer.write(first, 10)]
     old = [segment["ledger"] for segment in pair.writer.segments()]
@@ -161,7 +163,7 @@ def test_a_reader_goes_on_while_the_other_purges_behind_it(plain_pair: Pair) -> 
 
 
 def test_a_ledger_that_one_left_allocated_is_deleted_by_the_other(
-    java: JavaTool, ours: Cluster, zk: str, plain_pair: Pair, log_name: str
+    java: JavaTool, ours: InteropCluster, zk: str, plain_pair: Pair, log_name: str
 ) -> None:
     """As a writer leaves it that dies between making a ledger and making it a segment."""
     pair = plain_pair
@@ -215,7 +217,7 @@ def side_of(java: JavaTool, uri: str, log: str, library: str, settings: dict[str
 
 @pytest.mark.parametrize("libraries", [("ours", "Java", "ours"), ("Java", "ours", "Java")], ids=WAYS)
 def test_a_pool_of_ledgers_passes_from_one_to_the_other(
-    java: JavaTool, ours: Cluster, zk: str, uri: str, log_name: str, libraries: tuple[str, ...]
+    java: JavaTool, ours: InteropCluster, zk: str, uri: str, log_name: str, libraries: tuple[str, ...]
 ) -> None:
     settings = pool_settings(log_name)
     used: list[int] = []

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 from helpers.interop.clusters import NEWEST, VERSIONS
-from helpers.interop.java_tool import JavaTool
 from helpers.interop.log_sides import FIRST_TXID, OurSide, Pair, SideWriter, expected, pair_of
+
+from dlspark.testing.java_process import JavaTool
 
 
 @dataclass

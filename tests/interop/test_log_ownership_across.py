@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import pytest
 from helpers.interop.clusters import both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.interop.log_sides import (
     FIRST_TXID,
     OWNERSHIP_FAILED,
@@ -33,6 +32,7 @@ from helpers.interop.log_sides import (
 from helpers.paths import ROOT, TESTS
 
 from dlspark.core.write_lock import default_client_id
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.zookeeper.client import ZooKeeperStore
 
 SHORT_SESSION = {"zkSessionTimeoutSeconds": 2}

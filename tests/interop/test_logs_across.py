@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool, make_payload
+from helpers.interop.clusters import InteropCluster, both_versions
+from helpers.interop.java_tool import make_payload
 from helpers.interop.log_sides import (
     FIRST_TXID,
     RECORD_BYTES,
@@ -26,6 +26,7 @@ from helpers.interop.log_sides import (
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.errors import EndOfStreamError
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.distributedlog.segments import SegmentMetadata
 
 MAX_TXID = 2**63 - 1
@@ -207,7 +208,7 @@ def test_the_end_of_stream_that_java_marks_stops_us(plain_java_log: JavaLog, uri
 
 @both_versions
 def test_a_namespace_bound_by_java_on_real_bookies_is_ours_to_use(
-    java: JavaTool, theirs: Cluster, log_name: str
+    java: JavaTool, theirs: InteropCluster, log_name: str
 ) -> None:
     uri = f"distributedlog://{theirs.zk}/bound-by-java{theirs.root}"
     java.call("dl.bind", zk=theirs.zk, root=theirs.root, uri=uri)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, JavaBookies, both_versions
-from helpers.interop.java_tool import JavaTool
+from helpers.interop.clusters import InteropCluster, JavaBookies, both_versions
 
+from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.bookkeeper.ledgers import LedgerStore
@@ -111,7 +111,7 @@ async def test_a_java_bookie_is_known_by_its_registration_and_cookie(
 
 @both_versions
 async def test_ledger_metadata_written_by_java_is_the_same_bytes_when_we_encode_it(
-    java: JavaTool, theirs: Cluster, store: MetadataStore
+    java: JavaTool, theirs: InteropCluster, store: MetadataStore
 ) -> None:
     ask, ledgers = theirs.on(java), LedgerStore(store, theirs.root)
     for digest, name in ((DigestType.CRC32, "CRC32"), (DigestType.HMAC, "MAC"), (DigestType.DUMMY, "DUMMY")):
@@ -165,7 +165,9 @@ async def test_java_reads_every_version_of_ledger_metadata_that_we_write(
         assert (await ledgers.read(ledger_id)).value.encode() == written.encode()
 
 
-async def test_ids_are_drawn_from_one_sequence_by_both(java: JavaTool, theirs: Cluster, store: MetadataStore) -> None:
+async def test_ids_are_drawn_from_one_sequence_by_both(
+    java: JavaTool, theirs: InteropCluster, store: MetadataStore
+) -> None:
     ask, ledgers = theirs.on(java), LedgerStore(store, theirs.root)
     drawn = []
     for _ in range(3):
@@ -190,13 +192,13 @@ async def test_ledgers_with_long_ids_are_found_by_both(
         assert found == as_java_tells(OPEN_LEDGER)
 
 
-def binding_of(cluster: Cluster) -> Binding:
-    return Binding.for_cluster(cluster.zk, cluster.root)
+def binding_of(either_cluster: InteropCluster) -> Binding:
+    return Binding.for_cluster(either_cluster.zk, either_cluster.root)
 
 
 @both_versions
 async def test_a_namespace_bound_by_java_holds_the_text_that_we_write(
-    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+    java: JavaTool, theirs: InteropCluster, root: str, store: MetadataStore
 ) -> None:
     uri = f"distributedlog://{theirs.zk}{root}"
     await java.ask("dl.bind", zk=theirs.zk, root=theirs.root, uri=uri)
@@ -207,7 +209,7 @@ async def test_a_namespace_bound_by_java_holds_the_text_that_we_write(
 
 @both_versions
 async def test_logs_created_by_either_are_the_same_znodes(
-    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+    java: JavaTool, theirs: InteropCluster, root: str, store: MetadataStore
 ) -> None:
     await NamespaceStore(store, root).bind(binding_of(theirs))
     namespace = await java.ask("dl.open", uri=f"distributedlog://{theirs.zk}{root}")
@@ -226,7 +228,7 @@ async def test_logs_created_by_either_are_the_same_znodes(
 
 @both_versions
 async def test_segments_of_java_are_the_same_text_when_we_encode_them(
-    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+    java: JavaTool, theirs: InteropCluster, root: str, store: MetadataStore
 ) -> None:
     await NamespaceStore(store, root).bind(binding_of(theirs))
     namespace = await java.ask("dl.open", uri=f"distributedlog://{theirs.zk}{root}")

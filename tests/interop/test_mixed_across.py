@@ -7,8 +7,8 @@ import time
 from functools import partial
 
 import pytest
-from helpers.interop.clusters import Cluster
-from helpers.interop.java_tool import JavaError, JavaTool, make_payload
+from helpers.interop.clusters import InteropCluster
+from helpers.interop.java_tool import make_payload
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -22,6 +22,7 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
@@ -36,7 +37,7 @@ async def we_go_on(writer: LedgerWriter, first: int, count: int) -> None:
     assert list(await asyncio.gather(*adds)) == list(range(first, first + count))
 
 
-async def until_all_know_four(java: JavaTool, mixed: Cluster, client: LedgerClient) -> None:
+async def until_all_know_four(java: JavaTool, mixed: InteropCluster, client: LedgerClient) -> None:
     """Clients hear of a node that came back by a watch; before that they have nobody to put in a lost one's place."""
     ask = mixed.on(java)
     for create in (
@@ -54,7 +55,7 @@ async def until_all_know_four(java: JavaTool, mixed: Cluster, client: LedgerClie
                 await asyncio.sleep(0.05)
 
 
-async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, mixed: Cluster) -> None:
+async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, mixed: InteropCluster) -> None:
     """Of four nodes one of ours goes and comes back, then a real bookie: writers of both kinds lose nothing."""
     ask, count = mixed.on(java), 40
     async with mixed.client() as client:
@@ -86,7 +87,7 @@ async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, 
 
 @pytest.mark.parametrize("lost", [0, -1], ids=["a real bookie is lost", "a node of ours is lost"])
 async def test_a_recoverer_of_either_kind_fences_a_writer_of_the_other(
-    java: JavaTool, mixed: Cluster, lost: int
+    java: JavaTool, mixed: InteropCluster, lost: int
 ) -> None:
     """With a node of the one kind gone, the others' fences hold, also on the node that comes back without one."""
     ask = mixed.on(java)

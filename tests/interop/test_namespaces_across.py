@@ -8,15 +8,17 @@ from itertools import count
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.clusters import InteropCluster, both_versions
 from helpers.waiting import until
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.distributedlog.bindings import Binding
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogExistsError
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import Permissions
+from metadata.foundation.errors import NoAuthError
 from metadata.store import MetadataStore
 from metadata.zookeeper.client import ZooKeeperStore
 
@@ -100,7 +102,7 @@ class Both:
 
 
 @pytest.fixture
-async def both(java: JavaTool, theirs: Cluster, root: str, store: MetadataStore) -> AsyncIterator[Any]:
+async def both(java: JavaTool, theirs: InteropCluster, root: str, store: MetadataStore) -> AsyncIterator[Any]:
     """Opens a namespace bound as told, by both."""
     opened: list[Both] = []
 
@@ -118,7 +120,7 @@ async def both(java: JavaTool, theirs: Cluster, root: str, store: MetadataStore)
 
 
 @pytest.fixture
-def binding(theirs: Cluster) -> Binding:
+def binding(theirs: InteropCluster) -> Binding:
     theirs.restore()
     return Binding.for_cluster(theirs.zk, theirs.root)
 

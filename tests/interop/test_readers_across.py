@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from helpers.interop.clusters import both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
 from helpers.interop.log_sides import OWNERSHIP_FAILED, JavaLog, expected, java_view, our_log, our_view, we_write
 
 from dlspark import DLSN
-from dlspark.errors import OwnershipAcquireFailedError
+from dlspark.testing.java_process import JavaError, JavaTool
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 
 
 @both_versions

@@ -19,8 +19,8 @@ from helpers.interop.auto_recovery import (
     repaired,
 )
 from helpers.interop.clusters import NEWEST, JavaProcesses
-from helpers.interop.java_tool import JavaTool
 
+from dlspark.testing.java_process import JavaTool
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.zookeeper.client import ZooKeeperStore
 

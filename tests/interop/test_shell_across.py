@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaTool
+from helpers.interop.clusters import InteropCluster, both_versions
+
+from dlspark.testing.java_process import JavaTool
 
 
-async def shell(cluster: Cluster, java: JavaTool, *arguments: str) -> str:
+async def shell(either_cluster: InteropCluster, java: JavaTool, *arguments: str) -> str:
     """What the command told, all lines of it. It must succeed."""
-    answer = await cluster.on(java)("shell", arguments=list(arguments))
+    answer = await either_cluster.on(java)("shell", arguments=list(arguments))
     told = "\n".join(answer["told"])
     assert answer["status"] == 0, told
     return told
 
 
 @both_versions
-async def test_the_shell_lists_describes_reads_and_tests_a_cluster_of_our_nodes(java: JavaTool, ours: Cluster) -> None:
+async def test_the_shell_lists_describes_reads_and_tests_a_cluster_of_our_nodes(
+    java: JavaTool, ours: InteropCluster
+) -> None:
     async with ours.client() as client:
         writer = await client.create(custom={"application": b"interop"})
         for index in range(5):

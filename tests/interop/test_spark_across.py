@@ -9,12 +9,13 @@ import sys
 import zlib
 
 import pytest
-from helpers.interop.clusters import Cluster
-from helpers.interop.java_tool import JavaTool, make_payload
+from helpers.interop.clusters import InteropCluster
+from helpers.interop.java_tool import make_payload
 from helpers.interop.spark_job import JOB, first_flights
 from helpers.paths import ROOT
 
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.testing.java_process import JavaTool
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -35,14 +36,16 @@ def run_spark(*arguments: str) -> list[list[object]]:
     return found
 
 
-def test_flights_pass_between_spark_and_java(java: JavaTool, sandbox: Sandbox, ours: Cluster) -> None:
-    namespace = java.call("dl.open", uri=sandbox.uri)
+def test_flights_pass_between_spark_and_java(
+    java: JavaTool, sandbox_beside_java: Sandbox, ours: InteropCluster
+) -> None:
+    namespace = java.call("dl.open", uri=sandbox_beside_java.uri)
     java.call("dl.create", namespace=namespace, log="from-java")
     writer = java.call("dl.writer", namespace=namespace, log="from-java")
     written = java.call("dl.write", writer=writer, txid=5000, count=300, size=40)
     java.call("dl.close_writer", writer=writer)
 
-    read_by_spark = run_spark(sandbox.uri, "flights", str(FLIGHTS), "from-java")
+    read_by_spark = run_spark(sandbox_beside_java.uri, "flights", str(FLIGHTS), "from-java")
     assert read_by_spark == [
         [dlsn, 5000 + index, index, make_payload(0, index, 40).hex()] for index, dlsn in enumerate(written)
     ]

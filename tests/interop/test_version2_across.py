@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.clusters import InteropCluster, both_versions
 from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
@@ -26,6 +25,7 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
+from dlspark.testing.java_process import JavaError, JavaTool
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from storage_node.errors import LedgerFencedError
 
@@ -33,14 +33,16 @@ VERSION_2 = {"useV2WireProtocol": True}
 
 
 @pytest.fixture
-def ask(java: JavaTool, ours: Cluster) -> Callable[..., Awaitable[Any]]:
+def ask(java: JavaTool, ours: InteropCluster) -> Callable[..., Awaitable[Any]]:
     """The Java client of version 2 on our nodes."""
     return partial(ours.on(java), settings=VERSION_2)
 
 
 @both_versions
 @pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
-async def test_java_writes_and_reads_in_version_2_with_every_digest(ask: Any, ours: Cluster, digest: str) -> None:
+async def test_java_writes_and_reads_in_version_2_with_every_digest(
+    ask: Any, ours: InteropCluster, digest: str
+) -> None:
     secret = {"digest": digest, "password": "secret"}
     ledger = await java_creates(ask, **secret)
     await java_adds(ask, ledger, SIZES)
@@ -60,7 +62,7 @@ async def test_java_writes_and_reads_in_version_2_with_every_digest(ask: Any, ou
 
 
 @both_versions
-async def test_batch_reads_bring_what_single_reads_bring_within_count_and_size(ask: Any, ours: Cluster) -> None:
+async def test_batch_reads_bring_what_single_reads_bring_within_count_and_size(ask: Any, ours: InteropCluster) -> None:
     sizes = tuple(range(100, 160))
     async with ours.client() as client:
         writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
@@ -80,7 +82,7 @@ async def test_batch_reads_bring_what_single_reads_bring_within_count_and_size(a
     await ask("ledger.close", handle=opened["handle"])
 
 
-async def test_entries_near_the_frame_limit_and_stripes_pass_in_version_2(ask: Any, ours: Cluster) -> None:
+async def test_entries_near_the_frame_limit_and_stripes_pass_in_version_2(ask: Any, ours: InteropCluster) -> None:
     for sizes, options in (
         ((NEAR_LIMIT_BYTES, 3, NEAR_LIMIT_BYTES), {}),
         (tuple(range(20, 60)), {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}),
@@ -94,7 +96,7 @@ async def test_entries_near_the_frame_limit_and_stripes_pass_in_version_2(ask: A
 
 
 @both_versions
-async def test_java_recovers_in_version_2_what_our_writer_left_open(ask: Any, ours: Cluster) -> None:
+async def test_java_recovers_in_version_2_what_our_writer_left_open(ask: Any, ours: InteropCluster) -> None:
     async with ours.client() as client:
         writer = await client.create()
         adds = [writer.add(payload) for payload in payloads((500,) * 300)]
@@ -111,7 +113,7 @@ async def test_java_recovers_in_version_2_what_our_writer_left_open(ask: Any, ou
 
 
 @both_versions
-async def test_we_recover_what_a_version_2_writer_has_under_way(ask: Any, ours: Cluster) -> None:
+async def test_we_recover_what_a_version_2_writer_has_under_way(ask: Any, ours: InteropCluster) -> None:
     ledger = await java_creates(ask)
     await ask("ledger.write", handle=ledger["handle"], count=20, size=2000)
     await ask("ledger.write", handle=ledger["handle"], first=20, count=2000, size=2000, wait=False)
@@ -126,7 +128,7 @@ async def test_we_recover_what_a_version_2_writer_has_under_way(ask: Any, ours: 
         await reader.close()
 
 
-async def test_a_version_2_reader_follows_a_tail_by_reading_the_lac(ask: Any, ours: Cluster) -> None:
+async def test_a_version_2_reader_follows_a_tail_by_reading_the_lac(ask: Any, ours: InteropCluster) -> None:
     async with ours.client() as client:
         writer = await client.create()
         await we_add(writer, (10, 20, 30))
@@ -139,7 +141,7 @@ async def test_a_version_2_reader_follows_a_tail_by_reading_the_lac(ask: Any, ou
     assert len(await java_reads(ask, writer.ledger_id)) == 4
 
 
-async def test_a_version_2_writer_survives_the_loss_of_a_node(ask: Any, ours: Cluster) -> None:
+async def test_a_version_2_writer_survives_the_loss_of_a_node(ask: Any, ours: InteropCluster) -> None:
     ledger = await java_creates(ask)
     await java_adds(ask, ledger, (50,) * 5)
     lost = (await ask("ledger.metadata", ledger=ledger["ledger"]))["ensembles"]["0"][0]

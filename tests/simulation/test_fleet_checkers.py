@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import NotAppliedError, ProducerFencedError
+from dlspark.errors import ProducerFencedError
 from dlspark.serving.protocol.operations import ProducerStamp, Refusal, StatusCode, WriteReceipt, WriteRecords
+from metadata.foundation.errors import NotAppliedError
 from simulation.checkers.conditions import ConditionCheckers
 from simulation.checkers.history import OperationOutcome
 from simulation.checkers.ledgers import ViolationError

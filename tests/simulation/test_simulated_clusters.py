@@ -17,6 +17,9 @@ from simulation.runs.seeds import replay_command, run_many, run_seed
 
 SEEDS = 100
 MORE_SEEDS = 1500
+RARE_SEEDS = (110, 124, 125, 158, 165, 212, 703)
+"""Seeds that reached what the first ones do not when this was written. They are tried before others, as these take two
+minutes to come to the last of them; where they reach it no more, others do."""
 MUTATION_SEEDS = 300
 QUICK_MUTATIONS = (
     "answer-order",
@@ -80,7 +83,7 @@ def test_no_seed_breaks_an_invariant_and_every_fault_point_is_reached(seed: int 
 
 def still_missing(points: list[str], after: int) -> list[str]:
     """Those of `points` that no further seed reaches either: some are reached by one seed in a few hundred."""
-    for seed in range(after + 1, after + 1 + MORE_SEEDS):
+    for seed in (*RARE_SEEDS, *range(after + 1, after + 1 + MORE_SEEDS)):
         if not points:
             break
         report = run_seed(seed)

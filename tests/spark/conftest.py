@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from helpers.spark.logs import Logs
-    from helpers.spark.memory_world import World
+    from helpers.spark.memory_world import DriverWorld
     from pyspark.sql import SparkSession
 
     from dlspark.sandbox.sandbox import Sandbox
@@ -21,11 +21,11 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """Storage nodes in this process, and metadata in memory."""
-    from helpers.spark.memory_world import World
+async def driver_world(tmp_path: Path) -> AsyncIterator[DriverWorld]:
+    """Run storage nodes in this process, with metadata in memory."""
+    from helpers.spark.memory_world import DriverWorld
 
-    made = World(tmp_path)
+    made = DriverWorld(tmp_path)
     await made.start()
     yield made
     await made.stop()
@@ -33,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """ZooKeeper and four storage nodes as processes."""
+    """Run ZooKeeper and four storage nodes as processes."""
     from dlspark.sandbox.sandbox import Sandbox
 
     with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4) as running:
@@ -42,7 +42,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with the connector's jar, whose conf names the sandbox; its workers run this interpreter.
+    """Start a session with the connector's jar, whose conf names the sandbox; its workers run this interpreter.
 
     `plain_format` is how it reads without the jar.
     """
@@ -72,7 +72,7 @@ def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def plain_format(spark: SparkSession) -> str:
-    """A name by which Spark finds no class of the jar: it reads as a session that has none."""
+    """Give a name by which Spark finds no class of the jar: it reads as a session that has none."""
     from dlspark.spark.datasource import DistributedLogDataSource
 
     name = "plainlog"
@@ -87,7 +87,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logs(sandbox: Sandbox) -> Iterator[Logs]:
-    """A writer of logs in the sandbox; everything it opened is closed after the test."""
+    """Give a writer of logs in the sandbox; everything it opened is closed after the test."""
     from helpers.spark.logs import Logs
 
     opened = Logs(sandbox.uri)

@@ -21,10 +21,10 @@ from pyspark.sql.streaming.listener import (
 
 from dlspark.core.metrics.page import metrics_page
 from dlspark.core.metrics.registries import LAG_METRICS, NO_STATISTICS, Statistics
-from dlspark.errors import CallerError
 from dlspark.spark import LagListener
 from dlspark.spark.listener import MAX_ENDED, reported_lags
 from dlspark.spark.source.lag import NO_LAG, Lag
+from metadata.foundation.errors import CallerError
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 

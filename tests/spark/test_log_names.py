@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 import pytest
-from helpers.spark.memory_world import URI, World, answer_request
+from helpers.spark.memory_world import URI, DriverWorld, answer_request
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace
@@ -52,11 +52,11 @@ LIBRARY: dict[str, Callable[[AsyncNamespace], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("entry", LIBRARY)
-async def test_the_library_refuses_a_leading_slash(world: World, entry: str) -> None:
-    await world.namespace.create_log("y")
+async def test_the_library_refuses_a_leading_slash(driver_world: DriverWorld, entry: str) -> None:
+    await driver_world.namespace.create_log("y")
     with pytest.raises(CallerError, match=SLASH):
-        await LIBRARY[entry](world.namespace)
-    assert await world.namespace.logs() == ["y"]
+        await LIBRARY[entry](driver_world.namespace)
+    assert await driver_world.namespace.logs() == ["y"]
 
 
 def source(**raw: str) -> object:
@@ -124,12 +124,12 @@ SQL: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("operation", SQL)
-async def test_sql_refuses_a_leading_slash(world: World, operation: str) -> None:
-    await world.namespace.create_log("y")
-    said = await answer_request(world, operation, **SQL[operation])
+async def test_sql_refuses_a_leading_slash(driver_world: DriverWorld, operation: str) -> None:
+    await driver_world.namespace.create_log("y")
+    said = await answer_request(driver_world, operation, **SQL[operation])
     assert "begins with a slash" in json.dumps(said), said
     assert "write 'x'" in json.dumps(said)
-    assert await world.namespace.logs() == ["y"]
+    assert await driver_world.namespace.logs() == ["y"]
 
 
 COMMANDS = [

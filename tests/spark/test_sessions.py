@@ -23,9 +23,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 def test_a_session_after_another_one_has_its_own_namespace_and_the_jar(
     sandbox: Sandbox, logs: Logs, tmp_path: Path
 ) -> None:
-    program = str(SPARK_PROGRAMS / "sessions_app.py")
+    program, log = str(SPARK_PROGRAMS / "sessions_app.py"), logs.name("again")
+    logs.create(f"{log}-kept")
     done = subprocess.run(
-        [sys.executable, program, sandbox.uri, logs.name("again"), f"{sandbox.uri}-that-is-not-there"],
+        [sys.executable, program, sandbox.uri, log, f"{sandbox.uri}-that-is-not-there"],
         cwd=tmp_path,
         env=plain_environment(),
         capture_output=True,
@@ -35,4 +36,4 @@ def test_a_session_after_another_one_has_its_own_namespace_and_the_jar(
     )
     assert done.returncode == 0, done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"frame": 1, "with the jar": True, "sql": 1, "elsewhere": []}
+    assert found == {"kept": [0, 1], "frame": 1, "with the jar": True, "sql": 1, "elsewhere": []}

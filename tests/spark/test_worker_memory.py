@@ -17,17 +17,19 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.readers import batch_reader, stream_reader
 from dlspark.spark.source.schema import SCHEMA
-from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, begin_use, due, main_module
+from dlspark.spark.worker_daemon import DAEMON, FREEZE_AT, OWN_DAEMON, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
 
 
-def test_only_a_worker_of_sparks_daemon_freezes_and_only_some_times() -> None:
-    assert [uses for uses in range(100) if due(uses, DAEMON)] == list(FREEZE_AT)
+@pytest.mark.parametrize("daemon", [DAEMON, OWN_DAEMON])
+def test_only_a_worker_of_a_daemon_freezes_and_only_some_times(daemon: str) -> None:
+    assert [uses for uses in range(100) if due(uses, daemon)] == list(FREEZE_AT)
     assert not any(due(uses, other) for uses in range(100) for other in (None, "pytest", "pyspark.worker"))
 
 
 def test_other_processes_freeze_nothing() -> None:
-    assert main_module() != DAEMON
+    assert main_module() not in (DAEMON, OWN_DAEMON)
+    assert worker_daemon.__name__ == OWN_DAEMON
     before = gc.get_freeze_count()
     for _ in range(max(FREEZE_AT) + 1):
         begin_use()
@@ -44,11 +46,12 @@ def test_a_task_of_each_kind_of_query_is_a_use(
     assert worker_daemon._uses == before + 1
 
 
-def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> None:
+@pytest.mark.parametrize("daemon", [DAEMON, OWN_DAEMON])
+def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing(daemon: str) -> None:
     """Run as the daemon runs: a module of its name, started with `-m`."""
     lines = (
         "import gc, sys, types",
-        "sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='pyspark.daemon')",
+        f"sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='{daemon}')",
         "from dlspark.spark.worker_daemon import begin_use",
         "import numpy, pyarrow",
         "begin_use(); gc.collect(); first = len(gc.get_objects())",

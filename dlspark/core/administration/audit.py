@@ -288,8 +288,8 @@ class Space:
 
 
 async def log_space(services: Services, names: Iterable[str], group: Callable[[str], str]) -> dict[str, Space]:
-    """Space of the logs' segments, by what `group` makes of their names. Logs and ledgers that go meanwhile count as
-    nothing."""
+    """Sum up the space of the logs' segments, by what `group` makes of their names. Logs and ledgers that go meanwhile
+    count as nothing."""
     found: dict[str, Space] = {}
 
     async def measure(name: str) -> None:
@@ -306,7 +306,7 @@ async def log_space(services: Services, names: Iterable[str], group: Callable[[s
 
 
 async def cluster_space(services: Services) -> Space:
-    """Space of all the ledgers in the cluster, those of other applications too."""
+    """Sum up the space of all the ledgers in the cluster, those of other applications too."""
     space = Space()
     await for_each(services.ledger_store.ids(), _AT_ONCE, lambda ledger_id: _add_ledger(services, ledger_id, space))
     return space

@@ -272,7 +272,8 @@ async def check_end(
 
 
 def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> LogFinding | None:
-    """Return records that the metadata do not count. Control records behind the last one may be counted or not."""
+    """Return the finding of records that the metadata do not count; None if there are none. Control records behind the
+    last one may be counted or not."""
     last_txid = max(last.txid, segment.last_txid)
     if last.dlsn <= claimed and last_txid == segment.last_txid and last.last_position <= segment.record_count:
         return None

@@ -155,7 +155,7 @@ _LENGTH_BYTES = 4
 MAX_EXPANDED_BYTES = 64 * 1024 * 1024
 """Most bytes that the record sets of one entry may expand to, together."""
 RECORD_COST_BYTES = 256
-"""What a record takes of a reader besides its payload, which may be empty."""
+"""Bytes that a record takes of a reader besides its payload, which may be empty."""
 
 
 def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Compression.NONE) -> bytes:

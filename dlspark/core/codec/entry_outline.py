@@ -33,7 +33,7 @@ from metadata.foundation.errors import InvariantViolation
 SHORT_BYTES: Final = 1024
 """Entries up to this size are walked record by record: that is quicker than to prepare arrays for them."""
 CONTROL_COST_BYTES: Final = 128
-"""What a control record takes besides its payload."""
+"""Bytes that a control record takes besides its payload."""
 
 
 class LastRecord(NamedTuple):

@@ -238,7 +238,7 @@ class _PartFields:
         return data
 
     def end(self) -> None:
-        """Note that nothing may follow."""
+        """Check that nothing follows."""
         if self._at != len(self._payload):
             raise ValueError(f"{len(self._payload) - self._at} bytes are left over")
 

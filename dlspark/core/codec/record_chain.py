@@ -208,7 +208,7 @@ def counts_by_entry(run: Run, chain: Chain) -> list[int]:
     return counts
 
 
-def diagnosis(run: Run, lssn: int) -> InvalidEntryError:
+def damaged_run_error(run: Run, lssn: int) -> InvalidEntryError:
     """Return the error for a run that is not a chain of records, worded by the plain decoder."""
     for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
         try:

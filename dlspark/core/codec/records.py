@@ -60,7 +60,7 @@ END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 
 SharedFields: TypeAlias = tuple[int, int, int, int, int]
-"""What records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
+"""Parts that records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
 
 
 class LogRecord:
@@ -199,7 +199,7 @@ def start_of_sequence(sequence_id: int, position: int) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """Return in 64 bits, signed."""
+    """Return the number in 64 bits, signed."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

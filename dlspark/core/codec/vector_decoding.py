@@ -27,7 +27,7 @@ from dlspark.core.codec.record_chain import (
     IntArray,
     Run,
     counts_by_entry,
-    diagnosis,
+    damaged_run_error,
     find_chain,
 )
 from dlspark.core.codec.records import (
@@ -211,7 +211,7 @@ def entry_summary(payload: memoryview, enveloped: bool = True, dlsn: DLSN | None
     run = Run([dlsn.entry_id], [content])
     chain = find_chain(run)
     if chain is None:
-        raise diagnosis(run, dlsn.lssn)
+        raise damaged_run_error(run, dlsn.lssn)
     words = chain.headers["word"].astype(np.int64)
     txids, lengths = chain.headers["txid"], chain.headers["length"]
     flags = words & FLAGS_MASK
@@ -222,7 +222,8 @@ def entry_summary(payload: memoryview, enveloped: bool = True, dlsn: DLSN | None
     positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
-        raise diagnosis(run, dlsn.lssn)  # As the plain decoder refuses it: a set must not number past the last one.
+        # As the plain decoder refuses it: a set must not number past the last one.
+        raise damaged_run_error(run, dlsn.lssn)
     user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
     seen = user if len(user) else np.arange(len(flags))
     return EntrySummary(
@@ -291,7 +292,7 @@ class _ColumnCollector:
             return run.entry_ids[0]
         chain = find_chain(run)
         if chain is None:
-            raise diagnosis(run, self._lssn)  # Nothing of the batch is returned then (I12).
+            raise damaged_run_error(run, self._lssn)  # Nothing of the batch is returned then (I12).
         # Most runs are ordinary user records only; flags this version does not know are ignored.
         if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM):
             return self._add_plain(run, max_bytes)
@@ -363,8 +364,7 @@ class _ColumnCollector:
         return None
 
     def _add_shown(self, run: Run, chain: Chain) -> None:
-        """Note that a run with control records among others, as in front of a producer's: they take slots, and are left
-        out."""
+        """Add a run with control records among others, as before a producer's: they take slots, and are left out."""
         count = len(chain.headers)
         shown = (chain.headers["word"] & self._hidden) == 0
         counts = np.array(counts_by_entry(run, chain), np.int64)
@@ -430,7 +430,7 @@ def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
 
 
 def _column(length: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
-    """Room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
+    """Return room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
     return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)
 
 
@@ -475,7 +475,7 @@ def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
 
 
 def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
-    """Single records with the columns of ROW_SCHEMA."""
+    """Return single records with the columns of ROW_SCHEMA."""
     txids = np.array([record.txid for record in records], np.int64)
     columns = [
         pa.array([log] * len(records), pa.string()),
@@ -489,7 +489,7 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 
 def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-    """Transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
+    """Return transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
     beyond = (txids > MAX_TIMESTAMP_MS) | (txids < 0)
     micros = np.where(beyond, 0, txids) * 1000
     return pa.array(micros, type=pa.int64(), mask=beyond).cast(pa.timestamp("us", tz="UTC"))

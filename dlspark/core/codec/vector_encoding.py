@@ -181,7 +181,7 @@ def _chunks(ends: IntArray, limit: int) -> Iterator[list[int]]:
 
 
 def _before(ends: IntArray, index: int) -> int:
-    """Record bytes before record `index`."""
+    """Return the record bytes before record `index`."""
     return int(ends[index - 1]) if index else 0
 
 

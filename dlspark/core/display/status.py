@@ -167,7 +167,7 @@ def summary(status: LogStatus) -> str:
 
 
 def log_state(status: LogStatus) -> str:
-    """Return in words: the writer, or why there is none."""
+    """Return the writer, or why there is none, in words."""
     if status.sealed:
         return "sealed"
     if status.owner is not None:

@@ -44,7 +44,7 @@ KNOWN_FEATURES: Final[Mapping[str, str]] = {
         "Writers keep their storage nodes though some have failed, and send these again what they failed"
     ),
 }
-"""What this library looks at, by full name."""
+"""The features that this library looks at, by full name."""
 
 
 class Feature(Protocol):

@@ -121,7 +121,7 @@ class DynamicSettings:
                 self._apply(opened)
 
     async def _directory_is_there(self) -> bool:
-        """Return False, and a warning once, where the whole directory is gone: a lost mount takes back no settings."""
+        """Return False, and warn once, where the whole directory is gone: a lost mount takes back no settings."""
         if self._directory is None:
             return False
         there = await asyncio.to_thread(self._directory.is_dir)

@@ -52,7 +52,7 @@ class WatchedFile(Generic[T]):
     ) -> None:
         self.path = path
         self.meaning: T | None = None
-        """What the file meant when it was last understood; None where the file did not exist."""
+        """The meaning of the file when it was last understood; None where the file did not exist."""
         self._understand = understand
         self._counters = counters
         self._read = read

@@ -53,7 +53,7 @@ class OwnedSegments:
         self.name = name
         self.lock = lock
         self.unswept = True
-        """Whether there may be noted ledgers that are still to be deleted."""
+        """True if there may be noted ledgers that are still to be deleted."""
         self._services = services
         self._changes = SegmentChanges(services.logs, name)
         self._subscriptions = Subscriptions(services.logs, name)

@@ -28,9 +28,9 @@ class MetricInfo:
     meaning: str
     unit: str
     upstream: bool
-    """Whether upstream has a metric of that name."""
+    """True if upstream has a metric of that name."""
     per_log: bool
-    """Whether logs with `enablePerStreamStat` have it on their own."""
+    """True if logs with `enablePerStreamStat` have it on their own."""
     labels: tuple[str, ...]
     make: Callable[[], Cell]
 

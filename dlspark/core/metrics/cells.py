@@ -42,7 +42,7 @@ class Cell(Protocol):
         ...
 
     def samples(self) -> Iterator[Sample]:
-        """Return what Prometheus is shown."""
+        """Return the samples that Prometheus is shown."""
         ...
 
 
@@ -74,7 +74,7 @@ class Histogram:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
-        """Cumulative buckets, as Prometheus has them, with `+Inf`; then count and sum."""
+        """Yield cumulative buckets, as Prometheus has them, with `+Inf`; then count and sum."""
         below = 0
         for bound, count in zip((*map(_written, self.bounds), "+Inf"), list(self.counts), strict=True):
             below += count

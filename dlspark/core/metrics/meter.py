@@ -99,7 +99,7 @@ class Tracing:
     """Makes no spans."""
 
     on = False
-    """Whether `past` does anything: callers on hot paths look at this first."""
+    """True if `past` does anything: callers on hot paths look at this first."""
 
     def span(self, name: str, **attributes: str | int | None) -> AbstractContextManager[None]:
         """Return a block that is a span, and a failed one where it raises. Attributes that are None are left out."""
@@ -169,7 +169,7 @@ class Meter:
     def __init__(self, *, wanted: bool = False, traces: Tracing = NO_TRACING) -> None:
         """Use `open` instead. Without it, no registry shows what it counts."""
         self.wanted = wanted
-        """Whether a registry shows what hot paths count."""
+        """True if a registry shows what hot paths count."""
         self.tracing = traces
         self._scopes = Scopes()
         self.root = self._scopes.root
@@ -208,7 +208,7 @@ class Meter:
     # ------------------------------------------------------------------ logs
 
     def open_log(self, name: str, settings: Settings) -> Callable[[], None]:
-        """Note that a handle on a log is opened; returns a function to call when it is closed. With
+        """Count an open handle on a log; returns a function to call when it is closed. With
         `enablePerStreamStat` the log has series of its own until its last handle is closed."""
         if not (self.wanted and settings.per_stream_statistics):
             return _nothing

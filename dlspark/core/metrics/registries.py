@@ -42,7 +42,7 @@ class Statistics:
     tracer_provider: TracerProvider | None = None
     """Makes OpenTelemetry's spans, whatever `tracingEnabled` says; None: the program's own, if that is set."""
     collect: bool = True
-    """Whether any metrics are wanted."""
+    """True if any metrics are wanted."""
 
 
 NO_STATISTICS: Final = Statistics(collect=False)

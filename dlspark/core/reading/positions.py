@@ -180,19 +180,19 @@ class LogPositions:
         return record
 
     async def first_dlsn(self) -> DLSN:
-        """Position of the first record that is left. Raises LogEmptyError."""
+        """Return the position of the first record that is left. Raises LogEmptyError."""
         return (await self.first_record()).dlsn
 
     async def first_txid(self) -> int:
-        """Transaction id of the first record that is left. Raises LogEmptyError."""
+        """Return the transaction id of the first record that is left. Raises LogEmptyError."""
         return (await self.first_record()).txid
 
     async def last_dlsn(self) -> DLSN:
-        """Position of the last committed record (`end` is the one behind it). Raises LogEmptyError."""
+        """Return the position of the last committed record (`end` is the one behind it). Raises LogEmptyError."""
         return (await self.last_record()).dlsn
 
     async def last_txid(self) -> int:
-        """Transaction id of the last committed record. Raises LogEmptyError."""
+        """Return the transaction id of the last committed record. Raises LogEmptyError."""
         return (await self.last_record()).txid
 
     async def is_sealed(self) -> bool:

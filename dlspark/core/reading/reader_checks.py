@@ -84,7 +84,8 @@ class GapCheck:
         return True
 
     def first_gap(self, numbers: npt.NDArray[np.int64]) -> int | None:
-        """Index of the first record before which others are missing; None if there is no gap. Counts gaps."""
+        """Return the index of the first record before which others are missing; None if there is no gap. Counts
+        gaps."""
         if not len(numbers):
             return None
         if self.missing_before(int(numbers[0])):

@@ -56,7 +56,7 @@ class FetchedEntry:
     entry_id: int
     payload: memoryview
     broken: bool = False
-    """Whether it was passed over, because all its copies are damaged; the payload is then empty."""
+    """True if it was passed over, because all its copies are damaged; the payload is then empty."""
     fetched_at: float | None = None
     """When it came, by the event loop's clock; None where that is not measured."""
 

@@ -63,7 +63,8 @@ class SegmentReader:
         start_sequence_id: int | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`start_sequence_id`: of one in progress, whose metadata lacks it; `settings`: how searches and scans read."""
+        """Take over an open ledger. `start_sequence_id`: of one in progress, whose metadata lacks it; `settings`: how
+        searches and scans read."""
         self.metadata = metadata
         self._ledger = ledger
         self._probes = probes if probes is not None else Probes()
@@ -157,7 +158,8 @@ class SegmentReader:
     async def _locate(
         self, value: Callable[[LogRecord], int], wanted: int, low: int, high: int | None
     ) -> tuple[int, int] | None:
-        """First record with a value of `wanted` or above, if they go from `low` to `high` (None: not known)."""
+        """Return the first record with a value of `wanted` or above, if they go from `low` to `high` (None: not
+        known)."""
         count = self.lac + 1
         search = EntrySearch(count, self._settings.search_ways)
         best: list[LogRecord] = []
@@ -256,7 +258,7 @@ async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, Segm
 
 
 async def start_sequence_id(listing: SegmentListing, segment: SegmentMetadata) -> int:
-    """First sequence id of a segment: stored once it is completed, else where the one before it ended.
+    """Return the first sequence id of a segment: stored once it is completed, else where the one before it ended.
 
     See docs/reference/znodes.md#start-sequence-ids.
     """

@@ -18,9 +18,9 @@ class LogSetting(Setting):
     """One setting of the core."""
 
     per_log: bool = True
-    """Whether one log may have another value than its namespace."""
+    """True if one log may have another value than its namespace."""
     dynamic: bool = False
-    """Whether a writer or reader that is open takes a new value."""
+    """True if a writer or reader that is open takes a new value."""
 
 
 def setting(

@@ -62,8 +62,8 @@ OPTION_PREFIX = "dlspark."
 
 
 EXPLICIT_LAC_INTERVAL_MS = 10
-"""What `bkc.explicitLacInterval` is unless given: a log's records become visible though none follows them. BookKeeper's
-default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
+"""The value of `bkc.explicitLacInterval` unless given: a log's records become visible though none follows them.
+BookKeeper's default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Settings(
     """The settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
-    """What was set with the prefix `bkc.`, by BookKeeper's keys."""
+    """Values that were set with the prefix `bkc.`, by BookKeeper's keys."""
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """Names of the fields that were set by key, also to what is their default."""
 
@@ -387,7 +387,7 @@ class LiveSettings:
         return True
 
     def close(self) -> None:
-        """Note that no change is made known any more. Idempotent."""
+        """Make no change known any more. Idempotent."""
         self._listeners.clear()
         closing, self._on_close = self._on_close, None
         if closing is not None:

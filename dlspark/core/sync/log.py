@@ -296,19 +296,19 @@ class Log(OpenedHere):
         return self._runtime.run(self._inner.last_record(with_end_of_stream=with_end_of_stream))
 
     def first_dlsn(self) -> DLSN:
-        """Position of the first record that is left. Raises LogEmptyError."""
+        """Return the position of the first record that is left. Raises LogEmptyError."""
         return self._runtime.run(self._inner.first_dlsn())
 
     def first_txid(self) -> int:
-        """Transaction id of the first record that is left. Raises LogEmptyError."""
+        """Return the transaction id of the first record that is left. Raises LogEmptyError."""
         return self._runtime.run(self._inner.first_txid())
 
     def last_dlsn(self) -> DLSN:
-        """Position of the last committed record (`end` is the one behind it). Raises LogEmptyError."""
+        """Return the position of the last committed record (`end` is the one behind it). Raises LogEmptyError."""
         return self._runtime.run(self._inner.last_dlsn())
 
     def last_txid(self) -> int:
-        """Transaction id of the last committed record. Raises LogEmptyError."""
+        """Return the transaction id of the last committed record. Raises LogEmptyError."""
         return self._runtime.run(self._inner.last_txid())
 
     def is_sealed(self) -> bool:

@@ -132,7 +132,7 @@ class Namespace(OpenedHere):
 
     @property
     def binding(self) -> Binding:
-        """What the namespace is bound to, as it was when the namespace was opened."""
+        """The binding of the namespace, as it was when the namespace was opened."""
         return self._inner.binding
 
     @property

@@ -77,7 +77,7 @@ class Appended(NamedTuple):
     first: DLSN | None
     records: int
     repeated: bool = False
-    """Whether it was written before; nothing was written now."""
+    """True if it was written before; nothing was written now."""
 
 
 class Group(NamedTuple):
@@ -271,7 +271,7 @@ class LateAcknowledgements:
         """The ledger may be replaced by another one until the first answer."""
         self._limit_s = session_timeout_s * SESSION_SHARE
         self.moment = clock.elapsed_s
-        """What to give to `watch`."""
+        """The time by the clock that `watch` takes."""
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._held: deque[tuple[Callable[[Answer], None], Answer]] = deque()

@@ -275,7 +275,7 @@ class WriteIssuer:
             self._on_segment()
 
     def request_log(self) -> RequestLog:
-        """Return what is known of requests. Raises CallerError for a writer without producers."""
+        """Return the log of requests. Raises CallerError for a writer without producers."""
         if self.requests is None:
             raise CallerError(
                 "the writer was opened without producers; nothing was written",
@@ -354,7 +354,7 @@ class WriteIssuer:
             self.fail(cause)
 
     def fail(self, cause: BaseException) -> None:
-        """Note that the first failure is final: later writes are refused, and so is what waits in the queue."""
+        """End the writer with its first failure: later writes are refused, and so is what waits in the queue."""
         cause = explain_failure(self._name, cause)
         if self.error is None:
             self.error = cause

@@ -48,7 +48,7 @@ class Known(NamedTuple):
     """Where its last user record is; None where it has none."""
     time: LogTime
     lost: bool
-    """Whether what it said of them is gone: `whole` is None then, for there is nothing to look for."""
+    """True if what it said of them is gone: `whole` is None then, for there is nothing to look for."""
 
 
 async def read_producers(

@@ -76,8 +76,8 @@ def append_run(
 def append_epoch(
     writer: AsyncLogWriter, producer: str, epoch: int | None = None
 ) -> tuple[int, asyncio.Future[Appended]]:
-    """Return as `begin_epoch`, in line with what was appended before, and without sending it: the epoch, and its
-    answer.
+    """Begin an epoch as `begin_epoch` does, in line with what was appended before, and without sending it. Return the
+    epoch, and its answer.
 
     Where no `epoch` was given and the answer is a repetition, another call has begun this one: try again. Raises
     CallerError for a writer that was opened without producers.
@@ -86,7 +86,8 @@ def append_epoch(
 
 
 def append_token(writer: AsyncLogWriter, token: bytes, expected: bytes | None = None) -> asyncio.Future[Appended]:
-    """Return as `set_fencing_token`, in line with what was appended before, and without sending it. Never raises."""
+    """Set the token as `set_fencing_token` does, in line with what was appended before, and without sending it. Never
+    raises."""
     return writer._append_token(token, expected)
 
 

@@ -43,7 +43,7 @@ class RecordRun:
     txids: Sequence[int]
     payloads: Sequence[bytes]
     size: int
-    """What they take of an entry, in bytes."""
+    """Bytes that they take of an entry."""
 
     def __len__(self) -> int:
         return len(self.payloads)

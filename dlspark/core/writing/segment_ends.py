@@ -38,7 +38,7 @@ BETWEEN_PAUSES: Final = 64
 """Control records that are looked at without a pause."""
 
 Following: TypeAlias = "tuple[ProducerRequest | FencingToken, DLSN]"
-"""What a control record behind a snapshot says, and its place."""
+"""A control record behind a snapshot, and its position."""
 
 
 class SegmentEnd:

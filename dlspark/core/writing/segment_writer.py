@@ -76,7 +76,7 @@ class AppendRequest:
 
     @property
     def bytes(self) -> int:
-        """What it takes of an entry."""
+        """Bytes that it takes of an entry."""
         return self.run.size + (HEADER_BYTES + len(self.control) if self.control is not None else 0)
 
 
@@ -120,7 +120,8 @@ class SegmentWriter:
         self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
         self._futures: list[Waiting] = []
         self._groups: list[Group] = []
-        """What `_futures` are for where records are answered in groups; an entry holds groups or single records."""
+        """The records that `_futures` are for, where records are answered in groups; an entry holds groups or single
+        records."""
         self.snapshot_entry = -1
         """The last entry of the newest snapshot of the log's producers in this segment."""
         self._first_snapshot: int | None = None
@@ -135,7 +136,7 @@ class SegmentWriter:
         self.highest_txid = -1
         """Highest transaction id of the records written, sent or not; -1 for none."""
         self._expanded_bytes = 0
-        """What the record sets in the buffer expand to."""
+        """Bytes to which the record sets in the buffer expand."""
         self._carried = -1
         """Last-add-confirmed that the newest sent entry carries to readers."""
         self._in_flight = 0
@@ -319,8 +320,8 @@ class SegmentWriter:
         return self.ledger.last_add_pushed - self.snapshot_entry + bool(self._builder.count)
 
     def snapshot_is_due(self) -> bool:
-        """Return whether another one is: a successor reads what has come since, so that has bounds in entries and in
-        bytes. A large snapshot is stored less often, or it would be the most of what is written."""
+        """Return whether to write another one: a successor reads what has come since, so that has bounds in entries and
+        in bytes. A large snapshot is stored less often, or it would be the most of what is written."""
         settings = self._settings
         enough = max(settings.producer_snapshot_bytes, 2 * self._snapshot_bytes)
         return (
@@ -542,7 +543,7 @@ class SegmentWriter:
             self._end_gauges()
 
     def _fail(self, cause: BaseException) -> None:
-        """Note that the first failure decides; everything buffered behind it is cancelled."""
+        """End the segment with its first failure; everything buffered behind it is cancelled."""
         if self.error is not None:
             return
         self.error = cause

@@ -160,14 +160,15 @@ class OwnersTransactions:
         return [self._lock.release_op() if releases else Check(self._lock.member_path, ANY_VERSION)]
 
     def _heard(self, owned: list[Op], after: LogState) -> LogState:
-        """Return a transaction with these operations was applied, so the lock is gone if one of them gave it up."""
+        """Note that a transaction with these operations was applied, and that the lock is gone if one of them gave it
+        up; return `after`."""
         for op in owned:
             if isinstance(op, Delete) and self._lock is not None:
                 self._lock.deleted(op)
         return after
 
     async def _look(self, doubt: OutcomeUnknownError) -> Found:
-        """State and segments as they are now; raises `doubt` if they cannot be read."""
+        """Read state and segments as they are now; raises `doubt` if they cannot be read."""
         logs, path = self._services.logs, self._services.logs.paths(self._name).ledgers
 
         async def read() -> Found:

@@ -118,7 +118,7 @@ class SegmentTransitions:
         self._settings = settings
         self._allocator: LedgerAllocator | None = None
         self._producers: _NotedProducers | None = None
-        """What the start of a segment says of producers; None for an owner without them."""
+        """The note on producers in the start of a segment; None for an owner without them."""
         self.producer_segments: ProducerSegments | None = None
         """Which segments said something of the log's producers when it was read; None where none ever did."""
 
@@ -132,7 +132,7 @@ class SegmentTransitions:
 
     @property
     def state(self) -> LogState:
-        """What the next transaction is conditional on. Raises InvariantViolation before the first `load`."""
+        """The state that the next transaction is conditional on. Raises InvariantViolation before the first `load`."""
         if self._state is None:
             raise InvariantViolation("a log was to be changed that was not read", log=self.name)
         return self._state
@@ -179,7 +179,7 @@ class SegmentTransitions:
         return self._producers.whole if self._producers is not None else None
 
     def snapshot_stored(self, lssn: int) -> None:
-        """Segment `lssn` holds a whole snapshot that is stored."""
+        """Note that segment `lssn` holds a whole snapshot that is stored."""
         if self._producers is not None:
             self._producers.whole = lssn
 
@@ -268,7 +268,7 @@ class SegmentTransitions:
     async def _start_with(
         self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
     ) -> tuple[SegmentMetadata, LedgerWriter]:
-        """Return the transaction. Afterwards `allocator` is ready for another, or in ERROR."""
+        """Start the segment with `allocator`'s ledger, which is ready for another afterwards, or in ERROR."""
         ledger = allocator.ledger
         segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
         expected = self.state
@@ -387,8 +387,8 @@ class SegmentTransitions:
             )
 
     def _next_lssn(self) -> int:
-        """Return the rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this
-        writer must not build upon."""
+        """Return the next segment's number (docs/reference/records.md#starting-a-segment). Anything else means metadata
+        that this writer must not build upon."""
         stored = self.state.max_lssn.value
         if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
             return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)
@@ -443,7 +443,8 @@ class SegmentTransitions:
         return completed
 
     def start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """First sequence id of `segment`, where the last one ended: docs/reference/znodes.md#start-sequence-ids.
+        """Return the first sequence id of `segment`, where the last one ended:
+        docs/reference/znodes.md#start-sequence-ids.
 
         Negative where there are none. Raises SegmentStateError where the one before it is in progress.
         """

@@ -20,13 +20,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    OverCapacityError,
-    ProxyLostError,
-    ProxyUnreachableError,
-)
+from dlspark.errors import OverCapacityError, ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import FramesClientLimits, Reply
 from dlspark.serving.protocol.answer_frames import decode_answer
 from dlspark.serving.protocol.failures import refusal_of
@@ -43,6 +37,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_frames import encode_request
 from metadata.foundation.addresses import parse_address
+from metadata.foundation.errors import CallerError, DistributedLogError
 from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ProtocolError
 
@@ -126,6 +121,7 @@ class FramesClient:
 
     def _opened(self, link: Link) -> None:
         self._link = link
+        # A network may hear of the end while it still connects: a timer that was set then would never be cancelled.
         if not self.closed:
             self._timer = self._loop.call_later(self._limits.first_ping_ms / 1000, self._look)
 

@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.service import (
     KEPT_VIEW_BYTES,
     REQUEST_BYTES,
@@ -50,6 +49,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Link
 from storage_node.errors import ConnectionClosedError, ProtocolError
@@ -356,6 +356,7 @@ class FramesConnection:
 
     def _count(self) -> None:
         """Bring what all connections hold up to date."""
+        # Little counts as nothing: of thousands of connections most never change the sum, and none of them is paused.
         held = 0 if self.closed else self._held + self._link.queued_bytes
         held = held if held > STEP_BYTES else 0
         if held != self._counted:
@@ -390,6 +391,8 @@ class FramesConnection:
             self._count()
 
     def _may_go_on(self) -> bool:
+        # Without the line, which gets no shorter before the connection goes on. Half of each bound, lest it stops and
+        # goes with every request.
         limits, queued = self._limits, self._link.queued_bytes
         if self._held - self._line_bytes > limits.bytes_under_way // 2:
             return False
@@ -427,7 +430,7 @@ class FramesConnection:
         line = self._line
         while line and not self._paused and not self.closed:
             if turns.now() > deadline:
-                self._paused = True  # tens of thousands may wait: the rest is for the next turns
+                self._paused = True  # tens of thousands may wait: the rest is for the next turns of the loop
                 turns.join(self._go_on)
                 return
             frame = line.popleft()

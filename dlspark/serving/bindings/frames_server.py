@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from dlspark.errors import NotAppliedError
 from dlspark.serving.bindings.frames_connection import FramesConnection
 from dlspark.serving.bindings.service import FramesLimits, ProxyService
-from metadata.foundation.errors import check, present
+from metadata.foundation.errors import NotAppliedError, check, present
 from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import TooManyConnectionsError

@@ -28,7 +28,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from dlspark.errors import DistributedLogError
 from dlspark.serving.bindings.service import REQUEST_BYTES, Caller, GrpcLimits, ProxyService, write_bytes
 from dlspark.serving.protocol import distributedlog_pb2 as pb
 from dlspark.serving.protocol import rpc_answers, rpc_requests
@@ -49,6 +48,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.rpc_answers import NO_NAMES, GrpcNames
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
 from storage_node.errors import ProtocolError
@@ -208,7 +208,7 @@ class GrpcCalls:
         finally:
             await append.close()
             self._end(caller)
-        await append.finish()
+        await append.finish()  # not in `finally`: it ends the call with an error of gRPC by raising one
 
     async def _read(self, data: bytes, call: Call) -> None:
         method = rpc_requests.METHODS["Read"]
@@ -324,6 +324,7 @@ class _Append:
             while self._answers:
                 correlation, cost, answer = self._answers.popleft()
                 await self._call.write(self._calls.encoded("Append", answer, correlation))
+                # Only now: a client that takes no answers has no more of its requests read.
                 self._settle(cost)
             if not self._under_way and (self._reader.done() or self._calls.stopping.is_set()):
                 return
@@ -353,7 +354,7 @@ class _Append:
             try:
                 message, request = self._calls.parsed(method, data)
             except ProtocolError as error:
-                self._broken = error.message
+                self._broken = error.message  # the call ends with it, behind the answers to what came before
                 return
             self._begin(getattr(message, "correlation", 0), request, len(data))
 
@@ -371,6 +372,7 @@ class _Append:
         if refusal is not None:
             self._answered(correlation, cost, refusal)
             return
+        # A deadline that is over ends the call by itself. Until then it must not become 0, which is no limit at all.
         left_s = self._call.time_remaining()
         if left_s is not None:
             request = with_timeout(request, max(left_s, 0.001))

@@ -65,7 +65,7 @@ StreamRequest: TypeAlias = (
 
 
 class AnswerRule(Enum):
-    """What to do about an answer."""
+    """The ways to go on behind an answer."""
 
     FINISH = "finish"
     FOLLOW = "follow"
@@ -113,6 +113,8 @@ def rule_of(refusal: Refusal, *, fail_fast: bool) -> AnswerRule:
     """Return what to do about a refusal. `fail_fast`: of a stream that is not to be had at the first proxy, say so at
     once."""
     rule = RULE_OF_CODE[refusal.code]
+    # The reason goes over the code, which stands for several failures: LOCKING_EXCEPTION is a lost lock, for which
+    # another proxy is asked, and a producer that is fenced, for which none may be.
     if refusal.reason in FINAL_REASONS:
         return AnswerRule.FAIL
     if refusal.applied is Applied.WRONG and refusal.code not in OF_THE_PROXY:

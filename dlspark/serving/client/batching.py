@@ -36,7 +36,7 @@ RECORD_ROOM_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:
-    """How large a request may get, how long a record waits for others, and how much may wait."""
+    """Bounds how large a request may get, how long a record waits for others, and how much may wait."""
 
     max_bytes: int = 256 * 1024
     max_records: int = 4_096

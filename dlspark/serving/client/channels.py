@@ -215,6 +215,7 @@ class _Channel:
         self.channel = channel
         self.heard_at = self._opened_at = self.now()
         self._host.connected(self)
+        # The connection may have ended already: `submit` looks, and has what is left wait for the next one.
         waiting, self._waiting = self._waiting, deque()
         for sending in waiting:
             self.submit(sending)

@@ -40,7 +40,7 @@ CompletionHandler: TypeAlias = Callable[[Finished], None]
 
 @dataclass(slots=True)
 class ClientCounters:
-    """What a client has done so far: see `AsyncClient.counters`."""
+    """Counts what a client has done so far: see `AsyncClient.counters`."""
 
     requests: int = 0
     """Requests that were begun; a batch of records is one."""
@@ -154,6 +154,7 @@ class InFlightRequest:
             self._end()
 
     def begin(self, now: float) -> None:
+        """Send the request for the first time."""
         routed = self._routed
         if routed is None:
             return
@@ -164,11 +165,13 @@ class InFlightRequest:
         self._apply_effect(effect, now)
 
     def on_deadline(self) -> None:
+        """Settle the request, whose time is over."""
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.deadline_passed(now), now)
 
     def on_silence(self) -> None:
+        """Go on to another proxy: the one that was asked has not answered in time."""
         if self._routed is not None:
             now = self._dispatcher.now()
             self._apply_effect(self._routed.silent(self.attempt, now), now)
@@ -184,7 +187,7 @@ class InFlightRequest:
         if routed is None:
             return
         if self._silence is not None and attempt == self.attempt:
-            self._silence.remove(self)
+            self._silence.remove(self)  # an older attempt's answer does not say that the last one is heard of
         now = self._dispatcher.now()
         if isinstance(answer, ChannelFailure):
             sent = isinstance(answer.error, OutcomeUnknownError)
@@ -250,7 +253,18 @@ class InFlightRequest:
 
 
 class Dispatcher:
-    """Takes the requests of one client through proxies, and keeps its cache of owners fresh. For one running loop."""
+    """Takes the requests of one client through proxies, and keeps its cache of owners fresh. For one running loop.
+
+    Args:
+        channels: makes the connections, given what to call when one was made, and when one has ended.
+        route: chooses a proxy for a stream whose owner is not known.
+        ownerships: the cache of owners.
+        limits: of requests that have no limits of their own.
+        handshakes: when proxies are asked what they own.
+        checksum: whether requests carry one.
+        now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
+            (I19); None: the loop's time.
+    """
 
     def __init__(
         self,
@@ -263,16 +277,6 @@ class Dispatcher:
         checksum: bool = True,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """Args:
-        channels: makes the connections, given what to call when one was made, and when one has ended.
-        route: chooses a proxy for a stream whose owner is not known.
-        ownerships: the cache of owners.
-        limits: of requests that have no limits of their own.
-        handshakes: when proxies are asked what they own.
-        checksum: whether requests carry one.
-        now: seconds that go on while the machine is suspended, for a request that slept too long is not sent again
-            (I19); None: the loop's time.
-        """
         self.loop = asyncio.get_running_loop()
         self.now = now or self.loop.time
         self.channels = channels(self._connected, self._disconnected)
@@ -334,6 +338,7 @@ class Dispatcher:
         unsent = refusal_of(AlreadyClosedError("the client was closed before the request was sent"))
         lost = refusal_of(ProxyLostError("the client was closed before the request was answered"))
         for in_flight in list(self._in_flight):
+            # One attempt is enough for a doubt, whatever became of it.
             in_flight.interrupt(lost if in_flight.attempt >= 0 else unsent)
         if self._next_handshakes is not None:
             self._next_handshakes.cancel()

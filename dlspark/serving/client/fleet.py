@@ -78,15 +78,16 @@ class StaticFleet:
 
 
 class AnnouncedFleet:
-    """Knows the proxies that are announced in a namespace, by a ZooKeeper session of its own."""
+    """Knows the proxies that are announced in a namespace, by a ZooKeeper session of its own.
 
-    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
-        """Args:
+    Args:
         uri: the namespace's.
         open_store: gives a store for its servers, which the fleet closes; by default a ZooKeeper session is opened.
 
-        Raises CallerError for a text that is not a namespace's URI.
-        """
+    Raises CallerError for a text that is not a namespace's URI.
+    """
+
+    def __init__(self, uri: str, open_store: Callable[[str], MetadataStore] | None = None) -> None:
         from metadata.distributedlog.namespaces import NamespaceUri
 
         self._uri = NamespaceUri.parse(uri)
@@ -139,6 +140,7 @@ class AnnouncedFleet:
         else:
             self.read_hosts = hosts
         logger.info("%s has %d proxies that %s", self._uri, len(hosts), "write" if writes else "read")
+        # Either kind will do: a client of read proxies alone is opened too.
         if hosts or others:
             self._first.set()
         if self._on_change is not None:

@@ -35,7 +35,7 @@ class HeartbeatSender(Protocol):
 
 @dataclass(slots=True)
 class StreamHealth:
-    """Whether a stream can be written, by its heartbeats so far."""
+    """The health of one stream: whether it can be written, by its heartbeats so far."""
 
     answered: int = 0
     refused: int = 0
@@ -56,6 +56,16 @@ class AsyncStreamMonitor(OnOneLoop):
     """Shows whether streams can be written, and how fast, without writing to them: see `health`.
 
     Open it with `AsyncClient.monitor`, and close it.
+
+    Args:
+        send: sends a heartbeat through proxies.
+        streams: the streams of all instances.
+        instance: which of the instances this one is, counted from 0.
+        instances: how many share the streams.
+        interval_ms: between two heartbeats of a stream.
+        to_readers: heartbeats are control records that readers see.
+
+    Raises CallerError for an instance that cannot be, or an interval that is not above 0.
     """
 
     def __init__(
@@ -68,16 +78,6 @@ class AsyncStreamMonitor(OnOneLoop):
         interval_ms: int = INTERVAL_MS,
         to_readers: bool = False,
     ) -> None:
-        """Args:
-        send: sends a heartbeat through proxies.
-        streams: the streams of all instances.
-        instance: which of the instances this one is, counted from 0.
-        instances: how many share the streams.
-        interval_ms: between two heartbeats of a stream.
-        to_readers: heartbeats are control records that readers see.
-
-        Raises CallerError for an instance that cannot be, or an interval that is not above 0.
-        """
         if not 0 <= instance < instances or interval_ms <= 0:
             raise CallerError(f"instance {instance} of {instances}, every {interval_ms} ms, cannot be")
         self._send = send

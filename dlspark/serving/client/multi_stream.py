@@ -55,7 +55,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class StreamPosition(NamedTuple):
-    """Where a record was written."""
+    """The stream in which a record was written, and its DLSN there."""
 
     stream: str
     dlsn: DLSN
@@ -71,7 +71,7 @@ class RecordSetSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiStreamLimits:
-    """How a multi-stream writer collects records, and how soon it tries the next stream; upstream's values.
+    """Bounds how a multi-stream writer collects records, and how soon it tries the next stream; upstream's values.
 
     Raises SettingsError for what cannot be.
     """
@@ -207,6 +207,14 @@ class AsyncMultiStreamWriter(OnOneLoop):
     """Writes each record to whichever of several streams takes it soonest, for latency more than for order.
 
     Open it with `AsyncClient.multi_stream_writer`, and close it. A record may be in several of the streams.
+
+    Args:
+        send: sends a request through proxies.
+        streams: the logs.
+        limits: how records are collected and tried.
+        shuffle: brings the streams into an order of this writer's own.
+
+    Raises CallerError unless there is a stream, and each is named once.
     """
 
     def __init__(
@@ -217,14 +225,6 @@ class AsyncMultiStreamWriter(OnOneLoop):
         *,
         shuffle: Callable[[list[str]], None] = random.shuffle,
     ) -> None:
-        """Args:
-        send: sends a request through proxies.
-        streams: the logs.
-        limits: how records are collected and tried.
-        shuffle: brings the streams into an order of this writer's own.
-
-        Raises CallerError unless there is a stream, and each is named once.
-        """
         if not streams or len(set(streams)) != len(streams):
             raise CallerError("a multi-stream writer needs streams, each named once", advice="Name two at least")
         self.loop = self._loop = asyncio.get_running_loop()

@@ -26,16 +26,17 @@ ANY_STREAM: Final = ".*"
 
 
 class OwnershipCache:
-    """Remembers which proxy is believed to own a stream. It may forget at any time: that costs a redirect."""
+    """Remembers which proxy is believed to own a stream. It may forget at any time: that costs a redirect.
 
-    def __init__(self, pattern: str = ANY_STREAM, max_streams: int = MAX_OWNERSHIPS) -> None:
-        """Args:
+    Args:
         pattern: the streams of a handshake that are taken in. A stream that the client itself asked about is kept
             whatever the pattern says.
         max_streams: how many are held.
 
-        Raises SettingsError for a pattern that cannot be read.
-        """
+    Raises SettingsError for a pattern that cannot be read.
+    """
+
+    def __init__(self, pattern: str = ANY_STREAM, max_streams: int = MAX_OWNERSHIPS) -> None:
         try:
             self._wanted = None if pattern == ANY_STREAM else re.compile(pattern)
         except re.error as error:

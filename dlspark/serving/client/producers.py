@@ -71,7 +71,7 @@ JUMP_BITS: Final = 31
 
 
 class SessionPhase(Enum):
-    """What a session does now."""
+    """The phases of a session, as the table above names them."""
 
     UNBORN = "unborn"
     BEGINNING = "beginning"
@@ -82,7 +82,7 @@ class SessionPhase(Enum):
 
 
 class SessionEvent(Enum):
-    """What may happen to it."""
+    """The events of a session."""
 
     SUBMIT = "submit"
     GIVEN_UP = "given_up"
@@ -109,7 +109,7 @@ SESSION_TABLE: Final[Mapping[SessionPhase, Mapping[SessionEvent, Reaction]]] = p
 
 
 @dataclass(eq=False, slots=True)
-class _Pending:
+class OpenRequest:
     """A request from its submission until its outcome is known."""
 
     key: Hashable
@@ -128,6 +128,13 @@ class ProducerSession:
     """One producer on one stream: a `WriteSession` whose requests are written once, in their order.
 
     Every method returns what is to be done, in this order.
+
+    Args:
+        stream: the log.
+        name: the producer's.
+        random_bits: gives a number of so many bits.
+        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
+        limits: what bounds the session.
     """
 
     def __init__(
@@ -139,13 +146,6 @@ class ProducerSession:
         only_user: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """Args:
-        stream: the log.
-        name: the producer's.
-        random_bits: gives a number of so many bits.
-        only_user: the name was made up for this session, so that its first epoch is 0 and no other process begins it.
-        limits: what bounds the session.
-        """
         self.phase = SessionPhase.UNBORN
         self.stream = stream
         self.name = name
@@ -157,12 +157,12 @@ class ProducerSession:
         check(1 <= self._limits.max_in_flight <= KEPT, "a producer's window is wider than the log's memory")
         self._random_bits = random_bits
         self._wanted_epoch = 0 if only_user else random_bits(JUMP_BITS)
-        self._queue: deque[_Pending] = deque()
-        self._window: list[_Pending] = []
+        self._queue: deque[OpenRequest] = deque()
+        self._window: list[OpenRequest] = []
         """Requests with a number, in its order, until their outcome is known."""
-        self._keys: dict[Hashable, _Pending] = {}
+        self._keys: dict[Hashable, OpenRequest] = {}
         """Requests whose callers wait."""
-        self._tickets: dict[int, _Pending | None] = {}
+        self._tickets: dict[int, OpenRequest | None] = {}
         """What is under way; None: the begin of an epoch."""
         self._ticket = 0
         self._floor = 0
@@ -203,7 +203,7 @@ class ProducerSession:
         if len(self._queue) >= self._limits.max_queued:
             message = f"{len(self._queue)} requests of producer {self.name!r} wait to be sent"
             return [Settled(key, refusal_of(OverCapacityError(message)))]
-        pending = _Pending(key, request)
+        pending = OpenRequest(key, request)
         self._keys[key] = pending
         self._queue.append(pending)
         if self.phase is SessionPhase.UNBORN:
@@ -349,7 +349,7 @@ class ProducerSession:
         """Return whether the log will know all that are open again when it has written one more."""
         return not self._window or self._next_number() - self._window[0].sequence < self._limits.max_in_flight
 
-    def _send(self, pending: _Pending, now: float) -> Transmit:
+    def _send(self, pending: OpenRequest, now: float) -> Transmit:
         if pending.first_sent is None or not pending.doubtful:
             # Nothing is left of what was sent before. A copy in doubt counts from its own sending: the log forgets by
             # that time, and would write an old copy twice (I19).
@@ -361,14 +361,14 @@ class ProducerSession:
         stamped = pending.request.stamped(stamp)
         return self._transmit(stamped, pending, min(timeout_ms, left_ms) if timeout_ms >= 0 else left_ms)
 
-    def _transmit(self, request: WriteRecords | BeginEpoch, pending: _Pending | None, timeout_ms: int) -> Transmit:
+    def _transmit(self, request: WriteRecords | BeginEpoch, pending: OpenRequest | None, timeout_ms: int) -> Transmit:
         self._ticket += 1
         self._tickets[self._ticket] = pending
         return Transmit(self._ticket, request, timeout_ms)
 
     # ------------------------------------------------------------------ what came back
 
-    def _written(self, pending: _Pending, finished: Finished) -> list[SessionEffect]:
+    def _written(self, pending: OpenRequest, finished: Finished) -> list[SessionEffect]:
         answer = finished.answer
         if isinstance(answer, WriteReceipt):
             self._floor = max(self._floor, pending.sequence + 1)
@@ -402,14 +402,14 @@ class ProducerSession:
         self.phase = SessionPhase.DRAINING
         return []
 
-    def _refused(self, pending: _Pending, refusal: Refusal) -> list[SessionEffect]:
+    def _refused(self, pending: OpenRequest, refusal: Refusal) -> list[SessionEffect]:
         """Free the number of a request that was not written and never will be."""
         if self._window[-1] is not pending:
             self.phase = SessionPhase.DRAINING  # those behind it must move up
         self._window.remove(pending)
         return self._settle(pending, refusal)
 
-    def _settle(self, pending: _Pending, answer: Answer) -> list[SessionEffect]:
+    def _settle(self, pending: OpenRequest, answer: Answer) -> list[SessionEffect]:
         if pending.settled:
             return []
         pending.settled = True
@@ -431,7 +431,7 @@ class ProducerSession:
             return self._go_on(now)
         return self._pause()
 
-    def _is_too_old(self, pending: _Pending, now: float) -> bool:
+    def _is_too_old(self, pending: OpenRequest, now: float) -> bool:
         sent = pending.first_sent
         return pending.doubtful and sent is not None and now - sent >= self._limits.memory_s
 
@@ -450,7 +450,7 @@ class ProducerSession:
         self._window = [one for one in self._window if not one.doubtful and one.sequence >= behind]
         return effects
 
-    def _above_hole(self) -> list[_Pending]:
+    def _above_hole(self) -> list[OpenRequest]:
         """Return the requests behind a number that fell out, where the log has refused a gap: it has
         not written any of them, nor will. Nothing is known by that of requests before the number."""
         hole = self._floor

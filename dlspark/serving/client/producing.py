@@ -122,6 +122,17 @@ class AsyncProducer(OnOneLoop):
 
     Open it with `AsyncClient.producer`, and close it. All calls come from one loop. Records are gathered into requests;
     one that is lost on its way is sent again under its number, which the log knows (I19).
+
+    Args:
+        dispatcher: takes requests through proxies.
+        session: numbers and sends them.
+        stream: the log.
+        name: of the producer; None where requests have none.
+        limits: of a request, and of records that wait.
+        buffer_pool: bounds what all producers of the client hold.
+        clock: goes on while the machine is suspended.
+        request_timeout_ms: in which a record has an outcome; below 0: no bound.
+        closed: called by `close`.
     """
 
     def __init__(
@@ -137,17 +148,6 @@ class AsyncProducer(OnOneLoop):
         request_timeout_ms: int,
         closed: Callable[[AsyncProducer], None] | None = None,
     ) -> None:
-        """Args:
-        dispatcher: takes requests through proxies.
-        session: numbers and sends them.
-        stream: the log.
-        name: of the producer; None where requests have none.
-        limits: of a request, and of records that wait.
-        buffer_pool: bounds what all producers of the client hold.
-        clock: goes on while the machine is suspended.
-        request_timeout_ms: in which a record has an outcome; below 0: no bound.
-        closed: called by `close`.
-        """
         self.stream = stream
         self.name = name
         self._dispatcher = dispatcher

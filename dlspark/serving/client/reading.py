@@ -91,6 +91,17 @@ class AsyncProxyReader(OnOneLoop):
 
     Open it with `AsyncClient.reader`, which documents its arguments, and close it. One read at a time; reads of several
     tasks wait for each other. An error leaves the reader where it is: the next read asks again.
+
+    Args:
+        ask: takes a poll through proxies.
+        name: the log.
+        start: where to begin.
+        form: what deliveries hold.
+        number: tells a client's readers apart.
+        connection: the one to use to each proxy.
+        max_bytes: about what one poll brings.
+        poll_ms: how long a proxy keeps a poll at the end of the log.
+        ended: called by `close`.
     """
 
     def __init__(
@@ -106,17 +117,6 @@ class AsyncProxyReader(OnOneLoop):
         poll_ms: int = POLL_MS,
         ended: Callable[[AsyncProxyReader], None] | None = None,
     ) -> None:
-        """Args:
-        ask: takes a poll through proxies.
-        name: the log.
-        start: where to begin.
-        form: what deliveries hold.
-        number: tells a client's readers apart.
-        connection: the one to use to each proxy.
-        max_bytes: about what one poll brings.
-        poll_ms: how long a proxy keeps a poll at the end of the log.
-        ended: called by `close`.
-        """
         self.name = name
         self._ask = ask
         self._request = ReadBatch(
@@ -269,6 +269,7 @@ class AsyncProxyReader(OnOneLoop):
             except DistributedLogError:
                 self._ahead = None
                 raise
+            # From here on the position has moved, and nothing is awaited: a caller that is cancelled loses nothing.
             self._ahead = None
             self._request = replace(self._request, start=delivery.next)
             self._sealed = delivery.end_of_stream

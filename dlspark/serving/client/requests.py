@@ -80,7 +80,7 @@ class Cancellable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How long, and how often, a request is tried. Numbers below 0: without a bound."""
+    """Bounds how long, and how often, a request is tried. Numbers below 0: without a bound."""
 
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     max_redirects: int = -1
@@ -138,7 +138,7 @@ Effect: TypeAlias = AskHost | BackOff | Finished
 
 
 class RequestState(Enum):
-    """Where a request is."""
+    """The states of a request."""
 
     NEW = "new"
     ASKING = "asking"
@@ -147,7 +147,7 @@ class RequestState(Enum):
 
 
 class RequestEvent(Enum):
-    """What may happen to it."""
+    """The events of a request."""
 
     BEGIN = "begin"
     ANSWERED = "answered"
@@ -174,6 +174,14 @@ class RoutedRequest:
     """One request on its way. Every method takes an event, and returns the one effect that follows, or None.
 
     Times are seconds that never go back, of one clock.
+
+    Args:
+        request: what is asked.
+        route: chooses a host where the owner is not known.
+        ownerships: the owners that are known.
+        limits: how long, and how often, it is tried.
+        timeout_ms: instead of the limits' time; below 0: no bound.
+        checksum: instead of the request's own.
     """
 
     def __init__(
@@ -186,14 +194,6 @@ class RoutedRequest:
         timeout_ms: int | None = None,
         checksum: int | None = None,
     ) -> None:
-        """Args:
-        request: what is asked.
-        route: chooses a host where the owner is not known.
-        ownerships: the owners that are known.
-        limits: how long, and how often, it is tried.
-        timeout_ms: instead of the limits' time; below 0: no bound.
-        checksum: instead of the request's own.
-        """
         self.state = RequestState.NEW
         self.deadline: float | None = None
         """When to hand in `deadline`; None: never. Known from `begin` on."""
@@ -364,6 +364,7 @@ class RoutedRequest:
     def _choose(self, now: float) -> str | None:
         stream = self._request.stream
         owner = self._ownerships.owner(stream)
+        # Once a round: a proxy that is believed to own the stream, and has just refused it, would be asked for ever.
         if owner is not None and owner not in self._round:
             return owner
         found = self._route.pick(stream, now, self._round, self._regions)
@@ -395,6 +396,7 @@ class RoutedRequest:
         self._round.add(address)
         self._target = None
         self.state = RequestState.ASKING
+        # At least 1: a proxy takes 0 for a client that waits for ever.
         left_ms = 0 if self.deadline is None else max(round((self.deadline - now) * 1000), 1)
         request, said = self._request, self._request.context
         checksum = self._checksum if self._checksum is not None else said.checksum

@@ -50,7 +50,9 @@ WITHOUT_MEANING: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ThinClientSettings:
-    """What a thin client may be set to. Frozen: `with_values` gives a changed copy.
+    """The settings of a thin client, by upstream's keys (docs/settings/thin-client.md).
+
+    Frozen: `with_values` gives a changed copy.
 
     Raises SettingsError for values that contradict each other, or cannot be.
     """

@@ -31,7 +31,7 @@ MAX_QUEUED: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What bounds a session."""
+    """Bounds a session: requests under way and in line, times, back-offs."""
 
     max_in_flight: int = KEPT
     """At most `KEPT`: of more, the log would not know the first ones again."""
@@ -129,7 +129,7 @@ class PlainSession:
             return [Settled(key, refusal_of(ServiceUnavailableError("it was not sent in time")))]
         for ticket, one in self._under_way.items():
             if one == key:
-                self._under_way[ticket] = None
+                self._under_way[ticket] = None  # it counts as under way until it comes back
                 return [Settled(key, lost_refusal("it was not answered in time"))]
         return []
 

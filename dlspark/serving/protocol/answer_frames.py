@@ -15,7 +15,6 @@ from struct import Struct
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.serving.protocol.frame_parts import (
     FRAME_HEADER,
     FRAME_VERSION,
@@ -49,6 +48,7 @@ from dlspark.serving.protocol.operations import (
     StatusCode,
     WriteReceipt,
 )
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
 
@@ -204,6 +204,7 @@ def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
     for refusal in indices:
         _put_refusal(head, refusal)
     head.u32(len(answer.results), "the number of results")
+    # Records of one fate in a row are packed by one call; mostly they are all of them.
     for _, group in groupby(answer.results, type):
         results = list(group)
         refused = [(REFUSED, indices[cut[one]]) for one in results if isinstance(one, Refusal)]
@@ -219,6 +220,7 @@ def shortened(refusal: Refusal) -> Refusal:
 
 def _decode_bulk(frame: memoryview, _flags: int) -> BulkReceipt:
     reader = Reader(frame, HEADER.size)
+    # 6 and 5: the least bytes that a refusal takes, and a record's fate.
     refusals = [_refusal(reader) for _ in range(reader.count(MAX_PAYLOADS, 6, "refusals"))]
     results: list[DLSN | Refusal] = []
     for _ in range(reader.count(MAX_PAYLOADS, 5, "results")):
@@ -308,6 +310,7 @@ def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
     listed = Head()
     count = 0
     for stream, location in islice(answer.ownerships.items(), MAX_OWNERSHIPS):
+        # No character takes more than 4 bytes: a bound that needs no text to be encoded before it is known to fit.
         if len(listed) + 4 * (len(stream) + len(location)) + 4 > MAX_OWNERSHIPS_BYTES:
             break
         listed.text(stream, "a stream")
@@ -322,6 +325,7 @@ def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
     head.u32(count, "the number of ownerships")
     head.append(listed)
     flags = REGION if answer.region is not None else 0
+    # Only for a proxy that asked for it: an older side would refuse the flag.
     if answer.logs_read is not None:
         head.u32(answer.logs_read, "the number of logs")
         flags |= LOGS_READ

@@ -18,20 +18,56 @@ from typing import Final
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
-    CallerError,
+    AlreadyClosedError,
+    AlreadyTruncatedError,
+    ChecksumFailedError,
     ConditionError,
-    DistributedLogError,
-    NotAppliedError,
-    OutcomeUnknownError,
-    OwnershipAcquireFailedError,
+    EndOfStreamError,
+    InvalidEntryError,
+    LogEmptyError,
+    OperationNotServedError,
+    OverCapacityError,
     ProducerFencedError,
     ProducerForgottenError,
+    ReadCancelledError,
+    ReadError,
+    RecordTooLongError,
+    RegionUnavailableError,
+    SegmentNotFoundError,
+    SegmentStateError,
     SequenceGapError,
+    ServiceUnavailableError,
+    StreamNotReadyError,
+    StreamUnavailableError,
+    TooManyStreamsError,
+    TransactionIdOutOfOrderError,
+    TransmitError,
+    WriteCancelledError,
+    WriteError,
     status_code,
 )
 from dlspark.serving.protocol.operations import NAME_OF_REASON, REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
-from metadata.distributedlog.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
-from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
+from metadata.distributedlog.locks import (
+    LockClosedError,
+    LockingError,
+    LockReplacedError,
+    LockSessionExpiredError,
+    OwnershipAcquireFailedError,
+)
+from metadata.distributedlog.log_folders import DuplicateLogError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.distributedlog.permissions import RequestDeniedError
+from metadata.distributedlog.segments import SegmentListError, UnsupportedMetadataVersionError
+from metadata.foundation.errors import (
+    CallerError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    NotAppliedError,
+    NotEmptyError,
+    OutcomeUnknownError,
+)
 from storage_node import errors as storage_errors
 from storage_node.errors import BookieError
 
@@ -66,39 +102,39 @@ ERROR_OF_NAME: Final[dict[str, type[DistributedLogError]]] = {
 code. A thin client imports this module, so it leads to no writer, reader or storage client."""
 
 ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
-    StatusCode.CLIENT_CLOSED: errors.AlreadyClosedError,
-    StatusCode.FOUND: errors.OwnershipAcquireFailedError,
-    StatusCode.REQUEST_DENIED: errors.RequestDeniedError,
-    StatusCode.TOO_LARGE_RECORD: errors.RecordTooLongError,
-    StatusCode.NOT_IMPLEMENTED: errors.OperationNotServedError,
-    StatusCode.ALREADY_CLOSED: errors.AlreadyClosedError,
-    StatusCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
-    StatusCode.LOCKING_EXCEPTION: errors.LockingError,
-    StatusCode.ZOOKEEPER_ERROR: errors.MetadataUnavailableError,
-    StatusCode.METADATA_EXCEPTION: errors.SegmentStateError,
-    StatusCode.BK_TRANSMIT_ERROR: errors.TransmitError,
-    StatusCode.FLUSH_TIMEOUT: errors.TransmitError,
-    StatusCode.LOG_EMPTY: errors.LogEmptyError,
-    StatusCode.LOG_NOT_FOUND: errors.LogNotFoundError,
-    StatusCode.TRUNCATED_TRANSACTION: errors.AlreadyTruncatedError,
-    StatusCode.END_OF_STREAM: errors.EndOfStreamError,
-    StatusCode.TRANSACTION_OUT_OF_ORDER: errors.TransactionIdOutOfOrderError,
-    StatusCode.WRITE_EXCEPTION: errors.WriteError,
-    StatusCode.STREAM_UNAVAILABLE: errors.StreamUnavailableError,
-    StatusCode.WRITE_CANCELLED: errors.WriteCancelledError,
-    StatusCode.OVER_CAPACITY: errors.OverCapacityError,
-    StatusCode.STREAM_NOT_READY: errors.StreamNotReadyError,
-    StatusCode.REGION_UNAVAILABLE: errors.RegionUnavailableError,
-    StatusCode.INVALID_ENVELOPED_ENTRY: errors.InvalidEntryError,
-    StatusCode.UNSUPPORTED_METADATA_VERSION: errors.UnsupportedMetadataVersionError,
-    StatusCode.LOG_EXISTS: errors.LogExistsError,
-    StatusCode.CHECKSUM_FAILED: errors.ChecksumFailedError,
-    StatusCode.TOO_MANY_STREAMS: errors.TooManyStreamsError,
-    StatusCode.LOG_SEGMENT_NOT_FOUND: errors.SegmentNotFoundError,
-    StatusCode.INVALID_STREAM_NAME: errors.InvalidLogNameError,
-    StatusCode.LOG_READ_ERROR: errors.ReadError,
-    StatusCode.RETRYABLE_READ: errors.ReadError,
-    StatusCode.READ_CANCELLED: errors.ReadCancelledError,
+    StatusCode.CLIENT_CLOSED: AlreadyClosedError,
+    StatusCode.FOUND: OwnershipAcquireFailedError,
+    StatusCode.REQUEST_DENIED: RequestDeniedError,
+    StatusCode.TOO_LARGE_RECORD: RecordTooLongError,
+    StatusCode.NOT_IMPLEMENTED: OperationNotServedError,
+    StatusCode.ALREADY_CLOSED: AlreadyClosedError,
+    StatusCode.SERVICE_UNAVAILABLE: ServiceUnavailableError,
+    StatusCode.LOCKING_EXCEPTION: LockingError,
+    StatusCode.ZOOKEEPER_ERROR: MetadataUnavailableError,
+    StatusCode.METADATA_EXCEPTION: SegmentStateError,
+    StatusCode.BK_TRANSMIT_ERROR: TransmitError,
+    StatusCode.FLUSH_TIMEOUT: TransmitError,
+    StatusCode.LOG_EMPTY: LogEmptyError,
+    StatusCode.LOG_NOT_FOUND: LogNotFoundError,
+    StatusCode.TRUNCATED_TRANSACTION: AlreadyTruncatedError,
+    StatusCode.END_OF_STREAM: EndOfStreamError,
+    StatusCode.TRANSACTION_OUT_OF_ORDER: TransactionIdOutOfOrderError,
+    StatusCode.WRITE_EXCEPTION: WriteError,
+    StatusCode.STREAM_UNAVAILABLE: StreamUnavailableError,
+    StatusCode.WRITE_CANCELLED: WriteCancelledError,
+    StatusCode.OVER_CAPACITY: OverCapacityError,
+    StatusCode.STREAM_NOT_READY: StreamNotReadyError,
+    StatusCode.REGION_UNAVAILABLE: RegionUnavailableError,
+    StatusCode.INVALID_ENVELOPED_ENTRY: InvalidEntryError,
+    StatusCode.UNSUPPORTED_METADATA_VERSION: UnsupportedMetadataVersionError,
+    StatusCode.LOG_EXISTS: LogExistsError,
+    StatusCode.CHECKSUM_FAILED: ChecksumFailedError,
+    StatusCode.TOO_MANY_STREAMS: TooManyStreamsError,
+    StatusCode.LOG_SEGMENT_NOT_FOUND: SegmentNotFoundError,
+    StatusCode.INVALID_STREAM_NAME: InvalidLogNameError,
+    StatusCode.LOG_READ_ERROR: ReadError,
+    StatusCode.RETRYABLE_READ: ReadError,
+    StatusCode.READ_CANCELLED: ReadCancelledError,
 }
 """What a refusal without a name is raised as, where its outcome is that class's; another is raised by its outcome."""
 
@@ -109,9 +145,9 @@ REASON_OF_ERROR: Final[dict[type[DistributedLogError], Reason]] = {
 
 _WITHOUT_REASON: Final = frozenset(
     {
-        errors.DuplicateLogError,
-        errors.SegmentListError,
-        errors.UnsupportedMetadataVersionError,
+        DuplicateLogError,
+        SegmentListError,
+        UnsupportedMetadataVersionError,
         storage_errors.JournalCorruptError,
     }
 )

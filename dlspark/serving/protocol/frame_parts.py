@@ -27,7 +27,8 @@ from struct import error as StructError
 from typing import Final, NoReturn
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError, RecordTooLongError
+from dlspark.errors import RecordTooLongError
+from metadata.foundation.errors import CallerError
 from storage_node.errors import ProtocolError
 from storage_node.protocol.frames import LENGTH_BYTES, MAX_FRAME_BYTES, Buffer
 
@@ -184,7 +185,7 @@ class Reader:
 
 
 class Head:
-    """What goes before the payloads of a frame: room for its header, and what is appended."""
+    """Puts together what goes before the payloads of a frame: room for its header, and what is appended."""
 
     __slots__ = ("_data",)
 

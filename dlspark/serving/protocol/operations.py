@@ -78,7 +78,7 @@ class StatusCode(IntEnum):
 
 
 class ProxyStatus(IntEnum):
-    """Whether a write proxy takes writes (upstream's ServerStatus)."""
+    """Says whether a write proxy takes writes (upstream's ServerStatus)."""
 
     WRITE_AND_ACCEPT = 100
     WRITE_ONLY = 200
@@ -86,7 +86,7 @@ class ProxyStatus(IntEnum):
 
 
 class Applied(IntEnum):
-    """Whether what was refused was done, as the error tree has it (`dlspark.errors`)."""
+    """Says whether what was refused was done, as the error tree has it (`dlspark.errors`)."""
 
     NO = 0
     """Definitely not: a retry is safe."""
@@ -154,7 +154,7 @@ REASON_OF_NAME: Final[Mapping[str, Reason]] = MappingProxyType(
 """What names of errors say, where no reason is said: frames carry names, and so did proxies before there were
 reasons. These names are part of the protocol, and are not renamed with the classes."""
 NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
-    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}
+    {reason: name for name, reason in list(REASON_OF_NAME.items())[::-1]}  # of several names the first one stays
 )
 """The first name that says a reason stands for it."""
 
@@ -164,7 +164,7 @@ NAME_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What travels with every request on a stream (upstream's WriteContext)."""
+    """Travels with every request on a stream (upstream's WriteContext)."""
 
     tried_hosts: tuple[str, ...] = ()
     """Locations that were asked before: a proxy that remembers one of them as the owner looks again."""
@@ -346,13 +346,13 @@ class ListProxies:
 
 @dataclass(frozen=True, slots=True)
 class AcceptStreams:
-    """Whether the proxy takes streams that it does not own yet (upstream's setAcceptNewStream)."""
+    """Have the proxy take streams that it does not own yet, or not (upstream's setAcceptNewStream)."""
 
     enabled: bool
 
 
 class ReadForm(IntEnum):
-    """What a reader is given."""
+    """The forms in which a reader is given a log."""
 
     RECORDS = 1
     """Records, decoded by the proxy (`deliveries`)."""
@@ -372,7 +372,7 @@ class ReadFrom(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """What comes at `start` or behind it; waits for it at the end of the log.
+    """Read what comes at `start` or behind it; wait for it at the end of the log.
 
     `start` is the DLSN to read next, a transaction id (an int) or a `ReadFrom`. `reader` is a number that the client
     chooses, one for each of its readers in a connection; by it the proxy finds what it has open for the reader. The
@@ -476,7 +476,7 @@ class OwnerFound:
 
 
 class ProxyKind(IntEnum):
-    """What a proxy does."""
+    """The kinds of proxies, by what they do."""
 
     WRITE = 1
     READ = 2
@@ -501,7 +501,7 @@ class ProxyList:
 
 @dataclass(frozen=True, slots=True)
 class ProxyInfo:
-    """What a proxy says of itself (upstream's ServerInfo)."""
+    """A proxy's answer to a handshake (upstream's ServerInfo)."""
 
     location: str
     status: ProxyStatus
@@ -516,7 +516,7 @@ class ProxyInfo:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What was read. `parts` are records, entries or Arrow streams by `form`, encoded as `deliveries` says."""
+    """An answer to a read. `parts` are records, entries or Arrow streams by `form`, encoded as `deliveries` says."""
 
     form: ReadForm
     next: DLSN

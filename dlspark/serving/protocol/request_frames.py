@@ -206,7 +206,7 @@ def _encode_read(correlation: int, request: ReadBatch) -> list[Buffer]:
     if isinstance(start, DLSN):
         head.u8(START_DLSN, "the kind of start")
         head.dlsn(start, "the start")
-    elif isinstance(start, ReadFrom):
+    elif isinstance(start, ReadFrom):  # before the transaction id: it is an int as well
         head.u8(START_NAMED, "the kind of start")
         head.u8(start, "the start")
     else:

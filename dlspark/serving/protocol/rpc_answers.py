@@ -73,7 +73,7 @@ _KINDS: Final = {number: kind for kind, number in _KINDS_IN_PB.items()}
 
 
 class GrpcNames(Protocol):
-    """How proxies are named in gRPC."""
+    """Knows how proxies are named in gRPC."""
 
     def grpc_address(self, location: str) -> str:
         """Return where the proxy at a location speaks gRPC: host:port; empty where it does not, or that is not
@@ -241,6 +241,7 @@ def read_responses(answer: Delivery) -> Iterator[pb.ReadResponse]:
         for record in decode_records(part):
             size += len(record.payload)
             if message.records and (len(message.records) == RESPONSE_RECORDS or size > RESPONSE_BYTES):
+                # A client that loses the connection behind this response reads on at the next one's first record.
                 message.next.CopyFrom(dlsn_to_pb(record.dlsn))
                 yield message
                 message, size = pb.ReadResponse(status=_success()), len(record.payload)
@@ -333,6 +334,7 @@ def _delivery(message: pb.ReadResponse, form: ReadForm) -> Answer:
         raise ProtocolError("what was read does not say where to go on")
     parts: list[bytes] = list(message.parts)
     if form is ReadForm.RECORDS:
+        # Back into parts, as frames carry them: a part has records of one segment.
         read = [_record(record) for record in message.records]
         try:
             parts = [encode_records(list(batch)) for _, batch in groupby(read, lambda record: record.dlsn.lssn)]

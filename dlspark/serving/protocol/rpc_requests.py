@@ -150,7 +150,7 @@ def _write(message: pb.WriteRequest) -> WriteRecords:
         position,
         message.fencing_token if message.HasField("fencing_token") else None,
         message.atomic,
-        txids or None,
+        txids or None,  # a message does not tell an empty list from none
     )
 
 
@@ -192,6 +192,7 @@ def _accept(message: pb.SetAcceptNewStreamRequest) -> AcceptStreams:
 
 def _handshake(message: pb.HandshakeRequest) -> Handshake:
     regex = message.stream_regex if message.HasField("stream_regex") else None
+    # A field that is not set is false, and most clients want ownerships: so the message says it the other way round.
     return Handshake(regex, not message.without_ownerships)
 
 

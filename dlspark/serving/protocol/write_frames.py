@@ -14,7 +14,6 @@ from struct import error as StructError
 from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError
 from dlspark.serving.protocol.frame_parts import (
     FRAME_HEADER,
     FRAME_VERSION,
@@ -29,6 +28,7 @@ from dlspark.serving.protocol.frame_parts import (
     utf8,
 )
 from dlspark.serving.protocol.operations import NO_CONTEXT, ProducerStamp, RequestContext, WriteRecords
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 
 
@@ -76,6 +76,7 @@ _WRITE: Final = int(RequestKind.WRITE_RECORDS)
 def begun(stream: str, context: RequestContext) -> tuple[Head, int]:
     """Return the beginning of a request on a stream, and its flags. Raises CallerError for what does not fit."""
     head = Head()
+    # Always there, so that what follows lies at the same bytes in every request: a flag says whether it counts.
     head.u32(context.checksum or 0, "the checksum")
     head.u32(context.timeout_ms, "the timeout in ms")
     head.text(stream, "the stream")

@@ -90,14 +90,15 @@ def any_host(_host: ProxyHost) -> bool:
 
 
 class ReadBalance:
-    """Decides, for one proxy, whether a log is to be read there. Times are seconds that never go back, of one clock."""
+    """Decides, for one proxy, whether a log is to be read there. Times are seconds that never go back, of one clock.
 
-    def __init__(self, balance: float, *, sent_s: float = SENT_S, max_sent: int = MAX_SENT) -> None:
-        """Args:
+    Args:
         balance: how far above its share a proxy may be, 1 or more; 0: without a bound.
         sent_s: how long a proxy is sure to read what it was sent, which is what it reads a log on for without readers.
         max_sent: logs, and clients of gRPC, of which it is remembered where they were sent.
-        """
+    """
+
+    def __init__(self, balance: float, *, sent_s: float = SENT_S, max_sent: int = MAX_SENT) -> None:
         self.on_sent: Callable[[], None] | None = None
         """Called when a client was sent to another proxy: counts matter now."""
         self._balance = balance

@@ -51,7 +51,7 @@ CHUNK_OVERHEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a run of entries gives its readers."""
+    """A run of entries in the form that readers ask for, and what comes behind it."""
 
     parts: tuple[Buffer, ...]
     size: int
@@ -108,7 +108,15 @@ def _identity(entry: RingEntry) -> tuple[int, int, int]:
 
 
 class ChunkMaker:
-    """Makes the chunks of one log."""
+    """Makes the chunks of one log.
+
+    Args:
+        log: the log's name.
+        counters: gaps that were passed over are counted there.
+        gap_detection: whether a gap between two records is an error (I4).
+        max_bytes: about how long a part may get where record sets expand; one record comes always.
+        opened: the one of all logs.
+    """
 
     def __init__(
         self,
@@ -119,13 +127,6 @@ class ChunkMaker:
         max_bytes: int,
         opened: OpenedEntry | None = None,
     ) -> None:
-        """Args:
-        log: the log's name.
-        counters: gaps that were passed over are counted there.
-        gap_detection: whether a gap between two records is an error (I4).
-        max_bytes: about how long a part may get where record sets expand; one record comes always.
-        opened: the one of all logs.
-        """
         self.log = log
         self._opened = opened or OpenedEntry()
         self.gap_detection = gap_detection
@@ -367,7 +368,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a cursor has found for its reader."""
+    """The parts that a cursor has found for its reader."""
 
     parts: tuple[Buffer, ...]
     size: int

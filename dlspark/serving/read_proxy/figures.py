@@ -26,7 +26,7 @@ PREFIX: Final = "read_proxy_"
 
 @dataclass(frozen=True, slots=True)
 class FigureInfo:
-    """What a figure is; its metric has the field's name behind `PREFIX`."""
+    """The kind and meaning of a figure; its metric has the field's name behind `PREFIX`."""
 
     kind: MetricKind
     meaning: str
@@ -41,7 +41,7 @@ _gauge, _count = partial(_figure, "gauge"), partial(_figure, "counter")
 
 @dataclass(frozen=True, slots=True)
 class ReadProxyFigures:
-    """What a read proxy has and has done."""
+    """The figures of a read proxy: what it has now, and what it has done."""
 
     readers: int = _gauge("Readers that have a session at the proxy")
     waiting: int = _gauge("Readers with a read under way")

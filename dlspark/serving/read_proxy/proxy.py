@@ -60,14 +60,15 @@ def count_in(answer: Answer) -> int | None:
 
 
 class PeerCounts:
-    """Asks the other read proxies how many logs they read, from the first members until `close`. For one loop."""
+    """Asks the other read proxies how many logs they read, from the first members until `close`. For one loop.
 
-    def __init__(self, balance: ReadBalance, network: Network, own_address: str) -> None:
-        """Args:
+    Args:
         balance: gets the counts.
         network: connects to peers.
         own_address: of the member that is left out, `host:port`.
-        """
+    """
+
+    def __init__(self, balance: ReadBalance, network: Network, own_address: str) -> None:
         self._balance = balance
         self._own_address = own_address
         self._peers = ProxyPeers(network, connect_timeout_ms=ANSWER_TIMEOUT_MS, on_lost=balance.lost)
@@ -123,7 +124,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ReadProxy:
-    """Runs one read proxy: `start` serves and announces it, `stop` withdraws it and ends. For one running loop."""
+    """Runs one read proxy: `start` serves and announces it, `stop` withdraws it and ends. For one running loop.
+
+    Args:
+        uri: the namespace's; None: that of the environment, or of a sandbox.
+        settings: the proxy's.
+        network: listens and connects; None: TCP.
+        statistics: where metrics go; None: prometheus_client's own registry.
+        namespace: over given edges; it is closed with the proxy, and `uri` is not looked at.
+    """
 
     def __init__(
         self,
@@ -134,13 +143,6 @@ class ReadProxy:
         statistics: Statistics | None = None,
         namespace: AsyncNamespace | None = None,
     ) -> None:
-        """Args:
-        uri: the namespace's; None: that of the environment, or of a sandbox.
-        settings: the proxy's.
-        network: listens and connects; None: TCP.
-        statistics: where metrics go; None: prometheus_client's own registry.
-        namespace: over given edges; it is closed with the proxy, and `uri` is not looked at.
-        """
         self.failed = asyncio.Event()
         """See `RunningProxy`; never set, for a proxy that owns nothing can always go on."""
         self.settings = settings

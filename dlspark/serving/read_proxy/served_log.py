@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class EntrySource(Protocol):
-    """What a feed needs of a read-ahead."""
+    """A read-ahead, as a feed needs it."""
 
     passed: DLSN
     """All entries before this can be taken, or were."""
@@ -70,7 +70,17 @@ class EntrySource(Protocol):
 
 
 class LogFeed:
-    """Fills its ring from a read-ahead, from the ring's `begin` on."""
+    """Fills its ring from a read-ahead, from the ring's `begin` on.
+
+    Args:
+        log: the log's name.
+        source: the read-ahead, which the feed closes.
+        ring: what it fills.
+        changed: called when entries have come, when a segment has ended, and when the feed has failed; it must not
+            raise.
+        lead_bytes: how far it reads ahead of the reader that is furthest; None: any distance.
+        until: from where on others read, so that it is complete there; None: it never is.
+    """
 
     def __init__(
         self,
@@ -82,15 +92,6 @@ class LogFeed:
         lead_bytes: int | None = None,
         until: Callable[[], DLSN] | None = None,
     ) -> None:
-        """Args:
-        log: the log's name.
-        source: the read-ahead, which the feed closes.
-        ring: what it fills.
-        changed: called when entries have come, when a segment has ended, and when the feed has failed; it must not
-            raise.
-        lead_bytes: how far it reads ahead of the reader that is furthest; None: any distance.
-        until: from where on others read, so that it is complete there; None: it never is.
-        """
         self.ring = ring
         self.failure: DistributedLogError | None = None
         """What ended the feed; it comes behind the last entry of the ring."""
@@ -201,8 +202,8 @@ class SharedFeed:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingRoom:
-    """What the logs of one proxy share."""
+class ServingContext:
+    """Holds what the logs of one proxy share: memory, turns, and the calls of their service."""
 
     namespace: AsyncNamespace
     settings: ReadProxySettings
@@ -223,13 +224,13 @@ class ServingRoom:
 class ServedLog:
     """Serves one log to its readers. Open it before use; every reader that is attached has to leave again."""
 
-    def __init__(self, name: str, room: ServingRoom) -> None:
+    def __init__(self, name: str, context: ServingContext) -> None:
         self.name = name
         self.users = 0
         """Readers that are here, or on their way."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.catching_up: list[SharedFeed] = []
-        self._room = room
+        self._context = context
         self._handle: AsyncLog | None = None
         self._segments: SegmentList | None = None
         self._list_lock = asyncio.Lock()
@@ -241,7 +242,7 @@ class ServedLog:
 
     @property
     def _services(self) -> Services:
-        return self._room.namespace.services.reading
+        return self._context.namespace.services.reading
 
     @property
     def _counters(self) -> Counter[str]:
@@ -270,7 +271,7 @@ class ServedLog:
 
     async def open(self) -> None:
         """Find the log's end and begin to read there. Raises LogNotFoundError, InvalidLogNameError and others."""
-        self._handle = await self._room.namespace.open_log(self.name)
+        self._handle = await self._context.namespace.open_log(self.name)
         settings = self._handle.settings
         end = await self._handle.end()
         self._segments = SegmentList(self._services, self.name, settings)
@@ -279,17 +280,17 @@ class ServedLog:
             self.name,
             self._counters,
             gap_detection=settings.gap_detection,
-            max_bytes=self._room.settings.max_delivery_bytes,
-            opened=self._room.chunks.opened,
+            max_bytes=self._context.settings.max_delivery_bytes,
+            opened=self._context.chunks.opened,
         )
         self._tail = self._begin(end, catches_up=False)
 
     def _begin(self, start: DLSN, *, catches_up: bool) -> SharedFeed:
         """Begin to read at `start`."""
-        room, check_of = self._room, self._segments
-        creation = -1 if check_of is None else check_of.creation
-        own = room.settings.catch_up_bytes if catches_up else room.settings.ring_bytes
-        ring = EntryRing(start, own, room.catch_up_rings if catches_up else room.rings)
+        context, segments = self._context, self._segments
+        creation = -1 if segments is None else segments.creation
+        own = context.settings.catch_up_bytes if catches_up else context.settings.ring_bytes
+        ring = EntryRing(start, own, context.catch_up_rings if catches_up else context.rings)
         source = LogReadAhead(self._services, self.name, self._log.settings, start, creation)
         if not catches_up:
             return SharedFeed(LogFeed(self.name, source, ring, self._changed), catches_up)
@@ -326,7 +327,7 @@ class ServedLog:
         elif isinstance(start, DLSN):
             position = start
         else:
-            async with self._room.searches.turn(address):
+            async with self._context.searches.turn(address):
                 position = await self._log.find_txid(start)
         async with self._list_lock:
             segments = present(self._segments, "a log is asked after it was closed", log=self.name)
@@ -350,8 +351,8 @@ class ServedLog:
     def cursor(self, start: DLSN) -> ReadCursor:
         """Return a cursor at a position that `position_of` has returned."""
         maker = present(self._maker, "a log is read before it is open", log=self.name)
-        chunk_bytes = self._room.settings.chunk_bytes
-        return ReadCursor(start, maker, self._room.chunks, self._counters, chunk_bytes=chunk_bytes)
+        chunk_bytes = self._context.settings.chunk_bytes
+        return ReadCursor(start, maker, self._context.chunks, self._counters, chunk_bytes=chunk_bytes)
 
     # ------------------------------------------------------------------ which feed a reader reads from
 
@@ -381,7 +382,7 @@ class ServedLog:
         shared = self._begin(cursor.position, catches_up=True)
         shared.begun_s = asyncio.get_running_loop().time()
         self.catching_up.append(shared)
-        self._room.catching_up[shared] = self
+        self._context.catching_up[shared] = self
         self._enter(reader, cursor, shared)
         return True
 
@@ -390,7 +391,7 @@ class ServedLog:
         if shared.ending is not None:
             shared.ending.cancel()
             shared.ending = None
-            self._room.lingering.pop(shared, None)
+            self._context.lingering.pop(shared, None)
         reader.shared = shared
         shared.readers.add(reader)
         cursor.attach(shared.feed.ring)
@@ -406,9 +407,9 @@ class ServedLog:
         shared.readers.discard(reader)
         shared.waiting.pop(reader, None)
         if shared.catches_up and not shared.readers and shared in self.catching_up:
-            wait_s = self._room.settings.catch_up_idle_ms / 1000
+            wait_s = self._context.settings.catch_up_idle_ms / 1000
             shared.ending = asyncio.get_running_loop().call_later(wait_s, self.end_feed, shared)
-            self._room.lingering[shared] = self
+            self._context.lingering[shared] = self
 
     def end_turn(self, shared: SharedFeed) -> None:
         """Take the turn from all readers of a feed that catches up; they ask for another one."""
@@ -424,8 +425,8 @@ class ServedLog:
         if shared not in self.catching_up:
             return
         self.catching_up.remove(shared)
-        self._room.catching_up.pop(shared, None)
-        self._room.lingering.pop(shared, None)
+        self._context.catching_up.pop(shared, None)
+        self._context.lingering.pop(shared, None)
         if shared.ending is not None:
             shared.ending.cancel()
 
@@ -433,7 +434,7 @@ class ServedLog:
             try:
                 await shared.feed.close()
             finally:
-                self._room.turn_over()  # not before: what it kept is freed now
+                self._context.turn_over()  # not before: what it kept is freed now
 
         task = asyncio.get_running_loop().create_task(end())
         self._closing.add(task)
@@ -447,7 +448,7 @@ class ServedLog:
         if shared is None:
             return  # It is being closed.
         if not shared.catches_up and feed.failure is not None:
-            self._room.failed(self)
+            self._context.failed(self)
         # Taken out before they are called: a reader that finds nothing again puts itself back, at the end.
         waiting = list(shared.waiting)
         shared.waiting.clear()

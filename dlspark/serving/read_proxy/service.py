@@ -62,7 +62,7 @@ from dlspark.serving.read_proxy.balance import ReadBalance, any_host
 from dlspark.serving.read_proxy.chunks import NOTHING, Chunks, Collected, ReadCursor
 from dlspark.serving.read_proxy.figures import ReadProxyFigures
 from dlspark.serving.read_proxy.ring import RingBudget
-from dlspark.serving.read_proxy.served_log import ServedLog, ServingRoom, SharedFeed
+from dlspark.serving.read_proxy.served_log import ServedLog, ServingContext, SharedFeed
 from dlspark.serving.read_proxy.sessions import CatchUpTurns, PendingRead, ReaderSession, ReaderSessions
 from dlspark.serving.read_proxy.settings import ReadProxySettings
 from dlspark.serving.routing.hosts import ProxyHost
@@ -81,7 +81,14 @@ REQUEST_BYTES = 64 * 1024
 
 
 class ReadProxyService:
-    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it."""
+    """Answers the requests of a read proxy's clients: a `ProxyService`. Made on the loop that calls it; close it.
+
+    Args:
+        namespace: whose logs are read.
+        settings: the proxy's.
+        location: how answers name it.
+        directory: the proxies that there are; None: none is known.
+    """
 
     def __init__(
         self,
@@ -91,12 +98,6 @@ class ReadProxyService:
         location: str,
         directory: ProxyDirectory | None = None,
     ) -> None:
-        """Args:
-        namespace: whose logs are read.
-        settings: the proxy's.
-        location: how answers name it.
-        directory: the proxies that there are; None: none is known.
-        """
         self.settings = settings
         self.location = location
         """How answers name this proxy."""
@@ -113,7 +114,7 @@ class ReadProxyService:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._deliveries = self._delivered_bytes = self._catch_ups_begun = self._redirects = 0
-        self._room = ServingRoom(
+        self._context = ServingContext(
             namespace,
             settings,
             rings=RingBudget(settings.rings_bytes),
@@ -159,17 +160,17 @@ class ReadProxyService:
 
     def figures(self) -> ReadProxyFigures:
         """Return what there is now, and what was done so far."""
-        chunks = self._room.chunks
+        chunks = self._context.chunks
         return ReadProxyFigures(
             readers=len(self._sessions),
             waiting=self._sessions.busy_count,
             logs=len(self._logs),
-            ring_bytes=self._room.rings.used_bytes,
-            catch_up_bytes=self._room.catch_up_rings.used_bytes,
+            ring_bytes=self._context.rings.used_bytes,
+            catch_up_bytes=self._context.catch_up_rings.used_bytes,
             catch_ups=self._turns.taken,
             catch_ups_waiting=self._turns.waiting,
             catch_ups_begun=self._catch_ups_begun,
-            entries_read=self._room.rings.entries_added + self._room.catch_up_rings.entries_added,
+            entries_read=self._context.rings.entries_added + self._context.catch_up_rings.entries_added,
             decoded_bytes=chunks.kept_bytes,
             chunks_decoded=chunks.made,
             chunks_shared=chunks.shared,
@@ -193,6 +194,7 @@ class ReadProxyService:
         if session is not None and not session.continues(request):
             self._drop(session)
             session = None
+        # A reader with a session reads on here, also where the log would be sent elsewhere by now: what is read stays.
         if session is None:
             check_stream_length(request.stream)
             refusal = self._read_elsewhere(request, caller)
@@ -202,7 +204,7 @@ class ReadProxyService:
             session = self._open(request, caller)
         self._supersede(session)
         pending = session.pending = PendingRead(request, reply)
-        self._sessions.busy(session)
+        self._sessions.mark_busy(session)
         self._advance(session)
         if session.pending is pending:
             self._limit(session, pending)
@@ -315,8 +317,8 @@ class ReadProxyService:
     def _wait_for_turn(self, session: ReaderSession) -> None:
         """Have a reader wait for its turn to catch up. A feed that is kept though nobody reads from it makes room."""
         self._turns.ask(session.caller.address, session)  # the connection's: each call of gRPC is a caller of its own
-        if session.shared is None and self._room.lingering:
-            lingering, log = self._room.lingering.popitem(last=False)
+        if session.shared is None and self._context.lingering:
+            lingering, log = self._context.lingering.popitem(last=False)
             log.end_feed(lingering)
 
     def _collect(self, session: ReaderSession, pending: PendingRead, cursor: ReadCursor, shared: SharedFeed) -> bool:
@@ -385,7 +387,7 @@ class ReadProxyService:
             session.shared.waiting.pop(session, None)
         if isinstance(answer, Delivery):
             session.next = answer.next
-        self._sessions.rests(session, self._loop.time())
+        self._sessions.mark_idle(session, self._loop.time())
         pending.end(answer)
 
     # ------------------------------------------------------------------ logs
@@ -401,7 +403,7 @@ class ReadProxyService:
             raise TooManyStreamsError(
                 f"the proxy reads {self.settings.max_logs} logs, the most it takes", advice="Ask another read proxy"
             )
-        log = self._logs[name] = ServedLog(name, self._room)
+        log = self._logs[name] = ServedLog(name, self._context)
         self._opening(self._open_log(log))
         return log
 
@@ -471,7 +473,7 @@ class ReadProxyService:
 
     def _end_long_turns(self, now: float) -> None:
         """End the turns that took longest, as many as readers wait for."""
-        for shared, log in list(self._room.catching_up.items())[: self._turns.waiting]:
+        for shared, log in list(self._context.catching_up.items())[: self._turns.waiting]:
             if now - shared.begun_s < LONGEST_TURN_S:
                 return
             log.end_turn(shared)

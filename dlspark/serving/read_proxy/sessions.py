@@ -132,11 +132,11 @@ class ReaderSessions:
         """Return all sessions of a connection."""
         return list(self._by_caller.get(caller, {}).values())
 
-    def busy(self, session: ReaderSession) -> None:
+    def mark_busy(self, session: ReaderSession) -> None:
         """Note that a read of it is under way."""
         self._idle.pop(session, None)
 
-    def rests(self, session: ReaderSession, now: float) -> None:
+    def mark_idle(self, session: ReaderSession, now: float) -> None:
         """Note that its read was answered."""
         session.idle_since = now
         self._idle[session] = None

@@ -42,7 +42,7 @@ def _text(default: str, key: str, meaning: str, *, section: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadProxySettings:
-    """What one read proxy may use, and where it listens (docs/settings/read-proxy.md).
+    """The settings of one read proxy: what it may use, and where it listens (docs/settings/read-proxy.md).
 
     Raises SettingsError for values that contradict each other, or cannot be.
     """

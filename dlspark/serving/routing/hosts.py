@@ -38,6 +38,7 @@ _GROUPS = Struct(">8H")
 
 
 def _digest(text: str) -> bytes:
+    # "surrogatepass": half a pair is hashed as Java does it. Builds of Python for FIPS refuse MD5 for security.
     return hashlib.md5(text.encode("utf-16-le", "surrogatepass"), usedforsecurity=False).digest()
 
 

@@ -75,6 +75,7 @@ def _by_hash(addresses: list[str], stream: str, tried: Collection[str]) -> str |
     others = addresses[:at] + addresses[at + 1 :]
     if not others:
         return None
+    # Upstream's second choice: the hash again, among the others. Clients that agree on the first agree on this one too.
     begin = code % len(others)
     behind = others[begin:] + others[:begin]
     return next((address for address in behind if address not in tried), None)

@@ -205,7 +205,16 @@ MAX_PLACED: Final = 100_000
 
 
 class BoundedRing:
-    """Chooses the first host behind a log's hash that has room, and remembers it; a `Route`."""
+    """Chooses the first host behind a log's hash that has room, and remembers it; a `Route`.
+
+    Args:
+        hosts: that are announced.
+        balance: how far a host may be above its share, 1 or more; 1 gives each host its share exactly, and moves most
+            logs off their own host.
+        points: how many each host has.
+        blackout_s: for how long a host that failed is passed over.
+        max_placed: logs that are remembered.
+    """
 
     def __init__(
         self,
@@ -216,14 +225,6 @@ class BoundedRing:
         blackout_s: float = BLACKOUT_S,
         max_placed: int = MAX_PLACED,
     ) -> None:
-        """Args:
-        hosts: that are announced.
-        balance: how far a host may be above its share, 1 or more; 1 gives each host its share exactly, and moves most
-            logs off their own host.
-        points: how many each host has.
-        blackout_s: for how long a host that failed is passed over.
-        max_placed: logs that are remembered.
-        """
         self._ring = HostRing(hosts, points=points, blackout_s=blackout_s)
         self._strangers = Blackouts(blackout_s)
         """Hosts that a proxy named, and this client's list does not."""

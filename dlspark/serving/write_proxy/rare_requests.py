@@ -24,13 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import (
-    DistributedLogError,
-    OperationNotServedError,
-    OutcomeUnknownError,
-    ServiceUnavailableError,
-    StreamUnavailableError,
-)
+from dlspark.errors import OperationNotServedError, ServiceUnavailableError, StreamUnavailableError
 from dlspark.serving.process.fair_turns import FairTurns
 from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.operations import (
@@ -59,7 +53,7 @@ from dlspark.serving.write_proxy.streams.stream_host import (
 from dlspark.serving.write_proxy.streams.table import StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, DistributedLogError, OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)

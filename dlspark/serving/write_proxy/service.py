@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import ChecksumFailedError, DistributedLogError, OverCapacityError, ServiceUnavailableError
+from dlspark.errors import ChecksumFailedError, OverCapacityError, ServiceUnavailableError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.process.peers import ProxyDirectory
 from dlspark.serving.protocol.failures import refusal_of
@@ -50,6 +50,7 @@ from dlspark.serving.write_proxy.streams.model import StreamState
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.table import RATE_LIMIT_DISABLED, StreamTable
 from dlspark.serving.write_proxy.tier.placement import StreamPlacement
+from metadata.foundation.errors import DistributedLogError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 _LOG: Final = logging.getLogger(__name__)

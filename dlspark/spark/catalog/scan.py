@@ -34,7 +34,7 @@ from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.log_spans import Take
 from dlspark.spark.source.schema import NEVER_NULL
-from metadata.foundation.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation, of_class
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST, _LAST = (
@@ -79,17 +79,19 @@ class Pushed:
         if left:
             raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
-        columns, seen = tuple(order) if isinstance(order, list) else (), words.get("seen", {})
-        planned_in = words.get("planned_in")
-        assert isinstance(seen, dict)
-        assert isinstance(planned_in, int | None)
+        columns, seen = (
+            tuple(order) if isinstance(order, list) else (),
+            of_class(words.get("seen", {}), dict, "what was seen is an object"),
+        )
+        found = words.get("planned_in")
+        planned_in = None if found is None else of_class(found, int, "an execution is a number")
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
             return cls(bounds, None, seen, planned_in)  # in any other order the first rows may lie anywhere in the log
         return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns), seen)
 
 
 def filters_of(said: Sequence[Sequence[object]]) -> list[Filter]:
-    """Filters from their words."""
+    """Make filters from their words."""
     return [_filter(*words) for words in said]
 
 

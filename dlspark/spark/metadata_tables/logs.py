@@ -20,7 +20,6 @@ from dlspark.core.display.status import LogStatus, lock_owner, log_status
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
-from dlspark.errors import DistributedLogError
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NOTHING, Extent, extent
 from dlspark.spark.source.lag import lag_of
@@ -28,7 +27,13 @@ from metadata.bookkeeper.ledger_metadata import LedgerMetadata
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.distributedlog.subscribers import READ_LOCK, SubscriberStore
-from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
+from metadata.foundation.errors import (
+    CorruptDataError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NoAuthError,
+    NoNodeError,
+)
 from metadata.retry import repeat
 from metadata.store import Stat
 
@@ -46,8 +51,8 @@ _T = TypeVar("_T")
 
 
 def micros(milliseconds: int | None) -> int | None:
-    """Return a point in time as a timestamp column has it; null for what is none: 0, and what lies beyond the year
-    9999."""
+    """Return a point in time as a timestamp column has it; null for what is not a time: 0, and what lies beyond the
+    year 9999."""
     return milliseconds * 1000 if milliseconds is not None and 0 < milliseconds <= MAX_TIMESTAMP_MS else None
 
 

@@ -27,7 +27,7 @@ _EXAMPLE: Final = "Write discover, or addresses as proxy-1:8100,proxy-2:8100 (`d
 
 @dataclass(frozen=True, slots=True)
 class ProxyChoice:
-    """What the option says."""
+    """The proxies that a query goes through, as the option names them."""
 
     addresses: tuple[str, ...] = ()
     """`host:port` of each proxy of a list; empty: those that the namespace announces."""

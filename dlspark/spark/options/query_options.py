@@ -203,7 +203,7 @@ class Options:
 
     @property
     def path(self) -> str | None:
-        """What load() or save() was given, if anything."""
+        """The path that load() or save() was given, if any."""
         return self._path
 
     def given(self, name: str) -> bool:

@@ -96,7 +96,7 @@ _TYPES: Final[Mapping[object, str]] = {
     DURATION: "duration",
     PROXIES: "`discover` or addresses",
 }
-"""What the documentation's table calls the kinds."""
+"""The names of the kinds in the documentation's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Option(Setting):
 
     @property
     def type_words(self) -> str:
-        """What the documentation's table says of its values."""
+        """Its values, as the documentation's table has them."""
         return _TYPES[self.kind].format(minimum=self.minimum)
 
 

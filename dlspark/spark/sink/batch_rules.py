@@ -1,4 +1,4 @@
-"""Whether a batch may be published, and into which of its logs (I9). Pure.
+"""The rules by which a batch may be published, and into which of its logs (I9). Pure.
 
 `judge` says from the marks of its logs how far a batch is published, log by log; `check_above` refuses what cannot
 continue a log.
@@ -48,7 +48,7 @@ class CommitOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogHistory:
-    """Which transactions made what a log holds, for a log that an older dlspark may have written.
+    """The transactions that made what a log holds, for a log that an older dlspark may have written.
 
     `born`: the one that made the log. `brought`: records of its segments, by the transaction that brought them.
     `untouched`: it never had a segment.
@@ -61,7 +61,7 @@ class LogHistory:
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """What is known of a batch, read in one go; `marks` are those that its logs have."""
+    """The state of a batch, read in one go; `marks` are the marks that its logs have."""
 
     state: Versioned[SinkState]
     marks: Mapping[str, Versioned[LogMark]]
@@ -78,7 +78,7 @@ class BatchProgress:
 
     @property
     def outcome(self) -> CommitOutcome | None:
-        """What came of the batch; None while there is something to publish."""
+        """The outcome; None while there is something to publish."""
         if not self.over:
             return None
         return CommitOutcome.PUBLISHED if self.ours else CommitOutcome.COVERED

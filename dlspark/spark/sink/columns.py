@@ -75,7 +75,8 @@ _CASTS = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where the columns are; `log` is None if every row goes to `one_log`, or by `route`."""
+    """The sink's columns by their numbers in a data frame; `log` is None if every row goes to `one_log`, or by
+    `route`."""
 
     value: int
     transaction_id: int | None
@@ -278,7 +279,7 @@ def _check_name(log: str, task: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What the options say: the logs by number, and the names of the key columns in lower case."""
+    """The routing that options ask for: the logs by number, and the names of the key columns in lower case."""
 
     logs: tuple[str, ...]
     keys: tuple[str, ...]

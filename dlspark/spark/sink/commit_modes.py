@@ -1,4 +1,4 @@
-"""Which way a batch takes into its logs: appended to the open segment, or published as segments of its own. Pure.
+"""The two ways of a batch into its logs: appended to the open segment, or published as segments of its own. Pure.
 
 | | `append` | `segments` |
 |---|---|---|
@@ -48,7 +48,8 @@ class CommitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitWay:
-    """What the options say. `max_bytes`: a batch with more is not appended; `idle_ms`: how long a log stays held.
+    """The way that a sink's options choose for its batches. `max_bytes`: a batch with more is not appended; `idle_ms`:
+    how long a log stays held.
 
     `proxied`: batches go to proxies, and nowhere else.
     """

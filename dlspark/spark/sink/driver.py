@@ -83,7 +83,7 @@ def commit_batch(
     """Make a batch visible from its tasks' messages; called in the driver's commit worker.
 
     Args:
-        options: those of the write.
+        options: the options of the write.
         messages: what the tasks that succeeded have reported.
         batch: the number that Spark commits.
         known_logs: the logs that the write names without a look at its rows.

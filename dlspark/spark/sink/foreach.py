@@ -62,7 +62,7 @@ class ForeachLogWriter:
         group_rows: a group is published when it has so many rows,
         group_bytes: or so many bytes,
         group_ms: or so many milliseconds after its first row; and when the task ends.
-        options: those of the sink (docs/settings/spark.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize` and so on.
+        options: the options of the sink (docs/settings/spark.md), such as `uri`, `numLogs` or `partitionBy`.
 
     Raises:
         OptionError: when it is made, for an option that is unknown, malformed or without a meaning here.
@@ -148,7 +148,7 @@ class _Task:
         self._size = 0
         self._timer: threading.Timer | None = None
         self._failure: BaseException | None = None
-        """What a publication raised, in either thread. The task raises it at each later call: its rows are lost."""
+        """The error of a publication, in either thread. The task raises it at each later call: its rows are lost."""
 
     def add(self, row: Row) -> None:
         with self._lock:

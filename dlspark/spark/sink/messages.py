@@ -1,4 +1,4 @@
-"""What a sink task reports to the driver: small frozen values, which Spark pickles from the task to the commit.
+"""The messages of a sink's tasks to the driver: small frozen values, which Spark pickles from the task to the commit.
 
 A batch is named by (sink id, batch number, attempt). The attempt is one run of one Spark job: it is chosen on the
 planner and sent to every task of the job, so that a commit recognises its own publication (D13).
@@ -23,7 +23,7 @@ from metadata.distributedlog.sinks import StagedLedger, log_tag
 
 @dataclass(frozen=True, slots=True)
 class JobId:
-    """Whose batch a job writes, and which attempt at it the job is."""
+    """The name of a job: the sink and number of its batch, and which attempt at it the job is."""
 
     sink_id: str
     batch: int

@@ -61,7 +61,7 @@ class SinkSession:
 
     Args:
         namespace: the open namespace.
-        settings: those that ledgers are made by.
+        settings: the settings that ledgers are made by.
         proxies: the write proxies of the namespace, which may own its logs.
         appending: whether logs are kept from batch to batch.
     """

@@ -35,7 +35,7 @@ _LOCATION: Final = "1;"
 
 
 class ProxyClient(Protocol):
-    """What is used of a thin client."""
+    """The part of a thin client that the sink uses."""
 
     async def ask(self, request: StreamRequest) -> Answer:
         """Take a request to the proxy that serves its stream, and return its answer. Raises what a refusal says, and an

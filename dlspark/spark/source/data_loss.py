@@ -1,4 +1,4 @@
-"""What a query does when its position does not exist any more: the option `failOnDataLoss` decides (I8)."""
+"""Data loss: the position of a query does not exist any more. The option `failOnDataLoss` decides what it does (I8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class DataLossPolicy:
-    """What one query does about lost records: it fails, or goes on with the records that are left and says so once.
+    """The policy of one query for lost records: it fails, or goes on with the records that are left and says so once.
 
     Args:
         fail: the value of `failOnDataLoss`.

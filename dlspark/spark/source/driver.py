@@ -42,7 +42,7 @@ from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
 
 MAX_NAMED = 10
-"""How many names an error lists."""
+"""Names that an error lists at most."""
 BUSY_PAUSE_S = 0.05
 """While a batch is too small, how long at least until it is counted again."""
 
@@ -109,7 +109,7 @@ class SourceDriver:
         self._query_cursor: QueryCursor | None = None
         self._folder_watch: FolderWatch | None = None
         self.newest: Offsets | None = None
-        """What `latest` last found."""
+        """The ends that `latest` last found."""
 
     async def open(self) -> None:
         """Open the namespace. Raises MetadataUnavailableError, CallerError for a namespace that does not exist, or

@@ -63,7 +63,7 @@ class DriverLogView:
 
     @classmethod
     async def open(cls, namespace: AsyncNamespace, name: str) -> DriverLogView:
-        """Raises LogNotFoundError if the log does not exist."""
+        """Open a view of the log. Raises LogNotFoundError if it does not exist."""
         view = cls(namespace, await namespace.open_log(name))
         try:
             await view._refresh()
@@ -227,7 +227,7 @@ class DriverLogView:
         return list(self._between(start, end))
 
     async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
-        """Counts and transaction ids of one committed entry."""
+        """Return counts and transaction ids of one committed entry."""
         return await self._records.entry(segment, entry_id)
 
     async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:

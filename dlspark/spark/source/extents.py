@@ -1,4 +1,4 @@
-"""How much lies between two positions of a log, in records, stored bytes and time; and the position some bytes further.
+"""Extents: the records, stored bytes and time between two positions of a log; and the position some bytes further.
 
 Records are counted exactly, from segment metadata and at most two entries, and so are stored bytes; only where more
 than `MAX_LEDGERS` segments lie between the first and the last, as many of them, spread evenly, stand for those between.

@@ -34,8 +34,8 @@ _RANGES = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, Le
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which rows: `logs` by name (None: any); segments, txids and entries of each segment from `min_` to below `end_`
-    (None: open)."""
+    """The rows that filters leave: `logs` by name (None: any); segments, txids and entries of each segment from `min_`
+    to below `end_` (None: open)."""
 
     logs: frozenset[str] | None = None
     min_segment: int = 0

@@ -25,8 +25,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
@@ -38,6 +39,7 @@ from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.selection import PerLog, SourceQuery
+from dlspark.spark.worker_daemon import in_worker
 from metadata.foundation.errors import MetadataUnavailableError, NoAuthError
 from storage_node.settings.client import ClientSettings
 
@@ -48,7 +50,7 @@ _EXECUTION = "spark.sql.execution.id"
 class KeptPlan:
     """How a plan was made: for which query, from where to where in its logs, and of what rows there.
 
-    `planned_in` is the execution that runs it as it is, if there is one. `driver` is the process of Spark's driver.
+    `planned_in` is the execution that runs it as it is, if there is one. `driver` is the Spark context.
     """
 
     query: SourceQuery
@@ -56,7 +58,17 @@ class KeptPlan:
     end: Offsets
     bounds: Bounds = field(default_factory=Bounds)
     planned_in: int | None = None
-    driver: str = field(default_factory=lambda: driver_process() or uuid.uuid4().hex)
+    driver: str = field(default_factory=lambda: _context_name())
+
+
+def _context_name() -> str:
+    """Return what distinguishes the Spark context that plans from all others anywhere.
+
+    A process may have several, one after the other, and each numbers its stages from 0: the folder of a context's
+    files, which only its own workers have, tells them apart.
+    """
+    process, files = driver_process(), SparkFiles.getRootDirectory() if in_worker() else ""
+    return uuid.uuid4().hex if process is None else f"{process}-{sha256(files.encode()).hexdigest()[:12]}"
 
 
 class KeptPartition(LogPartition):

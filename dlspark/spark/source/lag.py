@@ -1,4 +1,4 @@
-"""How far a query is behind in its logs: how it is found, and its form in the progress of a batch.
+"""Lag: how far a query is behind in its logs, how it is found, and its form in the progress of a batch.
 
 A lag is what lies between the end that a batch has reached and the end that the log has (`extents`). Its time is the
 distance between transaction ids, which the source takes to be times. It needs no clock, so a log of past years has no
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a reader of one log has not read yet. `records` is None for a log whose writer did not count them,
-    `milliseconds` where the records have no transaction id that could be found at a bounded cost."""
+    """The records of one log that a reader has not read yet. `records` is None for a log whose writer did not count
+    them, `milliseconds` where the records have no transaction id that could be found at a bounded cost."""
 
     records: int | None
     bytes: int

@@ -1,4 +1,4 @@
-"""What a plan reads of each log: from where to where, what filters and a limit leave of it, and whether nodes have it.
+"""The spans of each log that a plan reads: what filters and a limit leave of them, and whether storage nodes have it.
 
 Positions of the query that are not there any more are data loss (I8), which `data_loss` decides about. An entry that is
 there needs one living node of its write set. Which nodes live is known from their registrations, which may lag behind;
@@ -29,7 +29,7 @@ from storage_node.errors import NotEnoughBookiesError
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """How many rows of each log will do: the first ones by position, or the `last` ones.
+    """A limit of rows that will do of each log: the first ones by position, or the `last` ones.
 
     `timed`: they are wanted by `timestamp`, in whose order rows without one stand elsewhere than by position.
     """

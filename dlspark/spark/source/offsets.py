@@ -40,7 +40,8 @@ StoredOffset: TypeAlias = dict[str, object]
 
 
 class LogIdentity(NamedTuple):
-    """What distinguishes a log from a later one of its name: the ledger that one of its segments is."""
+    """The identity of a log, by which it differs from a later one of its name: the ledger that one of its segments
+    is."""
 
     lssn: int
     ledger_id: int

@@ -46,8 +46,8 @@ _FIXED_BYTES_PER_ROW = 7 * 8 + 8
 
 
 class LogPartition(InputPartition):
-    """What one task reads: some spans, in order, with the ledger client's settings of the driver, and the addresses of
-    the read proxies that it asks in place of storage nodes, if any.
+    """The part of a read that one task does: some spans, in order, with the ledger client's settings of the driver, and
+    the addresses of the read proxies that it asks in place of storage nodes, if any.
 
     Its value is the hosts that have the data, in a form that the Java side finds in the pickled partition
     (LocatedBatch.java): Spark asks Python sources for no preferred hosts. In the same way the first partition of a

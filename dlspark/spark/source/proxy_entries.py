@@ -29,14 +29,12 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
     AlreadyTruncatedError,
     EndOfStreamError,
-    LogNotFoundError,
     OperationNotServedError,
     PositionGapError,
     ProxyUnreachableError,
     ReadError,
     SegmentNotFoundError,
     ServiceUnavailableError,
-    UnsupportedMetadataVersionError,
 )
 from dlspark.serving.bindings.frames_client import FramesClient
 from dlspark.serving.client.channels import Channels, Connect, ProxyChannel
@@ -50,6 +48,8 @@ from dlspark.spark.errors import DeletedDataLossError, RecreatedDataLossError, T
 from dlspark.spark.options.proxies import PROXY
 from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.span_entries import PLAN_AGAIN, SharedByTasks
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.segments import UnsupportedMetadataVersionError
 from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
@@ -147,21 +147,26 @@ def _proxies(key: ProxyKey) -> TaskProxies:
 
 
 SHARED_PROXIES: Final = SharedByTasks(_proxies)
-"""Those of this process's tasks."""
+"""The proxies that this process's tasks read through, by their addresses."""
 
 
 class ProxyEntries:
-    """The entries of one task's spans; see `SpanEntries`."""
+    """The entries of one task's spans, through read proxies. As `SpanEntries`.
+
+    Args:
+        proxies: those that the task asks.
+        spans: all that the task will ask for, in their order.
+    """
 
     def __init__(self, proxies: TaskProxies, spans: Sequence[SegmentSpan]) -> None:
         self._proxies = proxies
         self._ends = {span.log: span.stop for span in spans}
-        """Where reading of each log ends in this task."""
+        """The position at which this task ends reading, by log."""
         self._bytes = {log: sum(span.bytes for span in spans if span.log == log) for log in self._ends}
         self._reader: AsyncProxyReader | None = None
         self._behind = DLSN.INITIAL
-        """What comes behind the entry that was yielded last."""
-        self._came: deque[StoredEntry] = deque()
+        """The position behind the entry that was yielded last."""
+        self._arrived: deque[StoredEntry] = deque()
         """Entries that have come and were not wanted yet."""
 
     async def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
@@ -169,14 +174,14 @@ class ProxyEntries:
         deliver in time."""
         reader = await self._reader_at(span)
         for entry_id in range(span.first_entry, span.last_entry + 1):
-            if not self._came:
+            if not self._arrived:
                 try:
-                    self._came.extend(await self._delivered(reader, span, entry_id))
+                    self._arrived.extend(await self._delivered(reader, span, entry_id))
                 except EndOfStreamError as error:
                     if entry_id == span.first_entry:
                         raise _entry_gone_error(span, entry_id, error) from error
                     return  # The log was sealed in this segment: nothing behind the mark is a record.
-            stored = self._came.popleft()
+            stored = self._arrived.popleft()
             # A proxy sends what its own reading gave. That it is this entry, of this ledger, is only checked here (I4).
             _check(span, entry_id, stored)
             self._behind = DLSN(span.lssn, entry_id + 1, 0)
@@ -185,7 +190,7 @@ class ProxyEntries:
     async def close(self) -> None:
         """Ask no further."""
         reader, self._reader = self._reader, None
-        self._came.clear()
+        self._arrived.clear()
         if reader is not None:
             await reader.close()
 
@@ -201,18 +206,18 @@ class ProxyEntries:
         first = (span.lssn, span.first_entry)
         if first in (self._behind[:2], (self._behind.lssn + 1, 0)):
             for _ in range(PASSED_ENTRIES):
-                if not self._came:
+                if not self._arrived:
                     with suppress(EndOfStreamError):
-                        self._came.extend(await self._delivered(reader, span, span.first_entry))
-                if not self._came or (self._came[0].lssn, self._came[0].entry_id) != self._behind[:2]:
+                        self._arrived.extend(await self._delivered(reader, span, span.first_entry))
+                if not self._arrived or (self._arrived[0].lssn, self._arrived[0].entry_id) != self._behind[:2]:
                     break
                 if first == self._behind[:2]:
                     return reader
-                self._came.popleft()
+                self._arrived.popleft()
                 self._behind = self._behind.next_entry
-        if not self._came or (self._came[0].lssn, self._came[0].entry_id) != first:
+        if not self._arrived or (self._arrived[0].lssn, self._arrived[0].entry_id) != first:
             # Entries that have come lie elsewhere. To skip drops them in the reader too, and costs a request.
-            self._came.clear()
+            self._arrived.clear()
             await reader.skip_to(span.start)
         return reader
 

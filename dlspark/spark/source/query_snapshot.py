@@ -20,6 +20,7 @@ from typing import Final
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.source.offsets import LogIdentity
+from metadata.foundation.errors import of_class
 
 _LOGS: Final = "logs"
 _MATCHED: Final = "matched"
@@ -54,8 +55,7 @@ class QuerySnapshot:
     @classmethod
     def of(cls, all_: Mapping[str, object], uri: str) -> QuerySnapshot:
         """Return the part of what was handed on that is about the namespace of this URI."""
-        found = all_.get(uri, {})
-        assert isinstance(found, dict)
+        found = of_class(all_.get(uri, {}), dict, "what was seen of a namespace is an object")
         return cls(
             {name: SeenLog.parse(text) for name, text in found.get(_LOGS, {}).items()},
             {pattern: tuple(names) for pattern, names in found.get(_MATCHED, {}).items()},

@@ -1,4 +1,4 @@
-"""What a source query reads and from where to where, as its options say it: checked, and free of any I/O."""
+"""The logs that a source query reads, and from where to where, as its options say it: checked, and free of any I/O."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Where: TypeAlias = "AtTxid | Everywhere | PerLog"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which logs: the names, or a pattern that whole names must match."""
+    """The logs of a query: by their names, or by a pattern that whole names must match."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -118,7 +118,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What the options of a streaming query say of its batches; None: no limit. `max_delay_ms` is the minimum's."""
+    """The limits that a streaming query sets to its batches; None: no limit. `max_delay_ms` is the minimum's."""
 
     max_records: int | None = None
     max_bytes: int | None = None
@@ -145,7 +145,7 @@ class SourceQuery:
     late_start_fails: bool
     cursor: str | None
     client_settings: tuple[tuple[str, str], ...]
-    """What goes on to the namespace's clients, by keys in lower case."""
+    """The settings that go on to the namespace's clients, by keys in lower case."""
     proxies: ProxyChoice | None
     """Through which proxies tasks read; None: from storage nodes."""
 

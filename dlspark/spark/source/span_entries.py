@@ -24,7 +24,7 @@ from storage_node.settings.client import ClientSettings
 
 
 class SpanEntries(Protocol):
-    """What one task reads from. Its spans are asked for one after the other, in the order of its partition."""
+    """A source of entries for one task. Its spans are asked for one after the other, in the order of its partition."""
 
     def entries(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, memoryview], None]:
         """Yield id and bytes of each entry of a span, `first_entry` to `last_entry` without a hole.
@@ -76,7 +76,7 @@ PLAN_AGAIN: Final = (
 
 
 class Closeable(Protocol):
-    """What a process's tasks share."""
+    """A thing that a process's tasks share."""
 
     async def close(self) -> None:
         """End it."""
@@ -88,8 +88,8 @@ _Shared = TypeVar("_Shared", bound=Closeable)
 
 
 class SharedByTasks(Generic[_Key, _Shared]):
-    """What the tasks of this process use together, by key: Spark uses its workers again, and connecting costs more than
-    a small batch. Queries of one driver share their settings, so there is hardly ever more than one."""
+    """Readers or proxies that the tasks of this process share, by key: Spark uses its workers again, and connecting
+    costs more than a small batch. Queries of one driver share their settings, so there is hardly ever more than one."""
 
     def __init__(self, make: Callable[[_Key], _Shared]) -> None:
         self._make = make

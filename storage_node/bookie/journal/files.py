@@ -144,8 +144,12 @@ def parse_file_name(name: str) -> int | None:
 
 
 class JournalFile:
-    """How far is a journal file written? One in use; bytes up to `prepared` have been written before (zeros, or an
-    older generation).
+    """How far is a journal file written?
+
+    Args:
+        file: the open file.
+        file_id: the number in its name.
+        prepared: bytes up to here have been written before (zeros, or an older generation).
     """
 
     __slots__ = ("file", "file_id", "prepared")
@@ -159,6 +163,14 @@ class JournalFile:
 class JournalFiles:
     """Which files does a journal have, and which may be used again? Creates, prepares, retires and reuses them. All
     methods block.
+
+    Args:
+        disk: the edge.
+        directory: the journal's.
+        owner: the node and journal that stand in each file's header.
+        step_bytes: bytes that are prepared at a time.
+        max_bytes: a file's size.
+        spares: retired files that are kept.
     """
 
     def __init__(

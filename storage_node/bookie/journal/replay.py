@@ -43,8 +43,12 @@ class JournalMark:
 
 
 class JournalReader:
-    """Which records must be taken again after a crash? Reads the files of one journal directory, which must be
-    `owner`'s (None: any node's).
+    """Which records must be taken again after a crash?
+
+    Args:
+        disk: the edge.
+        directory: the journal's.
+        owner: the node that its files must be of; None: any.
     """
 
     def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:

@@ -75,7 +75,12 @@ class Answers:
 
 
 class Batch:
-    """Which records go to the disk together, and which answers wait for that? A range of a slab on its way."""
+    """Which records go to the disk together, and which answers wait for that?
+
+    Args:
+        slab: the memory that the records lie in.
+        start: where the first one begins there.
+    """
 
     __slots__ = (
         "acknowledgements",
@@ -167,7 +172,7 @@ class Batch:
 
 
 class JournalSupervisor(Protocol):
-    """Who must know how a journal does? The storage whose records it makes durable."""
+    """What does a journal report, and to which object? To the storage whose records it makes durable."""
 
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""

@@ -135,6 +135,7 @@ def exposition(bookie: Bookie) -> tuple[str, bytes]:
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+    # One of its own: the library's global one would show the figures of every node of a process.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(bookie))
     return CONTENT_TYPE_LATEST, generate_latest(registry)

@@ -66,8 +66,12 @@ class NodeServices(Protocol):
 
 
 class Requester:
-    """Which client gets the answers to the requests that are handled? `go_on` is called when what stopped the
-    connection may be over.
+    """Which client gets the answers to the requests that are handled?
+
+    Args:
+        node: the services of its node.
+        link: where its answers go.
+        go_on: called when what stopped the connection may be over.
     """
 
     def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:

@@ -150,6 +150,12 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
 class Checkpointer:
     """From where must a node replay after a crash? Takes its checkpoints, one at a time. `run` once it has a journal,
     `end` before the files close.
+
+    Args:
+        contents: what is written down.
+        disk: the edge.
+        directories: the ledger directories, each of which gets every checkpoint (D7).
+        interval_ms: from one to the next.
     """
 
     def __init__(self, contents: Contents, disk: Disk, *, directories: list[str], interval_ms: int) -> None:

@@ -76,7 +76,12 @@ def parse_log_name(name: str, suffix: str = ".log") -> int | None:
 
 
 class LogFile:
-    """Which log is being written, and where?"""
+    """Which log is being written, and where?
+
+    Args:
+        log_id: the number in its name.
+        directory: the ledger directory that it is in.
+    """
 
     __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
 
@@ -93,7 +98,7 @@ class LogFile:
 
 
 class LogsSupervisor(Protocol):
-    """Who must know how the entry logs do? The storage that they are a part of."""
+    """What do the entry logs report, and to which object? To the storage that they are a part of."""
 
     def room_made(self) -> None:
         """Note that a slab may be free now."""

@@ -64,7 +64,7 @@ Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
 
 
 class StorageSupervisor(Protocol):
-    """Who must know how a storage does? Its node."""
+    """What does a storage report, and to which object? To its node."""
 
     def journal_failed(self, error: BaseException) -> None:
         """Stop answering: a journal cannot be written."""
@@ -84,6 +84,13 @@ class StorageSupervisor(Protocol):
 class Storage:
     """Which entries does a bookie have, and may a new one be stored? Everything runs on one loop; `start` comes before
     all other calls, `stop` after them.
+
+    Args:
+        settings: sizes, bounds and intervals.
+        disk: the edge.
+        disks: its directories, and their room.
+        tag: the node's identity, which stands in its journals.
+        supervisor: hears of failures and of full disks.
     """
 
     def __init__(

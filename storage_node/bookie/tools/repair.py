@@ -92,6 +92,8 @@ def format_directories(settings: BookieSettings) -> list[str]:
     removed: list[str] = []
     with Offline(settings, disk) as node:
         for directory in node.directories:
+            # The cookies first, and durably: with a cookie and without its entries the node would start as the one that
+            # had them (I11).
             disk.remove(f"{directory}/{COOKIE_FILE}")
             if disk.list_directory(directory):
                 disk.sync_directory(directory)
@@ -202,6 +204,7 @@ def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
         checkpoint, ledgers = decoded
         for ledger_id in leaving & ledgers.keys():
             ledgers[ledger_id].limbo = False
+        # Newer than any copy that is there: a start goes by the newest, also if this is cut off after one directory.
         newer = replace(checkpoint, counter=checkpoint.counter + 1)
         disk.write_file(path, checkpoints.encode(newer, [ledger.encode() for ledger in ledgers.values()]))
         written.append(path)

@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 
 class Placement(Protocol):
+    """On which bookies does a ledger go?"""
+
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """Return `size` distinct writable bookies. Raises NotEnoughBookiesError."""
         ...

@@ -13,10 +13,10 @@ from dlspark.core.administration.audit import (
     log_space,
 )
 from dlspark.core.administration.references import Use
-from dlspark.errors import CallerError
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.sinks import SinkStore, StagedLedger
+from metadata.foundation.errors import CallerError
 from metadata.store import ANY_VERSION
 
 
@@ -36,14 +36,14 @@ async def _audit(namespace, **values):
     return await audit_ledgers([namespace.services], **{"min_age_ms": 0, **values})
 
 
-async def test_a_cluster_in_which_everything_has_its_place_is_clean(world, namespace):
+async def test_a_cluster_in_which_everything_has_its_place_is_clean(memory_cluster, namespace):
     await written(namespace, "log", [[b"a"], [b"b"]])
     found = await _audit(namespace)
     assert found.clean
     assert (found.ledgers, found.uses[Use.SEGMENT.value], found.unnamed) == (2, 2, ())
 
 
-async def test_a_ledger_that_nothing_names_is_an_orphan_and_may_be_deleted(world, namespace):
+async def test_a_ledger_that_nothing_names_is_an_orphan_and_may_be_deleted(memory_cluster, namespace):
     await written(namespace, "log", [[b"a"]])
     orphan = await _ledger(namespace)
     found = await _audit(namespace)
@@ -59,7 +59,7 @@ async def test_a_ledger_that_nothing_names_is_an_orphan_and_may_be_deleted(world
     assert (again.verdict, again.deleted) == (UnnamedLedgerState.GONE, False)
 
 
-async def test_what_may_be_about_to_be_named_is_young_and_no_orphan(world, namespace):
+async def test_what_may_be_about_to_be_named_is_young_and_no_orphan(memory_cluster, namespace):
     young = await _ledger(namespace)
     found = await _audit(namespace, min_age_ms=3_600_000)
     assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(young, UnnamedLedgerState.YOUNG)]
@@ -71,17 +71,17 @@ async def test_what_may_be_about_to_be_named_is_young_and_no_orphan(world, names
     assert young not in await _ids(namespace)
 
 
-async def test_what_another_application_marked_is_foreign(world, namespace):
+async def test_what_another_application_marked_is_foreign(memory_cluster, namespace):
     foreign = await _ledger(namespace, custom={"application": b"pulsar"})
     found = await _audit(namespace)
     assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(foreign, UnnamedLedgerState.FOREIGN)]
 
 
 @pytest.mark.parametrize("place", ["allocation", "pool", "sink", "note", "another namespace", "another partition"])
-async def test_a_ledger_that_anything_names_is_in_use_even_by_force(world, namespace, place):
+async def test_a_ledger_that_anything_names_is_in_use_even_by_force(memory_cluster, namespace, place):
     ledger = await _ledger(namespace)
     name = b"%d" % ledger
-    store = world.operator
+    store = memory_cluster.operator
     await namespace.create_log("log")
     paths = namespace.logs_store.paths("log")
     if place == "allocation":
@@ -117,10 +117,10 @@ async def test_a_ledger_that_anything_names_is_in_use_even_by_force(world, names
         ("/dl/.sinks/s/attempts/of-another-kind", b""),
     ],
 )
-async def test_nothing_is_an_orphan_while_something_cannot_be_read(world, namespace, path, data):
+async def test_nothing_is_an_orphan_while_something_cannot_be_read(memory_cluster, namespace, path, data):
     await namespace.create_log("log")
     ledger = await _ledger(namespace)
-    await world.operator.create(path, data, make_parents=True)
+    await memory_cluster.operator.create(path, data, make_parents=True)
     found = await _audit(namespace)
     assert [one.path for one in found.unreadable] == [path]
     assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(ledger, UnnamedLedgerState.UNDECIDED)]
@@ -129,7 +129,7 @@ async def test_nothing_is_an_orphan_while_something_cannot_be_read(world, namesp
     assert (left.verdict, left.deleted) == (UnnamedLedgerState.UNDECIDED, False)
 
 
-async def test_a_ledger_that_moves_on_under_the_audit_is_found(world, namespace):
+async def test_a_ledger_that_moves_on_under_the_audit_is_found(memory_cluster, namespace):
     """It is handed over from its allocator to a segment that the walk has passed already, then noted likewise."""
     ledger = await _ledger(namespace)
     await namespace.create_log("a")
@@ -137,27 +137,27 @@ async def test_a_ledger_that_moves_on_under_the_audit_is_found(world, namespace)
     a, z = namespace.logs_store.paths("a"), namespace.logs_store.paths("z")
     segment = f"{a.ledgers}/inprogress_{1:018d}"
     note = f"{a.partition}/deletedLedgers/{ledger}"
-    await world.operator.put(z.allocation, b"%d" % ledger, ANY_VERSION)
+    await memory_cluster.operator.put(z.allocation, b"%d" % ledger, ANY_VERSION)
     moves = {z.allocation}
     original = namespace.store.get
 
     async def get(path, watch=None):
         if path in moves:
             moves.remove(path)
-            await world.operator.put(z.allocation, b"", ANY_VERSION)
-            await world.operator.create(segment, b"5;%d;1;1;0;0;-1" % ledger)
+            await memory_cluster.operator.put(z.allocation, b"", ANY_VERSION)
+            await memory_cluster.operator.create(segment, b"5;%d;1;1;0;0;-1" % ledger)
         return await original(path, watch)
 
     namespace.store.get = get
     found = await _audit(namespace)
     assert not moves
     assert found.unnamed == ()
-    await world.operator.delete(segment)
-    await world.operator.create(note, make_parents=True)
+    await memory_cluster.operator.delete(segment)
+    await memory_cluster.operator.create(note, make_parents=True)
     assert (await _audit(namespace)).unnamed == ()
 
 
-async def test_a_segment_without_its_ledger_is_missing(world, namespace):
+async def test_a_segment_without_its_ledger_is_missing(memory_cluster, namespace):
     await written(namespace, "log", [[b"a"], [b"b"]])
     first = (await namespace.logs_store.segments("log"))[0]
     await namespace.ledgers.delete(first.ledger_id)
@@ -166,26 +166,26 @@ async def test_a_segment_without_its_ledger_is_missing(world, namespace):
     assert not found.clean
 
 
-async def test_a_ledger_in_two_logs_is_shared(world, namespace):
+async def test_a_ledger_in_two_logs_is_shared(memory_cluster, namespace):
     await written(namespace, "one", [[b"a"]])
     await namespace.create_log("two")
     (segment,) = await namespace.logs_store.segments("one")
     path = namespace.logs_store.paths("two").segment(segment)
-    await world.operator.create(path, segment.encode())
+    await memory_cluster.operator.create(path, segment.encode())
     found = await _audit(namespace)
     assert [ledger for ledger, _ in found.shared] == [segment.ledger_id]
     assert path in found.shared[0][1]
 
 
-async def test_namespaces_of_two_clusters_are_not_audited_together(world, namespace):
-    other = await world.namespace()
+async def test_namespaces_of_two_clusters_are_not_audited_together(memory_cluster, namespace):
+    other = await memory_cluster.namespace()
     elsewhere = other.services.ledger_store
     elsewhere._root = "/other/ledgers"
     with pytest.raises(CallerError, match="2 clusters"):
         await audit_ledgers([namespace.services, other.services])
 
 
-async def test_space_is_counted_by_log_by_group_and_for_the_cluster(world, namespace):
+async def test_space_is_counted_by_log_by_group_and_for_the_cluster(memory_cluster, namespace):
     await written(namespace, "team-a", [[b"x" * 100], [b"y" * 100]])
     await written(namespace, "team-b", [[b"z" * 100]])
     await _ledger(namespace)
@@ -199,7 +199,7 @@ async def test_space_is_counted_by_log_by_group_and_for_the_cluster(world, names
     assert whole.bytes == together.bytes + 4
 
 
-async def test_the_space_of_a_segment_in_progress_is_what_is_confirmed(world, namespace):
+async def test_the_space_of_a_segment_in_progress_is_what_is_confirmed(memory_cluster, namespace):
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         writer.write(1, b"x" * 100)

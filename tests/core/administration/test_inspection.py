@@ -10,8 +10,9 @@ from helpers.logs import payloads, written
 from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import check_ends, faults_of, inspect_log, listed_segments
 from dlspark.core.administration.repair import check_log, raise_number, repair_ends
-from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, SegmentStateError
-from metadata.distributedlog.locks import DistributedLock
+from dlspark.errors import SegmentStateError
+from metadata.distributedlog.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus, order
 from metadata.store import ANY_VERSION
 from metadata.zookeeper.memory import Fault
@@ -56,13 +57,13 @@ async def _written(namespace, name="log"):
     return await listed_segments(namespace.services, name)
 
 
-async def _replace(world, namespace, before, after, name="log"):
+async def _replace(memory_cluster, namespace, before, after, name="log"):
     paths = namespace.logs_store.paths(name)
-    await world.operator.delete(paths.segment(before))
-    await world.operator.create(paths.segment(after), after.encode())
+    await memory_cluster.operator.delete(paths.segment(before))
+    await memory_cluster.operator.create(paths.segment(after), after.encode())
 
 
-async def test_a_log_as_it_should_be_has_no_findings(world, namespace):
+async def test_a_log_as_it_should_be_has_no_findings(memory_cluster, namespace):
     await _written(namespace)
     found = await inspect_log(namespace.services, "log")
     assert (found.findings, found.owner, len(found.segments)) == ((), None, 3)
@@ -72,7 +73,7 @@ async def test_a_log_as_it_should_be_has_no_findings(world, namespace):
         await inspect_log(namespace.services, "absent")
 
 
-async def test_a_segment_in_progress_is_told_with_its_writer_and_is_no_fault(world, namespace):
+async def test_a_segment_in_progress_is_told_with_its_writer_and_is_no_fault(memory_cluster, namespace):
     log = await namespace.open_log("log")
     async with await log.open_writer("me") as writer:
         writer.write(1, b"a")
@@ -82,33 +83,33 @@ async def test_a_segment_in_progress_is_told_with_its_writer_and_is_no_fault(wor
         assert "me has the log's lock" in found.findings[0].what
 
 
-async def test_metadata_that_does_not_fit_the_list_is_a_fault(world, namespace):
+async def test_metadata_that_does_not_fit_the_list_is_a_fault(memory_cluster, namespace):
     await _written(namespace)
     paths = namespace.logs_store.paths("log")
-    await world.operator.put(paths.ledgers, b"9", ANY_VERSION)
-    await world.operator.put(paths.max_txid, b"1", ANY_VERSION)
+    await memory_cluster.operator.put(paths.ledgers, b"9", ANY_VERSION)
+    await memory_cluster.operator.put(paths.max_txid, b"1", ANY_VERSION)
     found = await inspect_log(namespace.services, "log")
     assert sorted(_kinds(found.findings)) == [FindingKind.NUMBER, FindingKind.TXID]
 
 
-async def test_ledgers_that_are_gone_open_or_too_short_are_faults(world, namespace):
+async def test_ledgers_that_are_gone_open_or_too_short_are_faults(memory_cluster, namespace):
     first, second, third = await _written(namespace)
     await namespace.ledgers.delete(first.ledger_id)
     unfinished = await namespace.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
-    await _replace(world, namespace, second, replace(second, ledger_id=unfinished.ledger_id))
-    await _replace(world, namespace, third, replace(third, last_entry=third.last_entry + 5))
+    await _replace(memory_cluster, namespace, second, replace(second, ledger_id=unfinished.ledger_id))
+    await _replace(memory_cluster, namespace, third, replace(third, last_entry=third.last_entry + 5))
     found = await inspect_log(namespace.services, "log")
     assert _kinds(found.findings) == [FindingKind.NO_LEDGER, FindingKind.OPEN_LEDGER, FindingKind.LOST]
     await unfinished.close()
 
 
-async def test_a_segment_that_is_purged_under_the_inspection_is_no_fault(world, namespace):
+async def test_a_segment_that_is_purged_under_the_inspection_is_no_fault(memory_cluster, namespace):
     first = (await _written(namespace))[0]
     original = namespace.services.ledger_store.read
 
     async def read(ledger_id, watch=None):
         if ledger_id == first.ledger_id:
-            await world.operator.delete(namespace.logs_store.paths("log").segment(first))
+            await memory_cluster.operator.delete(namespace.logs_store.paths("log").segment(first))
             await namespace.ledgers.delete(first.ledger_id)
         return await original(ledger_id, watch)
 
@@ -116,32 +117,34 @@ async def test_a_segment_that_is_purged_under_the_inspection_is_no_fault(world, 
     assert (await inspect_log(namespace.services, "log")).findings == ()
 
 
-async def test_what_cannot_be_read_is_a_fault_and_not_an_error(world, namespace):
+async def test_what_cannot_be_read_is_a_fault_and_not_an_error(memory_cluster, namespace):
     segments = await _written(namespace)
-    await world.operator.put(namespace.logs_store.paths("log").segment(segments[1]), b"garbage", ANY_VERSION)
-    other = await world.namespace()
+    await memory_cluster.operator.put(namespace.logs_store.paths("log").segment(segments[1]), b"garbage", ANY_VERSION)
+    other = await memory_cluster.namespace()
     assert _kinds((await inspect_log(other.services, "log")).findings) == [FindingKind.UNREADABLE]
 
 
 # ---------------------------------------------------------------------- numbers
 
 
-async def _low_number(world, namespace):
+async def _low_number(memory_cluster, namespace):
     """A log whose dead writer's segment in progress has the number of a completed one."""
     segments = await _written(namespace)
-    dead = await world.namespace()
+    dead = await memory_cluster.namespace()
     writer = await (await dead.open_log("log", {"writerOutputBufferSize": 0})).open_writer()
     await writer.write(1000, b"d0")
     await writer.commit()
-    await world.crash(dead)
+    await memory_cluster.crash(dead)
     open_ = (await listed_segments(namespace.services, "log"))[-1]
-    await _replace(world, namespace, open_, replace(open_, lssn=2, name=None))
-    await world.operator.put(namespace.logs_store.paths("log").ledgers, b"3", ANY_VERSION)
+    await _replace(memory_cluster, namespace, open_, replace(open_, lssn=2, name=None))
+    await memory_cluster.operator.put(namespace.logs_store.paths("log").ledgers, b"3", ANY_VERSION)
     return segments
 
 
-async def test_a_segment_in_progress_with_a_low_number_is_numbered_anew_and_its_records_are_read(world, namespace):
-    await _low_number(world, namespace)
+async def test_a_segment_in_progress_with_a_low_number_is_numbered_anew_and_its_records_are_read(
+    memory_cluster, namespace
+):
+    await _low_number(memory_cluster, namespace)
     assert FindingKind.LOW_NUMBER in _kinds((await inspect_log(namespace.services, "log")).findings)
     would = await raise_number(namespace.services, "log", namespace.settings, dry_run=True)
     assert (would.before.lssn, would.after.lssn) == (2, 4)
@@ -150,7 +153,7 @@ async def test_a_segment_in_progress_with_a_low_number_is_numbered_anew_and_its_
     assert (done.before.lssn, done.after.lssn) == (2, 4)
     assert await raise_number(namespace.services, "log", namespace.settings) is None
     assert (await inspect_log(namespace.services, "log")).faults == []
-    other = await world.namespace()
+    other = await memory_cluster.namespace()
     log = await other.open_log("log", {"writerOutputBufferSize": 0})
     async with await log.open_writer() as writer:
         await writer.write(2000, b"e0")
@@ -158,9 +161,9 @@ async def test_a_segment_in_progress_with_a_low_number_is_numbered_anew_and_its_
     assert (await inspect_log(other.services, "log")).findings == ()
 
 
-async def test_numbers_are_left_alone_while_somebody_has_the_lock(world, namespace):
-    await _low_number(world, namespace)
-    owner = await world.namespace()
+async def test_numbers_are_left_alone_while_somebody_has_the_lock(memory_cluster, namespace):
+    await _low_number(memory_cluster, namespace)
+    owner = await memory_cluster.namespace()
     lock = DistributedLock(owner.store, owner.logs_store.paths("log").lock, "owner")
     await lock.acquire(0)
     hasty = replace(namespace.settings, lock_timeout_s=0)
@@ -173,17 +176,17 @@ async def test_numbers_are_left_alone_while_somebody_has_the_lock(world, namespa
     await lock.release()
 
 
-async def test_two_segments_in_progress_are_not_guessed_about(world, namespace):
-    await _low_number(world, namespace)
+async def test_two_segments_in_progress_are_not_guessed_about(memory_cluster, namespace):
+    await _low_number(memory_cluster, namespace)
     extra = _segment(9, in_progress=True, ledger=99)
-    await world.operator.create(namespace.logs_store.paths("log").segment(extra), extra.encode())
+    await memory_cluster.operator.create(namespace.logs_store.paths("log").segment(extra), extra.encode())
     with pytest.raises(SegmentStateError, match="more than one"):
         await raise_number(namespace.services, "log", namespace.settings)
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
-async def test_a_lost_answer_does_not_number_twice(world, namespace, fault):
-    await _low_number(world, namespace)
+async def test_a_lost_answer_does_not_number_twice(memory_cluster, namespace, fault):
+    await _low_number(memory_cluster, namespace)
     lost = []
 
     def inject(session, operation, path):
@@ -192,7 +195,7 @@ async def test_a_lost_answer_does_not_number_twice(world, namespace, fault):
             return fault
         return None
 
-    world.tree.inject = inject
+    memory_cluster.tree.inject = inject
     done = await raise_number(namespace.services, "log", namespace.settings)
     assert lost
     assert done.after.lssn == 4
@@ -202,14 +205,14 @@ async def test_a_lost_answer_does_not_number_twice(world, namespace, fault):
 # ---------------------------------------------------------------------- ends
 
 
-async def test_metadata_that_end_too_early_get_the_end_that_the_records_have(world, namespace):
+async def test_metadata_that_end_too_early_get_the_end_that_the_records_have(memory_cluster, namespace):
     before = await _written(namespace)
     third = before[2]
     short = replace(third, last_entry=0, last_slot=0, last_txid=third.first_txid, record_count=1)
-    await _replace(world, namespace, third, short)
+    await _replace(memory_cluster, namespace, third, short)
     paths = namespace.logs_store.paths("log")
-    await world.operator.put(paths.max_txid, b"1", ANY_VERSION)
-    reader = await world.namespace()
+    await memory_cluster.operator.put(paths.max_txid, b"1", ANY_VERSION)
+    reader = await memory_cluster.namespace()
     listed = await listed_segments(reader.services, "log")
     assert _kinds(await check_ends(reader.services, listed, reader.settings)) == [FindingKind.SHORT]
     only_looked = await check_log(reader.services, "log", reader.settings)
@@ -224,26 +227,26 @@ async def test_metadata_that_end_too_early_get_the_end_that_the_records_have(wor
     assert await payloads(await reader.open_log("log")) == [b"a0", b"a1", b"b0", b"c0", b"c1"]
 
 
-async def test_what_is_lost_stays_a_fault_and_nothing_is_shortened(world, namespace):
+async def test_what_is_lost_stays_a_fault_and_nothing_is_shortened(memory_cluster, namespace):
     third = (await _written(namespace))[2]
     longer = replace(third, last_entry=third.last_entry + 3, record_count=50)
-    await _replace(world, namespace, third, longer)
-    other = await world.namespace()
+    await _replace(memory_cluster, namespace, third, longer)
+    other = await memory_cluster.namespace()
     checked = await check_log(other.services, "log", other.settings, repair=True)
     assert set(_kinds(checked.left)) == {FindingKind.LOST}
     assert checked.repairs == ()
     assert (await listed_segments(other.services, "log"))[2] == longer
 
 
-async def test_the_open_ledger_of_a_completed_segment_is_recovered(world, namespace):
+async def test_the_open_ledger_of_a_completed_segment_is_recovered(memory_cluster, namespace):
     second = (await _written(namespace))[1]
     entry = (await (await namespace.ledgers.open(second.ledger_id, recover=False)).read(0, 0))[0].payload
-    dead = await world.namespace()
+    dead = await memory_cluster.namespace()
     writer = await dead.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
     await writer.add(bytes(entry))
-    await world.crash(dead)
-    await _replace(world, namespace, second, replace(second, ledger_id=writer.ledger_id, last_entry=0))
-    other = await world.namespace()
+    await memory_cluster.crash(dead)
+    await _replace(memory_cluster, namespace, second, replace(second, ledger_id=writer.ledger_id, last_entry=0))
+    other = await memory_cluster.namespace()
     checked = await check_log(other.services, "log", other.settings, repair=True)
     assert FindingKind.OPEN_LEDGER in _kinds(checked.findings)
     assert checked.left == ()

@@ -36,13 +36,13 @@ from dlspark.core.codec.records import (
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, entry_summary
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.errors import (
-    CallerError,
     InvalidEntryError,
     InvalidRecordError,
     RecordTooLongError,
     SegmentFullError,
     TransactionIdOutOfOrderError,
 )
+from metadata.foundation.errors import CallerError
 
 LSSN = 3
 START = 100

@@ -29,10 +29,9 @@ from dlspark.core.display.lag_picture import LagPicture
 from dlspark.core.display.picture import MAX_DRAWN, bars, svg
 from dlspark.core.display.status import LogPicture, LogStatus, Overview
 from dlspark.core.markup import preview
-from dlspark.core.settings.settings import Settings
-from dlspark.errors import CallerError, LogNotFoundError
-from dlspark.testing.cluster import InProcessCluster
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -310,18 +309,9 @@ async def test_an_overview_ends_in_time_and_says_what_it_did_not_see(namespace, 
 
 
 @pytest.fixture
-def runtime():
-    runtime = Runtime("display-tests")
-    yield runtime
-    runtime.close()
-
-
-@pytest.fixture
-def orders(runtime, tmp_path):
+def orders(runtime, background_cluster):
     """A log of 30 records in three segments."""
-    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
-    runtime.run(cluster.start())
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+    with Namespace(runtime, runtime.run(background_cluster.connect())) as namespace:
         log = namespace.open_log("orders")
         for part in range(3):
             with log.open_writer() as writer:
@@ -329,7 +319,6 @@ def orders(runtime, tmp_path):
                     writer.write(10 * part + number, b"record %d" % (10 * part + number))
         log.namespace = namespace
         yield log
-    runtime.run(cluster.stop())
 
 
 def test_synchronous_objects_show_themselves_by_asking(orders):

@@ -15,8 +15,9 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings.settings import Settings, describe_settings, dynamic_values
-from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
+from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, StreamNotReadyError
 from metadata.distributedlog.allocators import AllocatorStore
+from metadata.distributedlog.log_names import InvalidLogNameError
 from simulation.environment.loop import SimulatedLoop
 
 
@@ -31,12 +32,14 @@ def directory(tmp_path):
 
 
 async def test_a_streams_file_goes_over_the_default_file_and_both_over_what_was_given_on_opening(
-    world, tmp_path, directory
+    memory_cluster, tmp_path, directory
 ):
     default = tmp_path / "default.conf"
     default.write_text("writerOutputBufferSize=1\nreadAheadMaxRecords=2\nbkcAckQuorumSize=1\n")
     (directory / "flights.conf").write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory), stream_config_default=str(default))
+    namespace = await memory_cluster.namespace(
+        stream_config_directory=str(directory), stream_config_default=str(default)
+    )
     log = await namespace.open_log("flights", {"bkcAckQuorumSize": 3, "logSegmentRollingMinutes": 7})
     settings = log.settings
     assert (settings.output_buffer_bytes, settings.read_ahead_entries) == (1, 3)
@@ -46,11 +49,13 @@ async def test_a_streams_file_goes_over_the_default_file_and_both_over_what_was_
     assert namespace.settings.output_buffer_bytes == Settings().output_buffer_bytes
 
 
-async def test_what_is_taken_out_of_a_file_gives_the_word_back_to_what_is_below(world, tmp_path, directory):
+async def test_what_is_taken_out_of_a_file_gives_the_word_back_to_what_is_below(memory_cluster, tmp_path, directory):
     default, file = tmp_path / "default.conf", directory / "flights.conf"
     default.write_text("readAheadMaxRecords=2\n")
     file.write_text("readAheadMaxRecords=3\nwriterOutputBufferSize=4\n")
-    namespace = await world.namespace(stream_config_directory=str(directory), stream_config_default=str(default))
+    namespace = await memory_cluster.namespace(
+        stream_config_directory=str(directory), stream_config_default=str(default)
+    )
     log = await namespace.open_log("flights", {"writerOutputBufferSize": 5})
     seen = [(log.settings.read_ahead_entries, log.settings.output_buffer_bytes)]
     for change in (lambda: file.write_text("writerOutputBufferSize=6\n"), file.unlink, lambda: default.write_text("")):
@@ -61,8 +66,8 @@ async def test_what_is_taken_out_of_a_file_gives_the_word_back_to_what_is_below(
     assert namespace.counters["dynamic-settings-changed"] == 3
 
 
-async def test_a_file_that_appears_while_the_log_is_open_holds_from_then_on(world, directory):
-    namespace = await world.namespace(stream_config_directory=str(directory))
+async def test_a_file_that_appears_while_the_log_is_open_holds_from_then_on(memory_cluster, directory):
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     log = await namespace.open_log("a/b")
     (directory / "a").mkdir()
     (directory / "a" / "b.conf").write_text("output-buffer-size=5\n")
@@ -79,15 +84,17 @@ async def test_a_file_that_appears_while_the_log_is_open_holds_from_then_on(worl
         ("EventbusPartitionConfigRouter", "flights_000001", False),
     ],
 )
-async def test_logs_that_are_partitions_of_one_stream_share_its_file(world, directory, router, log, shares):
+async def test_logs_that_are_partitions_of_one_stream_share_its_file(memory_cluster, directory, router, log, shares):
     (directory / "flights.conf").write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory), stream_config_router=router)
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory), stream_config_router=router)
     assert ((await namespace.open_log(log)).settings.read_ahead_entries == 3) is shares
 
 
-async def test_a_name_that_would_leave_the_directory_is_refused_before_any_file_is_read(world, tmp_path, directory):
+async def test_a_name_that_would_leave_the_directory_is_refused_before_any_file_is_read(
+    memory_cluster, tmp_path, directory
+):
     (tmp_path / "outside.conf").write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     with pytest.raises(InvalidLogNameError):
         await namespace.open_log("../outside")
 
@@ -108,9 +115,11 @@ async def test_a_name_that_would_leave_the_directory_is_refused_before_any_file_
         ("readAheadMaxRecords=\\u12", "cannot be read"),
     ],
 )
-async def test_a_file_that_cannot_be_used_fails_the_opening_and_names_file_and_key(world, directory, content, message):
+async def test_a_file_that_cannot_be_used_fails_the_opening_and_names_file_and_key(
+    memory_cluster, directory, content, message
+):
     (directory / "flights.conf").write_text(content)
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     with pytest.raises(SettingsError, match=message) as caught:
         await namespace.open_log("flights")
     assert "flights.conf" in str(caught.value)
@@ -118,11 +127,11 @@ async def test_a_file_that_cannot_be_used_fails_the_opening_and_names_file_and_k
 
 
 async def test_a_file_that_cannot_be_used_any_more_leaves_the_last_good_values_whole_and_is_reported_once(
-    world, directory, caplog
+    memory_cluster, directory, caplog
 ):
     file = directory / "flights.conf"
     file.write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     log = await namespace.open_log("flights")
     file.write_text("readAheadMaxRecords=4\nzkSessionTimeoutSeconds=5\n")
     with caplog.at_level(logging.WARNING, "dlspark"):
@@ -136,10 +145,10 @@ async def test_a_file_that_cannot_be_used_any_more_leaves_the_last_good_values_w
     assert log.settings.read_ahead_entries == 4
 
 
-async def test_a_directory_in_the_files_place_is_a_file_that_cannot_be_used(world, directory):
+async def test_a_directory_in_the_files_place_is_a_file_that_cannot_be_used(memory_cluster, directory):
     file = directory / "flights.conf"
     file.write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     log = await namespace.open_log("flights")
     file.unlink()
     file.mkdir()
@@ -147,9 +156,9 @@ async def test_a_directory_in_the_files_place_is_a_file_that_cannot_be_used(worl
     assert (log.settings.read_ahead_entries, namespace.counters[REJECTED]) == (3, 1)
 
 
-async def test_a_directory_that_is_lost_takes_back_no_settings(world, directory):
+async def test_a_directory_that_is_lost_takes_back_no_settings(memory_cluster, directory):
     (directory / "flights.conf").write_text("readAheadMaxRecords=3\n")
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     log = await namespace.open_log("flights")
     away = directory.rename(directory.with_name("away"))
     for _ in range(2):
@@ -161,13 +170,13 @@ async def test_a_directory_that_is_lost_takes_back_no_settings(world, directory)
     assert log.settings.read_ahead_entries == 4
 
 
-async def test_paths_that_do_not_exist_fail_the_opening_of_the_namespace(world, tmp_path):
+async def test_paths_that_do_not_exist_fail_the_opening_of_the_namespace(memory_cluster, tmp_path):
     for setting, key in (
         ("stream_config_directory", "streamConfigDirectory"),
         ("stream_config_default", "streamConfigDefaultPath"),
     ):
         with pytest.raises(SettingsError, match=key):
-            await world.namespace(**{setting: str(tmp_path / "missing")})
+            await memory_cluster.namespace(**{setting: str(tmp_path / "missing")})
 
 
 async def test_a_file_written_in_place_is_not_taken_in_its_middle():
@@ -229,9 +238,9 @@ async def test_looking_goes_on_after_a_look_that_failed():
     await files.close()
 
 
-async def test_a_closed_log_is_not_followed_any_more(world, directory):
+async def test_a_closed_log_is_not_followed_any_more(memory_cluster, directory):
     file = directory / "flights.conf"
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     closed, still_open = await namespace.open_log("flights"), await namespace.open_log("flights")
     await closed.close()
     file.write_text("readAheadMaxRecords=3\n")
@@ -243,7 +252,7 @@ async def test_a_closed_log_is_not_followed_any_more(world, directory):
     assert namespace.counters[REJECTED] == 0
 
 
-async def test_nothing_runs_in_the_background_where_no_files_are_configured(world):
+async def test_nothing_runs_in_the_background_where_no_files_are_configured(memory_cluster):
     before = asyncio.all_tasks()
     files = await OperatorFiles.load(Settings(), Counter())
     files.start(60)
@@ -254,9 +263,9 @@ async def test_nothing_runs_in_the_background_where_no_files_are_configured(worl
 
 
 @pytest.fixture
-async def change(world, directory):
+async def change(memory_cluster, directory):
     """Opens the log `flights`, and a function that changes its file and has it looked at."""
-    namespace = await world.namespace(stream_config_directory=str(directory))
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory))
     log = await namespace.open_log("flights")
 
     async def write(text):
@@ -328,7 +337,7 @@ async def test_an_open_writers_next_segment_has_other_quorums(change):
     assert [(one.ensemble_size, one.write_quorum, one.ack_quorum) for one in stored][:2] == [(3, 3, 2), (2, 2, 1)]
 
 
-async def test_an_open_writer_is_given_a_limit(world, change):
+async def test_an_open_writer_is_given_a_limit(memory_cluster, change):
     async with await change.log.open_writer() as writer:
         writer.write(0, b"first")
         await writer.flush()
@@ -354,13 +363,13 @@ async def test_an_open_writer_begins_to_answer_before_anything_is_stored(change)
         assert await third == DLSN(1, 1, 1)
 
 
-async def test_an_open_writer_takes_its_next_segment_from_a_pool(world, directory):
-    namespace = await world.namespace(stream_config_directory=str(directory), allocator_pool_name="pool")
+async def test_an_open_writer_takes_its_next_segment_from_a_pool(memory_cluster, directory):
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory), allocator_pool_name="pool")
     log = await namespace.open_log("flights", {"logSegmentRollingMinutes": 0, "maxLogSegmentBytes": 1})
     async with await log.open_writer() as writer:
         writer.write(0, b"first")
         await writer.flush()
-        assert await world.operator.exists("/dl/.allocation_pool") is None
+        assert await memory_cluster.operator.exists("/dl/.allocation_pool") is None
         (directory / "flights.conf").write_text("enableLedgerAllocatorPool=true")
         await namespace.reload_settings()
         writer.write(1, b"rolls after this one")
@@ -368,7 +377,7 @@ async def test_an_open_writer_takes_its_next_segment_from_a_pool(world, director
         writer.write(2, b"in the next segment")
         await writer.flush()
         assert len(await log.segments()) > 1
-        assert await AllocatorStore(world.operator).members("/dl/.allocation_pool/pool")
+        assert await AllocatorStore(memory_cluster.operator).members("/dl/.allocation_pool/pool")
 
 
 async def test_an_open_writer_begins_to_fail_fast(change):
@@ -379,8 +388,8 @@ async def test_an_open_writer_begins_to_fail_fast(change):
             await writer.write(1, b"while it is being started")
 
 
-async def test_an_open_reader_fetches_further_ahead(world, directory):
-    namespace = await world.namespace(stream_config_directory=str(directory), read_ahead_entries=1)
+async def test_an_open_reader_fetches_further_ahead(memory_cluster, directory):
+    namespace = await memory_cluster.namespace(stream_config_directory=str(directory), read_ahead_entries=1)
     log = await namespace.open_log("flights", {"writerOutputBufferSize": 0})
     async with await log.open_writer() as writer:
         for txid in range(50):
@@ -414,8 +423,8 @@ def test_a_dynamic_key_can_be_overridden_for_one_log():
     assert all(info.per_log for info in describe_settings() if info.dynamic)
 
 
-async def test_the_shipped_example_holds_for_a_log(world):
-    namespace = await world.namespace(stream_config_default=str(CONF / "stream.conf"))
+async def test_the_shipped_example_holds_for_a_log(memory_cluster):
+    namespace = await memory_cluster.namespace(stream_config_default=str(CONF / "stream.conf"))
     settings = (await namespace.open_log("flights")).settings
     assert (settings.periodic_flush_ms, settings.quorums, settings.read_ahead_entries) == (20, (4, 4, 3), 100)
 

@@ -143,43 +143,43 @@ def test_a_provider_class_that_is_not_known_is_refused_with_those_that_are():
 # ------------------------------------------------------------------ in a namespace
 
 
-async def test_a_namespace_has_the_features_of_its_files_until_it_is_given_a_provider(world, files):
+async def test_a_namespace_has_the_features_of_its_files_until_it_is_given_a_provider(memory_cluster, files):
     files.base.write_text("dl.disable_write_limit=1")
     values = {
         "feature_provider": UPSTREAM_FILES,
         "feature_base_path": str(files.base),
         "feature_overlay_path": str(files.overlay),
     }
-    namespace = await world.namespace(**values)
+    namespace = await memory_cluster.namespace(**values)
     held = namespace.services.features.scope("dl").feature("disable_write_limit")
     assert held.is_available()
     files.overlay.write_text("dl.disable_write_limit=0")
     await namespace.reload_settings()
     assert not held.is_available()
     own = SettableFeatures({"dl.disable_write_limit": 1})
-    namespace = await world.namespace(features=own, **values)
+    namespace = await memory_cluster.namespace(features=own, **values)
     assert namespace.services.features is own
-    assert not (await world.namespace()).services.features.feature("dl.disable_write_limit").is_available()
+    assert not (await memory_cluster.namespace()).services.features.feature("dl.disable_write_limit").is_available()
 
 
-async def test_with_ensemble_changes_disabled_a_log_is_written_by_the_nodes_that_are_left(world):
+async def test_with_ensemble_changes_disabled_a_log_is_written_by_the_nodes_that_are_left(memory_cluster):
     features = SettableFeatures({"bkc.disable_ensemble_change": 1})
-    namespace = await world.namespace(features=features)
+    namespace = await memory_cluster.namespace(features=features)
     log = await namespace.open_log("flights", {"writerOutputBufferSize": 0})
     async with await log.open_writer() as writer:
         await writer.write(0, b"before")
         (segment,) = await log.segments()
         ledgers = namespace.services.ledger_store
         before = (await ledgers.read(segment.ledger_id)).value
-        world.bookie(before.ensembles[-1].bookies[0]).stop()
+        memory_cluster.bookie(before.ensembles[-1].bookies[0]).stop()
         for txid in range(1, 20):
             await writer.write(txid, b"after")
         assert (await ledgers.read(segment.ledger_id)).value == before
 
 
-async def test_while_rolling_is_switched_off_a_writer_goes_on_with_its_segment(world):
+async def test_while_rolling_is_switched_off_a_writer_goes_on_with_its_segment(memory_cluster):
     features = SettableFeatures({"dl.disable_logsegment_rolling": 1})
-    namespace = await world.namespace(features=features)
+    namespace = await memory_cluster.namespace(features=features)
     small = {"logSegmentRollingMinutes": 0, "maxLogSegmentBytes": 1, "writerOutputBufferSize": 0}
     log = await namespace.open_log("flights", small)
     async with await log.open_writer() as writer:
@@ -192,9 +192,9 @@ async def test_while_rolling_is_switched_off_a_writer_goes_on_with_its_segment(w
         assert len(await log.segments()) == 2
 
 
-async def test_while_write_limits_are_switched_off_they_only_count(world):
+async def test_while_write_limits_are_switched_off_they_only_count(memory_cluster):
     features = SettableFeatures({"dl.disable_write_limit": 1})
-    namespace = await world.namespace(features=features)
+    namespace = await memory_cluster.namespace(features=features)
     log = await namespace.open_log(
         "flights", {"perWriterOutstandingWriteLimit": 1, "outstandingWriteLimitDarkmode": False}
     )

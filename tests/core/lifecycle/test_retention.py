@@ -14,16 +14,11 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import HOUR_MS, expired, older_than
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    CallerError,
-    DistributedLogError,
-    MetadataUnavailableError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-)
+from dlspark.errors import AlreadyTruncatedError, SettingsError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.segment_changes import SegmentChanges
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, DistributedLogError, MetadataUnavailableError
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]
@@ -66,9 +61,9 @@ class SteppedClock:
         self.ms += int(hours * HOUR_MS)
 
 
-async def _timed(world, **settings):
+async def _timed(memory_cluster, **settings):
     """A namespace whose clock the test moves."""
-    namespace = await world.namespace(**settings)
+    namespace = await memory_cluster.namespace(**settings)
     clock = SteppedClock()
     namespace._services = replace(namespace.services, clock=clock)
     return namespace, clock
@@ -133,8 +128,8 @@ def test_the_settings_have_upstreams_keys_and_the_old_one():
 # ---------------------------------------------------------------------- runs
 
 
-async def test_expired_segments_go_with_their_ledgers_when_the_next_segment_starts(world):
-    namespace, clock = await _timed(world, retention_hours=2)
+async def test_expired_segments_go_with_their_ledgers_when_the_next_segment_starts(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=2)
     log = await written(namespace, "log", SEGMENTS[:2])
     clock.hours(1.5)
     await written(namespace, "log", SEGMENTS[2:], start=1000)
@@ -150,8 +145,8 @@ async def test_expired_segments_go_with_their_ledgers_when_the_next_segment_star
     assert namespace.counters["segments-purged"] == 2
 
 
-async def test_a_clock_that_jumps_ahead_of_the_metadata_stores_expires_nothing(world, caplog):
-    namespace, clock = await _timed(world)
+async def test_a_clock_that_jumps_ahead_of_the_metadata_stores_expires_nothing(memory_cluster, caplog):
+    namespace, clock = await _timed(memory_cluster)
     clock.ms = int(time.time() * 1000)  # the metadata store's
     log = await written(namespace, "ahead", SEGMENTS)
     clock.hours(1000)
@@ -162,8 +157,8 @@ async def test_a_clock_that_jumps_ahead_of_the_metadata_stores_expires_nothing(w
     assert len(await _ledgers(namespace)) == len(SEGMENTS) + 1
 
 
-async def test_sequence_ids_go_on_when_everything_before_the_newest_segment_is_purged(world):
-    namespace, clock = await _timed(world, retention_hours=1)
+async def test_sequence_ids_go_on_when_everything_before_the_newest_segment_is_purged(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=1)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(5)
     await (await _rolled(log)).close()
@@ -173,16 +168,16 @@ async def test_sequence_ids_go_on_when_everything_before_the_newest_segment_is_p
 
 
 @pytest.mark.parametrize("hours", [0, -1])
-async def test_a_retention_of_zero_or_less_keeps_everything(world, hours):
-    namespace, clock = await _timed(world, retention_hours=hours)
+async def test_a_retention_of_zero_or_less_keeps_everything(memory_cluster, hours):
+    namespace, clock = await _timed(memory_cluster, retention_hours=hours)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(100_000)
     await (await _rolled(log)).close()
     assert len(await log.segments()) == 5
 
 
-async def test_with_explicit_truncation_only_what_was_truncated_expires(world):
-    namespace, clock = await _timed(world, retention_hours=1, explicit_truncation=True)
+async def test_with_explicit_truncation_only_what_was_truncated_expires(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=1, explicit_truncation=True)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(5)
     writer = await _rolled(log)
@@ -194,8 +189,8 @@ async def test_with_explicit_truncation_only_what_was_truncated_expires(world):
     assert states(await log.segments()) == ["3:1:0", "a", "a", "a"]
 
 
-async def test_one_logs_own_retention_holds_for_it_alone(world):
-    namespace, clock = await _timed(world, retention_hours=0)
+async def test_one_logs_own_retention_holds_for_it_alone(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=0)
     for name in ("short", "long"):
         await written(namespace, name, SEGMENTS)
     clock.hours(5)
@@ -206,8 +201,8 @@ async def test_one_logs_own_retention_holds_for_it_alone(world):
     assert [len(await log.segments()) for log in (short, long)] == [2, 5]
 
 
-async def test_an_open_writer_takes_a_new_retention_from_the_dynamic_settings(world):
-    namespace, clock = await _timed(world, retention_hours=0)
+async def test_an_open_writer_takes_a_new_retention_from_the_dynamic_settings(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=0)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(5)
     writer = await _rolled(log)
@@ -219,8 +214,8 @@ async def test_an_open_writer_takes_a_new_retention_from_the_dynamic_settings(wo
     await writer.close()
 
 
-async def test_one_run_at_a_time_and_closing_the_writer_ends_it(world):
-    namespace, clock = await _timed(world, retention_hours=1)
+async def test_one_run_at_a_time_and_closing_the_writer_ends_it(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=1)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(5)
     writer = await log.open_writer()
@@ -242,8 +237,8 @@ async def test_one_run_at_a_time_and_closing_the_writer_ends_it(world):
     assert writer._retention._run.done()
 
 
-async def test_a_run_that_fails_hinders_nobody_and_the_next_one_makes_up_for_it(world):
-    namespace, clock = await _timed(world, retention_hours=1)
+async def test_a_run_that_fails_hinders_nobody_and_the_next_one_makes_up_for_it(memory_cluster):
+    namespace, clock = await _timed(memory_cluster, retention_hours=1)
     log = await written(namespace, "log", SEGMENTS)
     clock.hours(5)
     writer = await log.open_writer()
@@ -266,8 +261,8 @@ async def test_a_run_that_fails_hinders_nobody_and_the_next_one_makes_up_for_it(
 # ---------------------------------------------------------------------- by transaction id
 
 
-async def test_purging_by_transaction_id_takes_the_lock_or_the_writer_of_the_handle(world):
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+async def test_purging_by_transaction_id_takes_the_lock_or_the_writer_of_the_handle(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     log = await written(namespace, "log", SEGMENTS)  # a segment's last ids: 10, 20, 40, 50
     elsewhere = await other.open_log("log")
     writer = await log.open_writer("the writer")
@@ -284,8 +279,8 @@ async def test_purging_by_transaction_id_takes_the_lock_or_the_writer_of_the_han
             await log.purge_older_than(wrong)
 
 
-async def test_a_reader_inside_what_is_purged_gets_the_error_and_one_behind_it_does_not_notice(world):
-    namespace = await world.namespace(read_ahead_entries=1)
+async def test_a_reader_inside_what_is_purged_gets_the_error_and_one_behind_it_does_not_notice(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1)
     log = await written(namespace, "log", SEGMENTS)
     async with await log.open_reader() as inside, await log.open_reader(DLSN(3, 0, 0)) as behind:
         assert (await inside.read_next()).payload == b"a0"
@@ -301,36 +296,38 @@ async def test_a_reader_inside_what_is_purged_gets_the_error_and_one_behind_it_d
 # ---------------------------------------------------------------------- crashes
 
 
-def _steps(world, namespace):
+def _steps(memory_cluster, namespace):
     """Count the changes that this client asks for from now on; its process stands still before the one numbered
-    `world.stop_at`."""
+    `memory_cluster.stop_at`."""
     session, count = namespace.store.session_id, [0]
 
     def inject(asked, operation, path):
         if asked == session and operation in ("multi", "delete", "put", "create"):
             count[0] += 1
-            if count[0] > world.stop_at:
+            if count[0] > memory_cluster.stop_at:
                 return Fault.REFUSE
         return None
 
-    world.tree.inject = inject
+    memory_cluster.tree.inject = inject
     return count
 
 
 @pytest.mark.parametrize("step", range(13))
-async def test_after_a_crash_at_any_step_no_listed_segment_lacks_its_ledger_and_the_next_run_leaves_none(world, step):
-    one, other = await world.namespace(), await world.namespace()
+async def test_after_a_crash_at_any_step_no_listed_segment_lacks_its_ledger_and_the_next_run_leaves_none(
+    memory_cluster, step
+):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(one, "log", SEGMENTS)
     before = {segment.lssn: segment.ledger_id for segment in await log.segments()}
-    world.stop_at = step + 1  # the lock's member is the first
-    count = _steps(world, one)
+    memory_cluster.stop_at = step + 1  # the lock's member is the first
+    count = _steps(memory_cluster, one)
     purging = asyncio.ensure_future(log.purge_older_than(45))
     await asyncio.wait([purging], timeout=0.5)
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     purging.cancel()
     await asyncio.wait([purging])
-    crashed = count[0] > world.stop_at
-    await world.crash(one)
+    crashed = count[0] > memory_cluster.stop_at
+    await memory_cluster.crash(one)
     again = await other.open_log("log")
     ledgers = await _ledgers(other)
     listed = await again.segments()
@@ -366,8 +363,8 @@ async def test_the_list_is_changed_before_any_ledger_is_deleted(namespace, monke
     assert len(deleted) == 3
 
 
-async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     writer = await log.open_writer("old")
     guard = writer.owned.guard()
@@ -379,9 +376,9 @@ async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(world):
     await writer.abort()
 
 
-async def test_what_a_log_says_of_its_producers_is_not_deleted_before_it_is_said_again_i19(world):
+async def test_what_a_log_says_of_its_producers_is_not_deleted_before_it_is_said_again_i19(memory_cluster):
     """A new owner knows it, and has not stored it yet: if it died now, nobody would."""
-    namespace, clock = await _timed(world, retention_hours=1)
+    namespace, clock = await _timed(memory_cluster, retention_hours=1)
     log = await namespace.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         first = writer.append([(1, b"a")], producer="p", sequence=0)
@@ -391,7 +388,7 @@ async def test_what_a_log_says_of_its_producers_is_not_deleted_before_it_is_said
             plain.write(txid, b"plain")
     clock.hours(5)
     doomed = await log.open_writer(producers=True)
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.stop()
     lost = doomed.append([(4, b"b")], producer="p", sequence=1)
     await until(lambda: doomed._retention._run is not None and doomed._retention._run.done())
@@ -399,7 +396,7 @@ async def test_what_a_log_says_of_its_producers_is_not_deleted_before_it_is_said
         await doomed.flush()
     assert isinstance(lost.exception(), DistributedLogError)
     await doomed.abort()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.up = True
     async with await log.open_writer(producers=True) as writer:
         again = writer.append([(4, b"a")], producer="p", sequence=0)

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import completed_head, truncation, truncation_point, with_changes
-from dlspark.errors import (
-    AlreadyClosedError,
-    AlreadyTruncatedError,
-    CallerError,
-    LockingError,
-    LogNotFoundError,
-    OutcomeUnknownError,
-    OwnershipAcquireFailedError,
-)
+from dlspark.errors import AlreadyClosedError, AlreadyTruncatedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"]]
@@ -103,8 +98,8 @@ def test_any_truncations_in_any_order_only_move_forward_and_never_beyond_what_wa
 # ---------------------------------------------------------------------- on a log
 
 
-async def test_a_writer_truncates_and_is_told_where_the_log_begins(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_a_writer_truncates_and_is_told_where_the_log_begins(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await written(namespace, "log", SEGMENTS)
     async with await log.open_writer() as writer:
         await writer.write(100, b"d0")
@@ -131,8 +126,8 @@ async def test_the_part_of_a_segment_that_is_not_truncated_is_read_whole(namespa
     assert (second.record_count, second.start_sequence_id, second.last_entry) == (2, 3, 1)
 
 
-async def test_without_a_writer_the_lock_is_taken_and_a_log_that_is_written_is_refused_with_its_owner(world):
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+async def test_without_a_writer_the_lock_is_taken_and_a_log_that_is_written_is_refused_with_its_owner(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     log = await written(namespace, "log", SEGMENTS)
     elsewhere = await other.open_log("log")
     writer = await log.open_writer("the writer")
@@ -162,8 +157,8 @@ async def test_an_empty_log_begins_where_every_log_begins(namespace):
     assert await (await namespace.open_log("empty")).truncate(DLSN(2, 0, 0)) == DLSN.INITIAL
 
 
-async def test_all_of_it_is_one_transaction_or_none(world):
-    namespace = await world.namespace()
+async def test_all_of_it_is_one_transaction_or_none(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     async with await log.open_writer() as writer:
         session, seen = namespace.store.session_id, []
@@ -174,20 +169,20 @@ async def test_all_of_it_is_one_transaction_or_none(world):
                 return Fault.LOSE_REQUEST if len(seen) <= 2 else None
             return None
 
-        world.tree.inject = refuse
+        memory_cluster.tree.inject = refuse
         watched = [states(await log.segments())]
         truncating = asyncio.ensure_future(writer.truncate(DLSN(3, 1, 0)))
         while not truncating.done():
             await asyncio.sleep(0)
             watched.append(states(await log.segments()))
-        world.tree.inject = None
+        memory_cluster.tree.inject = None
         assert len(seen) == 3
         assert {tuple(state) for state in watched} <= {tuple(ALL), ("t", "t", "3:1:0")}
         assert await truncating == DLSN(3, 1, 0)
 
 
-async def test_a_lost_answer_is_decided_by_reading_again(world):
-    namespace = await world.namespace()
+async def test_a_lost_answer_is_decided_by_reading_again(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     async with await log.open_writer() as writer:
         session, sent = namespace.store.session_id, []
@@ -198,9 +193,9 @@ async def test_a_lost_answer_is_decided_by_reading_again(world):
                 return Fault.LOSE_REPLY
             return None
 
-        world.tree.inject = lose
+        memory_cluster.tree.inject = lose
         assert await writer.truncate(DLSN(2, 1, 0)) == DLSN(2, 1, 0)
-        world.tree.inject = None
+        memory_cluster.tree.inject = None
         assert len(sent) == 1, "what was applied is not sent again"
         assert states(await log.segments()) == ["t", "2:1:0", "a"]
 
@@ -213,23 +208,23 @@ async def test_truncations_of_one_writer_at_a_time_end_with_the_highest(namespac
     assert states(await log.segments()) == ["t", "t", "3:2:0"]
 
 
-async def test_a_writer_that_lost_its_log_truncates_nothing(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_writer_that_lost_its_log_truncates_nothing(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     writer = await log.open_writer("old")
-    world.cut_off(namespace)
+    memory_cluster.cut_off(namespace)
     await asyncio.sleep(0)
     async with await (await other.open_log("log")).open_writer("new"):
-        world.tree.inject = None
+        memory_cluster.tree.inject = None
         with pytest.raises((LockingError, OwnershipAcquireFailedError, OutcomeUnknownError)):
             await writer.truncate(DLSN(3, 0, 0))
     assert states(await log.segments()) == ALL
     await writer.abort()
 
 
-async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_another_one_back(world, monkeypatch):
-    log = await written(await world.namespace(), "log", SEGMENTS)
-    one, other = await world.namespace(write_lock=False), await world.namespace(write_lock=False)
+async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_another_one_back(memory_cluster, monkeypatch):
+    log = await written(await memory_cluster.namespace(), "log", SEGMENTS)
+    one, other = await memory_cluster.namespace(write_lock=False), await memory_cluster.namespace(write_lock=False)
     slow = await (await one.open_log("log")).open_writer()
     quick = await (await other.open_log("log")).open_writer()
     segments, overtaken = one.logs_store.segments, []
@@ -249,9 +244,11 @@ async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_anothe
     await quick.abort()
 
 
-async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_nothing_back(world, monkeypatch):
+async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_nothing_back(
+    memory_cluster, monkeypatch
+):
     """The lock has a member again when the transaction is sent: it says nothing of who was there in between (I8)."""
-    namespace, other = await world.namespace(), await world.namespace()
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     quick = await other.open_log("log")
     writer = await log.open_writer()
@@ -260,9 +257,9 @@ async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_
     async def then_be_overtaken(name, watch=None):
         found = await segments(name, watch)
         if not overtaken:
-            world.cut_off(namespace)
+            memory_cluster.cut_off(namespace)
             overtaken.append(await quick.truncate(DLSN(2, 1, 0)))
-            world.tree.inject = None
+            memory_cluster.tree.inject = None
             await until(lambda: writer.owned.lock.held)
         return found
 
@@ -273,8 +270,8 @@ async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_
     await writer.abort()
 
 
-async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await written(namespace, "log", SEGMENTS)
     writer = await log.open_writer("old")
     session, store = namespace.store.session_id, namespace.store
@@ -282,10 +279,10 @@ async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(wo
 
     def late(asked, operation, path):
         if asked == session and operation == "multi":
-            world.tree.inject = None
-            _delete(world, member)
+            memory_cluster.tree.inject = None
+            _delete(memory_cluster, member)
 
-    world.tree.inject = late
+    memory_cluster.tree.inject = late
     with pytest.raises(LockingError, match="the lock was lost"):
         await writer.truncate(DLSN(3, 0, 0))
     assert store.session_id == session
@@ -293,17 +290,17 @@ async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(wo
     await writer.abort()
 
 
-def _delete(world, path):
+def _delete(memory_cluster, path):
     """Somebody removes a znode between two requests."""
     parent, _, name = path.rpartition("/")
-    with world.tree.lock:
-        world.tree._nodes.pop(path, None)
-        world.tree._nodes[parent].children.discard(name)
+    with memory_cluster.tree.lock:
+        memory_cluster.tree._nodes.pop(path, None)
+        memory_cluster.tree._nodes[parent].children.discard(name)
 
 
-async def test_thousands_of_segments_are_truncated_in_requests_that_fit(world, monkeypatch):
+async def test_thousands_of_segments_are_truncated_in_requests_that_fit(memory_cluster, monkeypatch):
     monkeypatch.setattr("metadata.distributedlog.segment_changes.MAX_CHANGE_BYTES", 1_500)
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     log = await written(namespace, "many", [[b"%d" % i] for i in range(12)])
     async with await log.open_writer() as writer:
         seen = []
@@ -339,8 +336,8 @@ async def test_what_a_subscriber_has_still_to_read_stays_where_that_is_asked_for
 # ---------------------------------------------------------------------- readers
 
 
-async def test_a_reader_inside_what_is_truncated_under_it_gets_the_error_for_good(world):
-    namespace = await world.namespace(read_ahead_entries=1)
+async def test_a_reader_inside_what_is_truncated_under_it_gets_the_error_for_good(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1)
     log = await written(namespace, "under", SEGMENTS)
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"a0"
@@ -351,8 +348,8 @@ async def test_a_reader_inside_what_is_truncated_under_it_gets_the_error_for_goo
         assert reader.position < DLSN(3, 0, 0)
 
 
-async def test_a_reader_behind_the_truncation_point_does_not_notice(world):
-    namespace = await world.namespace(read_ahead_entries=1)
+async def test_a_reader_behind_the_truncation_point_does_not_notice(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1)
     log = await written(namespace, "behind", SEGMENTS)
     async with await log.open_reader(DLSN(3, 1, 0)) as reader:
         assert (await reader.read_next()).payload == b"c1"
@@ -360,8 +357,8 @@ async def test_a_reader_behind_the_truncation_point_does_not_notice(world):
         assert await drained(reader) == [b"c2"]
 
 
-async def test_a_reader_that_ignores_truncation_reads_on_under_it(world):
-    namespace = await world.namespace(read_ahead_entries=1, ignore_truncation=True)
+async def test_a_reader_that_ignores_truncation_reads_on_under_it(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1, ignore_truncation=True)
     log = await written(namespace, "ignoring", SEGMENTS)
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"a0"
@@ -369,16 +366,16 @@ async def test_a_reader_that_ignores_truncation_reads_on_under_it(world):
         assert await drained(reader) == FLAT[1:]
 
 
-async def test_a_position_that_was_truncated_is_an_error_skipped_or_ignored_as_the_settings_say(world):
-    namespace = await world.namespace()
+async def test_a_position_that_was_truncated_is_an_error_skipped_or_ignored_as_the_settings_say(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await written(namespace, "settings", SEGMENTS)
     await log.truncate(DLSN(2, 1, 0))
     found = await payloads(log, DLSN(1, 1, 0))
     assert isinstance(found, AlreadyTruncatedError)
     assert "begins at 2:1:0" in str(found)
-    lenient = await world.namespace(fail_on_truncated=False)
+    lenient = await memory_cluster.namespace(fail_on_truncated=False)
     assert await payloads(await lenient.open_log("settings"), DLSN(1, 1, 0)) == FLAT[4:]
-    curious = await world.namespace(ignore_truncation=True)
+    curious = await memory_cluster.namespace(ignore_truncation=True)
     assert await payloads(await curious.open_log("settings"), DLSN(1, 1, 0)) == FLAT[1:]
 
 

@@ -29,15 +29,9 @@ from dlspark.core.metrics.page import metrics_page
 from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, collection_of, serve_metrics
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    IdleReaderError,
-    OverCapacityError,
-    OwnershipAcquireFailedError,
-    SettingsError,
-    WriteError,
-)
+from dlspark.errors import IdleReaderError, OverCapacityError, SettingsError, WriteError
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import CallerError, DistributedLogError
 
 UPSTREAM = """
 log_writer_write log_writer_bulk_write log_writer_mark_end_of_stream log_writer_get_writer
@@ -156,8 +150,10 @@ def test_metrics_have_upstreams_names_where_upstream_has_them():
 # ---------------------------------------------------------------------- writing and reading
 
 
-async def test_writes_are_counted_by_record_and_entry(world, registry):
-    namespace = await world.namespace(statistics=Statistics(registry), output_buffer_bytes=0, immediate_flush=False)
+async def test_writes_are_counted_by_record_and_entry(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(
+        statistics=Statistics(registry), output_buffer_bytes=0, immediate_flush=False
+    )
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         await writer.write(1, b"x")
@@ -182,12 +178,14 @@ async def test_writes_are_counted_by_record_and_entry(world, registry):
     )
 
 
-async def test_gauges_show_what_is_under_way(world, registry):
-    namespace = await world.namespace(statistics=Statistics(registry), output_buffer_bytes=0, rolling_concurrency=2)
+async def test_gauges_show_what_is_under_way(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(
+        statistics=Statistics(registry), output_buffer_bytes=0, rolling_concurrency=2
+    )
     log = await namespace.open_log("log")
     writer = await log.open_writer()
     await writer.write(1, b"first")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     futures = [writer.write(2, b"held"), writer.write(3, b"held")]
     await asyncio.sleep(0)
@@ -197,21 +195,21 @@ async def test_gauges_show_what_is_under_way(world, registry):
     assert _value(registry, "permits_outstanding") == 0
     assert namespace.services.permits.take()
     assert _value(registry, "permits_outstanding") == 1
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.release()
     await asyncio.gather(*futures)
     await writer.close()
     assert [_value(registry, name) for name in (*gauges, "writeLimiter_permits")] == [0, 0, 0, 0]
 
 
-async def test_refused_records_are_counted_by_the_limit_that_refused_them(world, registry):
-    namespace = await world.namespace(
+async def test_refused_records_are_counted_by_the_limit_that_refused_them(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(
         statistics=Statistics(registry),
         outstanding_write_limit=1,
         global_outstanding_write_limit=2,
         write_limit_dark_mode=False,
     )
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     writers = [await (await namespace.open_log(name)).open_writer() for name in ("one", "other", "third")]
     taken = [writer.write(1, b"taken") for writer in writers[:2]]
@@ -220,15 +218,15 @@ async def test_refused_records_are_counted_by_the_limit_that_refused_them(world,
             await writer.write(2, b"refused")
     assert _value(registry, "streamWriteLimiter_acquireFailure_total") == 1
     assert _value(registry, "writeLimiter_acquireFailure_total") == 1
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.release()
     for writer in writers:
         await writer.close()
     await asyncio.gather(*taken)
 
 
-async def test_reads_are_counted(world, registry):
-    namespace = await world.namespace(statistics=Statistics(registry))
+async def test_reads_are_counted(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(statistics=Statistics(registry))
     log = await written(namespace, "log", [[b"one", b"two"], [b"three"]])
     log = await namespace.open_log("log", {"traceReadAheadDeliveryLatency": True})
     async with await log.open_reader() as reader:
@@ -246,13 +244,13 @@ async def test_reads_are_counted(world, registry):
     assert _count(registry, "async_reader_delay_until_promise_satisfied") >= 1
 
 
-async def test_trouble_of_readers_is_counted(world, registry):
-    namespace = await world.namespace(
+async def test_trouble_of_readers_is_counted(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(
         statistics=Statistics(registry), skip_broken_entries=True, idle_error_ms=450, idle_warn_ms=420
     )
     log = await written(namespace, "log", [[b"one", b"two", b"three"]])
     (segment,) = await log.segments()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         entries = bookie.ledgers[segment.ledger_id].entries if segment.ledger_id in bookie.ledgers else {}
         if 1 in entries:
             entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
@@ -269,12 +267,12 @@ async def test_trouble_of_readers_is_counted(world, registry):
 # ---------------------------------------------------------------------- segments and locks
 
 
-async def test_recovery_and_deletion_of_segments_are_counted(world, registry):
-    one = await world.namespace(statistics=NO_STATISTICS)
+async def test_recovery_and_deletion_of_segments_are_counted(memory_cluster, registry):
+    one = await memory_cluster.namespace(statistics=NO_STATISTICS)
     writer = await (await one.open_log("log")).open_writer()
     await asyncio.gather(*[writer.write(txid, b"x") for txid in range(3)], writer.flush())
-    await world.crash(one)
-    other = await world.namespace(statistics=Statistics(registry))
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace(statistics=Statistics(registry))
     log = await other.open_log("log")
     async with await log.open_writer() as writer:
         writer.write(5, b"another segment")
@@ -286,9 +284,9 @@ async def test_recovery_and_deletion_of_segments_are_counted(world, registry):
     assert _value(registry, "rare_paths_total", path="segment-recovered") == 1
 
 
-async def test_locks_are_timed_and_those_that_were_not_acquired_in_time_counted(world, registry):
-    owner = await world.namespace(statistics=NO_STATISTICS)
-    other = await world.namespace(statistics=Statistics(registry), lock_timeout_s=0)
+async def test_locks_are_timed_and_those_that_were_not_acquired_in_time_counted(memory_cluster, registry):
+    owner = await memory_cluster.namespace(statistics=NO_STATISTICS)
+    other = await memory_cluster.namespace(statistics=Statistics(registry), lock_timeout_s=0)
     held = await (await owner.open_log("log")).open_writer()
     log = await other.open_log("log")
     with pytest.raises(OwnershipAcquireFailedError):
@@ -296,7 +294,7 @@ async def test_locks_are_timed_and_those_that_were_not_acquired_in_time_counted(
     assert _value(registry, "lock_tryTimeouts_total") == _count(registry, "lock_acquire", "false") == 1
     await held.close()
     writer = await log.open_writer()
-    world.tree.expire(other.store.session_id)
+    memory_cluster.tree.expire(other.store.session_id)
     await until(lambda: _count(registry, "lock_reacquire"))
     await writer.close()
     assert _count(registry, "lock_acquire") == _count(registry, "lock_unlock") == 1
@@ -309,8 +307,8 @@ async def test_locks_are_timed_and_those_that_were_not_acquired_in_time_counted(
     assert _count(registry, "read_lock_lock_acquire") == _count(registry, "read_lock_lock_unlock") == 1
 
 
-async def test_sealing_and_periodic_flushes_are_counted(world, registry):
-    namespace = await world.namespace(
+async def test_sealing_and_periodic_flushes_are_counted(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(
         statistics=Statistics(registry), output_buffer_bytes=1000, immediate_flush=False, periodic_flush_ms=10
     )
     log = await namespace.open_log("log")
@@ -334,9 +332,9 @@ def test_every_metric_is_fed_by_the_core():
 
 
 async def test_namespaces_of_a_process_are_added_up_in_one_registry_and_stay_counted_when_they_are_closed(
-    world, registry
+    memory_cluster, registry
 ):
-    one, other = [await world.namespace(statistics=Statistics(registry)) for _ in range(2)]
+    one, other = [await memory_cluster.namespace(statistics=Statistics(registry)) for _ in range(2)]
     await _write(one, "one", 3)
     await _write(other, "other", 4)
     assert _count(registry, "log_writer_write") == 7
@@ -346,20 +344,20 @@ async def test_namespaces_of_a_process_are_added_up_in_one_registry_and_stay_cou
     assert generate_latest(registry).count(b"# TYPE log_writer_write histogram") == 1
 
 
-async def test_without_a_registry_it_is_prometheus_clients_own(world):
+async def test_without_a_registry_it_is_prometheus_clients_own(memory_cluster):
     before = _count(REGISTRY, "log_writer_write") or 0
-    await _write(await world.namespace(), "log", 5)
+    await _write(await memory_cluster.namespace(), "log", 5)
     assert _count(REGISTRY, "log_writer_write") == before + 5
 
 
-async def test_a_registry_with_other_metrics_of_these_names_is_refused(world, registry):
+async def test_a_registry_with_other_metrics_of_these_names_is_refused(memory_cluster, registry):
     Counter("dl_alert", "another program's", registry=registry)
     with pytest.raises(CallerError, match="dl_alert"):
-        await world.namespace(statistics=Statistics(registry))
+        await memory_cluster.namespace(statistics=Statistics(registry))
 
 
-async def test_where_no_statistics_are_wanted_nothing_is_counted_by_entry_and_rare_paths_still_are(world):
-    namespace = await world.namespace(statistics=NO_STATISTICS)
+async def test_where_no_statistics_are_wanted_nothing_is_counted_by_entry_and_rare_paths_still_are(memory_cluster):
+    namespace = await memory_cluster.namespace(statistics=NO_STATISTICS)
     log = await _write(namespace, "log", 5)
     assert len(await _read(log, 5)) == 5
     measures = namespace.services.meter.root
@@ -383,8 +381,8 @@ def test_a_namespace_that_is_dropped_without_being_closed_leaves_its_counts(regi
 # ---------------------------------------------------------------------- one log's own
 
 
-async def test_a_log_has_series_of_its_own_while_it_is_open_if_that_is_wanted(world, registry):
-    namespace = await world.namespace(statistics=Statistics(registry))
+async def test_a_log_has_series_of_its_own_while_it_is_open_if_that_is_wanted(memory_cluster, registry):
+    namespace = await memory_cluster.namespace(statistics=Statistics(registry))
     await _write(namespace, "with-the-rest", 1)
     log = await _write(namespace, "apart", 2, enablePerStreamStat=True)
     again = await namespace.open_log("apart", {"enablePerStreamStat": True})
@@ -413,13 +411,13 @@ async def test_only_so_many_logs_have_series_of_their_own(registry, monkeypatch,
 # ---------------------------------------------------------------------- slow operations
 
 
-async def test_slow_metadata_requests_are_counted_and_told_once_in_a_while(world, registry, caplog):
-    namespace = await world.namespace(statistics=Statistics(registry), metadata_latency_warn_ms=1)
+async def test_slow_metadata_requests_are_counted_and_told_once_in_a_while(memory_cluster, registry, caplog):
+    namespace = await memory_cluster.namespace(statistics=Statistics(registry), metadata_latency_warn_ms=1)
     for _ in range(3):
-        world.tree.stall()
+        memory_cluster.tree.stall()
         asking = asyncio.ensure_future(namespace.log_exists("log"))
         await asyncio.sleep(0.005)  # so long it takes at least
-        world.tree.resume()
+        memory_cluster.tree.resume()
         await asking
     told = [record for record in caplog.records if record.name.endswith("metrics.meter")]
     assert _value(registry, "slow_operations_total", kind="metadata") >= 3
@@ -440,8 +438,8 @@ async def test_slow_writes_and_reads_are_told_with_their_log_and_segment(caplog)
     assert meter.root.slow_operations.values == {"write": 2}
 
 
-async def test_a_slow_read_of_an_entry_that_is_there_is_told(world, caplog):
-    namespace = await world.namespace(data_latency_warn_ms=1)
+async def test_a_slow_read_of_an_entry_that_is_there_is_told(memory_cluster, caplog):
+    namespace = await memory_cluster.namespace(data_latency_warn_ms=1)
     log = await written(namespace, "log", [[b"one"]])
     serve = MemoryBookie.serve
 
@@ -457,8 +455,8 @@ async def test_a_slow_read_of_an_entry_that_is_there_is_told(world, caplog):
     assert [(record.log, record.segment) for record in told] == [("log", 1)]
 
 
-async def test_changes_of_segments_are_told_where_that_is_wanted(world, caplog):
-    namespace = await world.namespace(trace_metadata_changes=True)
+async def test_changes_of_segments_are_told_where_that_is_wanted(memory_cluster, caplog):
+    namespace = await memory_cluster.namespace(trace_metadata_changes=True)
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
@@ -476,11 +474,11 @@ async def test_changes_of_segments_are_told_where_that_is_wanted(world, caplog):
 # ---------------------------------------------------------------------- spans
 
 
-async def test_writes_reads_segments_and_metadata_requests_are_spans(world):
+async def test_writes_reads_segments_and_metadata_requests_are_spans(memory_cluster):
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    namespace = await world.namespace(statistics=Statistics(tracer_provider=provider, collect=False))
+    namespace = await memory_cluster.namespace(statistics=Statistics(tracer_provider=provider, collect=False))
     log = await _write(namespace, "log", 2)
     await _read(log, 2)
     spans = {span.name: span for span in exporter.get_finished_spans()}
@@ -492,7 +490,7 @@ async def test_writes_reads_segments_and_metadata_requests_are_spans(world):
     assert "metadata multi" in inside
 
 
-async def test_what_fails_is_a_failed_span(world):
+async def test_what_fails_is_a_failed_span(memory_cluster):
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -540,8 +538,8 @@ def test_log_records_are_lines_of_json_with_what_they_are_about():
     assert "ValueError: no" in json.loads(JsonFormatter().format(record))["error"]
 
 
-async def test_a_failed_writers_log_record_names_the_log(world, caplog):
-    namespace = await world.namespace(disable_rolling_on_error=True)
+async def test_a_failed_writers_log_record_names_the_log(memory_cluster, caplog):
+    namespace = await memory_cluster.namespace(disable_rolling_on_error=True)
     writer = await (await namespace.open_log("log")).open_writer()
     future = writer.write(1, b"one")
     await asyncio.sleep(0)

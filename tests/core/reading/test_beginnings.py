@@ -11,7 +11,8 @@ from dlspark.core.reading.beginnings import beginning
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import AlreadyTruncatedError, LogNotFoundError, ReadCancelledError
+from dlspark.errors import AlreadyTruncatedError, ReadCancelledError
+from metadata.distributedlog.log_names import LogNotFoundError
 
 STRICT = Settings()
 LENIENT = Settings(fail_on_truncated=False)

@@ -8,9 +8,9 @@ from dlspark.core.codec.vector_decoding import EXPANDED_BYTES
 SETS, MEMBERS = 8, 1_000
 
 
-async def written(world):
+async def written(memory_cluster):
     """8 record sets of 4 MB, compressed twice; a record behind each."""
-    client = await world.namespace(compression="lz4")
+    client = await memory_cluster.namespace(compression="lz4")
     log = await client.open_log("expanding")
     encoded = encode_record_set([bytes(4_000)] * MEMBERS, Compression.LZ4)
     async with await log.open_writer() as writer:
@@ -21,8 +21,8 @@ async def written(world):
     return log
 
 
-async def test_batches_are_bounded_by_what_they_expand_to(world):
-    log = await written(world)
+async def test_batches_are_bounded_by_what_they_expand_to(memory_cluster):
+    log = await written(memory_cluster)
     found, sizes = [], []
     async with await log.open_reader() as reader:
         while len(found) < SETS * (MEMBERS + 1):
@@ -35,8 +35,8 @@ async def test_batches_are_bounded_by_what_they_expand_to(world):
     assert found == [(n, n // (MEMBERS + 1)) for n in range(SETS * (MEMBERS + 1))]
 
 
-async def test_records_one_by_one_are_all_there_whatever_is_decoded_at_a_time(world):
-    log = await written(world)
+async def test_records_one_by_one_are_all_there_whatever_is_decoded_at_a_time(memory_cluster):
+    log = await written(memory_cluster)
     async with await log.open_reader() as reader:
         found = []
         while len(found) < SETS * (MEMBERS + 1):
@@ -47,8 +47,8 @@ async def test_records_one_by_one_are_all_there_whatever_is_decoded_at_a_time(wo
     assert [record.payload for record in found if len(record.payload) < 4_000] == [b"%d" % n for n in range(SETS)]
 
 
-async def test_what_was_fetched_and_not_decoded_is_still_to_come(world):
-    log = await written(world)
+async def test_what_was_fetched_and_not_decoded_is_still_to_come(memory_cluster):
+    log = await written(memory_cluster)
     async with await log.open_reader() as reader:
         first = await reader.next_batch()
         assert first.num_rows < SETS * (MEMBERS + 1)

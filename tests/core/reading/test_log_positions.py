@@ -10,7 +10,8 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
 from dlspark.core.codec.records import FLAG_CONTROL
-from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError, SegmentNotFoundError
+from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 from storage_node.client.reader import LedgerReader
@@ -72,8 +73,8 @@ async def test_the_last_record_is_where_last_begins(namespace):
         assert (await asyncio.wait_for(reading, 5)).txid == 0
 
 
-async def test_records_between_any_two_positions_are_counted(world):
-    namespace = await world.namespace(output_buffer_bytes=60)
+async def test_records_between_any_two_positions_are_counted(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=60)
     log = await namespace.open_log("count")
     for segment in range(3):
         async with await log.open_writer() as writer:
@@ -185,22 +186,22 @@ async def test_changes_of_the_segments_are_told_as_they_come(namespace):
         await asyncio.wait_for(waiting, 5)
 
 
-async def test_watching_survives_the_loss_of_the_metadata_session(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_watching_survives_the_loss_of_the_metadata_session(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await _filled(other, "session", 1)
     changes = (await namespace.open_log("session")).watch_segments()
     assert len(await anext(changes)) == 1
     waiting = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0.01)
-    world.tree.expire(namespace.store.session_id)
+    memory_cluster.tree.expire(namespace.store.session_id)
     async with await log.open_writer() as writer:
         writer.write(1000, b"")
     assert len(await asyncio.wait_for(waiting, 5)) == 2
     await changes.aclose()
 
 
-async def test_a_last_record_is_looked_for_from_the_end_in_growing_steps(world, monkeypatch):
-    namespace = await world.namespace(output_buffer_bytes=0, first_scan_entries=2, max_scan_entries=8)
+async def test_a_last_record_is_looked_for_from_the_end_in_growing_steps(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, first_scan_entries=2, max_scan_entries=8)
     logs = namespace.logs_store
     await logs.create("behind")
     ledger = await namespace.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)

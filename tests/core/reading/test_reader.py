@@ -15,16 +15,15 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
 from dlspark.errors import (
     AlreadyTruncatedError,
-    CallerError,
-    CorruptDataError,
     EndOfStreamError,
     IdleReaderError,
-    LogNotFoundError,
     PositionGapError,
     ReadCancelledError,
     SegmentNotFoundError,
 )
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.store import Create, Delete
 
 
@@ -83,8 +82,8 @@ FLAT = [payload for segment in SEGMENTS for payload in segment]
         (81, 9),
     ],
 )
-async def test_a_reader_starts_at_any_position(world, start, first):
-    namespace = await world.namespace()
+async def test_a_reader_starts_at_any_position(memory_cluster, start, first):
+    namespace = await memory_cluster.namespace()
     log = await _written(namespace, "positions", SEGMENTS)
     assert await _read(log, start) == FLAT[first:]
 
@@ -124,11 +123,11 @@ async def test_position_is_where_the_next_reader_goes_on(namespace):
 # ---------------------------------------------------------------------- the tail
 
 
-async def test_a_tailing_reader_sees_every_record_once_and_in_order_while_segments_roll(world):
-    writing = await world.namespace(
+async def test_a_tailing_reader_sees_every_record_once_and_in_order_while_segments_roll(memory_cluster):
+    writing = await memory_cluster.namespace(
         rolling_minutes=0, max_segment_bytes=3000, output_buffer_bytes=200, periodic_flush_ms=20
     )
-    reading = await world.namespace()
+    reading = await memory_cluster.namespace()
     log = await writing.open_log("rolling")
     writer = await log.open_writer()
     async with await (await reading.open_log("rolling")).open_reader() as reader:
@@ -156,8 +155,12 @@ async def test_a_tailing_reader_sees_every_record_once_and_in_order_while_segmen
     assert [record.dlsn for record in await _drained(again)] == [record.dlsn for record in records]
 
 
-async def test_a_reader_follows_the_log_over_a_crash_of_its_writer(world):
-    one, other, reading = await world.namespace(), await world.namespace(), await world.namespace()
+async def test_a_reader_follows_the_log_over_a_crash_of_its_writer(memory_cluster):
+    one, other, reading = (
+        await memory_cluster.namespace(),
+        await memory_cluster.namespace(),
+        await memory_cluster.namespace(),
+    )
     writer = await (await one.open_log("crash")).open_writer()
     writer.write(1, b"one")
     await writer.commit()
@@ -167,7 +170,7 @@ async def test_a_reader_follows_the_log_over_a_crash_of_its_writer(world):
         last = writer.write(2, b"acknowledged, not visible")
         await writer.flush()
         await last
-        await world.crash(one)
+        await memory_cluster.crash(one)
         writer = await (await other.open_log("crash")).open_writer()
         assert (await asyncio.wait_for(pending, 5)).payload == b"acknowledged, not visible"
         writer.write(3, b"three")
@@ -225,14 +228,14 @@ async def test_a_cancelled_read_loses_nothing(namespace):
         assert (await asyncio.wait_for(reader.read_next(), 5)).payload == b"b"
 
 
-async def test_readers_that_come_and_go_leave_no_watches_behind(world, namespace):
+async def test_readers_that_come_and_go_leave_no_watches_behind(memory_cluster, namespace):
     log = await _written(namespace, "idle", [[b"a"]])
     for _ in range(5):
         assert await _read(log) == [b"a"]
         async for _ in (watching := log.watch_segments()):
             break
         await watching.aclose()
-    watched = world.tree._child_watches.items()
+    watched = memory_cluster.tree._child_watches.items()
     left = [watch for path, watches in watched if path.startswith("/dl/idle/") for _, watch in watches]
     assert len(left) <= 1
     assert len(namespace.logs_store._watches) == 0
@@ -251,8 +254,8 @@ async def test_closing_a_reader_ends_its_waiting_reads(namespace):
         await reader.read_next()
 
 
-async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold(world):
-    namespace = await world.namespace(idle_error_ms=50)
+async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold(memory_cluster):
+    namespace = await memory_cluster.namespace(idle_error_ms=50)
     log = await _written(namespace, "idle", [[b"a"]])
     async with await log.open_reader() as reader:
         await reader.read_next()
@@ -290,8 +293,8 @@ async def test_batches_and_single_records_share_one_position(namespace):
     assert [r.payload for r in rest] == FLAT[4:]
 
 
-async def test_large_batches_come_back_equal(world):
-    namespace = await world.namespace()
+async def test_large_batches_come_back_equal(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("large")
     txids = np.arange(20_000, dtype=np.int64)
     payloads = pa.array([b"%d" % i * (i % 9) for i in range(20_000)])
@@ -316,8 +319,8 @@ async def test_a_transaction_id_that_is_no_time_gives_no_timestamp(namespace):
     assert times[1] is None
 
 
-async def test_what_is_read_ahead_is_bounded(world):
-    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=5)
+async def test_what_is_read_ahead_is_bounded(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, read_ahead_entries=5)
     log = await _written(namespace, "ahead", [[b"x"] * 200])
     async with await log.open_reader() as reader:
         await reader.read_next()
@@ -366,13 +369,13 @@ async def test_a_position_behind_the_last_truncated_record_has_lost_nothing(name
     assert await _read(log, DLSN(2, 0, 0)) == FLAT[3:]
 
 
-async def test_truncation_can_be_skipped_or_ignored_by_setting(world):
-    namespace = await world.namespace()
+async def test_truncation_can_be_skipped_or_ignored_by_setting(memory_cluster):
+    namespace = await memory_cluster.namespace()
     await _written(namespace, "tools", SEGMENTS)
     await _rewrite(namespace, "tools", 1, truncation=TruncationStatus.TRUNCATED)
-    lenient = await world.namespace(fail_on_truncated=False)
+    lenient = await memory_cluster.namespace(fail_on_truncated=False)
     assert await _read(await lenient.open_log("tools"), DLSN(1, 0, 1)) == FLAT[3:]
-    curious = await world.namespace(ignore_truncation=True)
+    curious = await memory_cluster.namespace(ignore_truncation=True)
     assert await _read(await curious.open_log("tools"), DLSN(1, 0, 1)) == FLAT[1:]
 
 
@@ -386,8 +389,8 @@ async def test_a_position_below_the_oldest_segment_left_is_truncated(namespace):
 
 
 @pytest.mark.parametrize("how", ["truncated", "removed"])
-async def test_what_goes_away_before_it_was_read_is_an_error_not_a_gap(world, how):
-    namespace = await world.namespace(read_ahead_entries=1, output_buffer_bytes=0)
+async def test_what_goes_away_before_it_was_read_is_an_error_not_a_gap(memory_cluster, how):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1, output_buffer_bytes=0)
     name = f"going-{how}"
     log = await _written(namespace, name, [[b"a"] * 5, [b"b"] * 5, [b"c"]])
     async with await log.open_reader() as reader:
@@ -403,9 +406,9 @@ async def test_what_goes_away_before_it_was_read_is_an_error_not_a_gap(world, ho
             await reader.read_next()
 
 
-async def test_a_ledger_deleted_behind_the_logs_back_is_an_error_of_the_segment(world, monkeypatch):
+async def test_a_ledger_deleted_behind_the_logs_back_is_an_error_of_the_segment(memory_cluster, monkeypatch):
     monkeypatch.setattr("dlspark.core.reading.read_ahead.LEDGER_GONE_S", 0.1)
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     log = await _written(namespace, "vanished", SEGMENTS)
     await namespace.ledgers.delete((await log.segments())[1].ledger_id)
     async with await log.open_reader() as reader:
@@ -425,15 +428,15 @@ async def test_deleting_the_log_fails_its_readers(namespace):
             await asyncio.wait_for(reading, 5)
 
 
-def _tamper(world, change):
-    for bookie in world.bookies:
+def _tamper(memory_cluster, change):
+    for bookie in memory_cluster.bookies:
         for ledger in bookie.ledgers.values():
             change(ledger)
 
 
-async def test_a_missing_record_between_two_is_a_gap(world):
+async def test_a_missing_record_between_two_is_a_gap(memory_cluster):
     # The writer's count jumps: what a lost record would look like to a reader.
-    namespace = await world.namespace(output_buffer_bytes=0)
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await namespace.open_log("gap")
     async with await log.open_writer() as writer:
         await writer.write(1, b"one")
@@ -449,12 +452,12 @@ async def test_a_missing_record_between_two_is_a_gap(world):
         assert batch.column("value").to_pylist() == [b"one"]
         with pytest.raises(PositionGapError):
             await reader.next_batch()
-    lenient = await world.namespace(gap_detection=False)
+    lenient = await memory_cluster.namespace(gap_detection=False)
     assert await _read(await lenient.open_log("gap")) == [b"one", b"three"]
 
 
-async def test_an_entry_damaged_on_every_node_is_never_delivered(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_an_entry_damaged_on_every_node_is_never_delivered(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await _written(namespace, "damaged", [[b"one", b"two", b"three"]])
 
     def damage(ledger):
@@ -463,7 +466,7 @@ async def test_an_entry_damaged_on_every_node_is_never_delivered(world):
             body[-1] ^= 1
             ledger.entries[1] = bytes(body)
 
-    _tamper(world, damage)
+    _tamper(memory_cluster, damage)
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"one"
         with pytest.raises(CorruptDataError):
@@ -474,8 +477,8 @@ LONG = [bytes([65 + i]) * 9_000 for i in range(6)]
 """Each is decoded by columns, also where records are read one by one."""
 
 
-async def test_records_of_large_entries_come_one_by_one_as_they_were_written(world):
-    namespace = await world.namespace(output_buffer_bytes=20_000)
+async def test_records_of_large_entries_come_one_by_one_as_they_were_written(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=20_000)
     log = await _written(namespace, "long", [LONG, LONG[:3]])
     async with await log.open_reader(DLSN(1, 0, 1)) as reader:
         first = await reader.read_next()
@@ -488,8 +491,8 @@ async def test_records_of_large_entries_come_one_by_one_as_they_were_written(wor
     assert reader.position == DLSN(2, rest[-1].dlsn.entry_id, rest[-1].dlsn.slot_id + 1)
 
 
-async def test_what_stands_before_a_large_entry_that_is_none_is_delivered_one_by_one(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_what_stands_before_a_large_entry_that_is_none_is_delivered_one_by_one(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await namespace.open_log("long-damaged")
     async with await log.open_writer() as writer:
         await writer.write(0, LONG[0])
@@ -505,8 +508,8 @@ async def test_what_stands_before_a_large_entry_that_is_none_is_delivered_one_by
         assert reader.position == DLSN(1, 1, 1)
 
 
-async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_last_record(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_last_record(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await namespace.open_log("long-gap")
     async with await log.open_writer() as writer:
         await writer.write(1, LONG[0])
@@ -521,43 +524,43 @@ async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_las
         assert reader.position == DLSN(1, 1, 1)
 
 
-async def test_storage_nodes_that_are_away_are_not_named_with_every_attempt(world, caplog):
-    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=1, read_ahead_wait_ms=1)
+async def test_storage_nodes_that_are_away_are_not_named_with_every_attempt(memory_cluster, caplog):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, read_ahead_entries=1, read_ahead_wait_ms=1)
     log = await _written(namespace, "away", [[b"x"]])
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.stop()
     async with await log.open_reader() as reader:
         reading = asyncio.ensure_future(_drained(reader))
         await until(lambda: namespace.counters["read-retried"] >= 20)
-        for bookie in world.bookies:
+        for bookie in memory_cluster.bookies:
             bookie.up = True
         assert len(await asyncio.wait_for(reading, 20)) == 1
     said = sum("cannot be read yet" in record.message for record in caplog.records)
     assert 1 <= said <= namespace.counters["read-retried"].bit_length()
 
 
-async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(world):
-    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=1)
+async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, read_ahead_entries=1)
     log = await _written(namespace, "away", [[b"x"] * 50])
     async with await log.open_reader() as reader:
         await reader.read_next()
-        for bookie in world.bookies:
+        for bookie in memory_cluster.bookies:
             bookie.stop()
         reading = asyncio.ensure_future(_drained(reader))
         await until(lambda: namespace.counters["read-retried"])
-        for bookie in world.bookies:
+        for bookie in memory_cluster.bookies:
             bookie.up = True
         assert len(await asyncio.wait_for(reading, 20)) == 49
 
 
-async def test_a_reader_survives_the_loss_of_its_metadata_session(world):
-    writing, reading = await world.namespace(), await world.namespace()
+async def test_a_reader_survives_the_loss_of_its_metadata_session(memory_cluster):
+    writing, reading = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await _written(writing, "session", [[b"a"]])
     async with await (await reading.open_log("session")).open_reader() as reader:
         assert (await reader.read_next()).payload == b"a"
         pending = asyncio.ensure_future(reader.read_next())
         await waits_at_tail(reader)
-        world.tree.expire(reading.store.session_id)
+        memory_cluster.tree.expire(reading.store.session_id)
         await _written(writing, "session", [[b"b"]], start=100)
         assert (await asyncio.wait_for(pending, 5)).payload == b"b"
     assert await _read(log) == [b"a", b"b"]
@@ -576,8 +579,8 @@ async def _empty_segment(namespace, name):
     return ledger.ledger_id
 
 
-async def test_a_reader_does_not_miss_the_segment_that_takes_the_number_of_an_empty_one(world):
-    owner, other = await world.namespace(), await world.namespace()
+async def test_a_reader_does_not_miss_the_segment_that_takes_the_number_of_an_empty_one(memory_cluster):
+    owner, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     ledger_id = await _empty_segment(owner, "again")
     log = await other.open_log("again", {"readLACLongPollTimeout": 50})
     async with await log.open_reader() as reader:
@@ -594,8 +597,8 @@ async def test_a_reader_does_not_miss_the_segment_that_takes_the_number_of_an_em
         assert (record.dlsn, record.payload) == (DLSN(1, 0, 0), b"first")
 
 
-async def test_the_end_of_a_log_is_not_behind_an_empty_segment_that_may_be_removed(world):
-    namespace = await world.namespace()
+async def test_the_end_of_a_log_is_not_behind_an_empty_segment_that_may_be_removed(memory_cluster):
+    namespace = await memory_cluster.namespace()
     ledger_id = await _empty_segment(namespace, "end")
     await (await namespace.ledgers.open(ledger_id, recover=True)).close()
     assert await (await namespace.open_log("end")).end() == DLSN(1, 0, 0)

@@ -14,16 +14,10 @@ from dlspark.core.codec.entries import EntryBuilder, encode_record_set
 from dlspark.core.codec.records import FLAG_RECORD_SET
 from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    DigestError,
-    EndOfStreamError,
-    IdleReaderError,
-    InvalidEntryError,
-    PositionGapError,
-    SettingsError,
-)
+from dlspark.errors import EndOfStreamError, IdleReaderError, InvalidEntryError, PositionGapError, SettingsError
 from metadata.distributedlog.segments import SegmentMetadata
+from metadata.foundation.errors import CallerError
+from storage_node.errors import DigestError
 
 
 async def _written(namespace, name, segments, *, start=0):
@@ -69,8 +63,8 @@ def _with_sets(builder):
     builder.add(3, b"five", 5)
 
 
-async def test_record_sets_are_delivered_whole_where_that_is_wanted(world):
-    namespace = await world.namespace()
+async def test_record_sets_are_delivered_whole_where_that_is_wanted(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await _published(namespace, "sets", _with_sets, lambda builder: builder.add(4, b"six", 6))
     async with await log.open_reader() as reader:
         assert await _payloads(reader) == [b"one", b"s1", b"s2", b"s3", b"five", b"six"]
@@ -93,8 +87,8 @@ async def test_record_sets_are_delivered_whole_where_that_is_wanted(world):
         assert reader.position == DLSN(1, 0, 5)
 
 
-async def test_a_whole_record_set_is_not_lost_to_a_start_in_the_middle_of_it(world):
-    namespace = await world.namespace()
+async def test_a_whole_record_set_is_not_lost_to_a_start_in_the_middle_of_it(memory_cluster):
+    namespace = await memory_cluster.namespace()
     await _published(namespace, "middle", _with_sets)
     log = await namespace.open_log("middle", {"deserializeRecordSetOnReads": False})
     for start, first in ((DLSN(1, 0, 1), 2), (DLSN(1, 0, 3), 2), (DLSN(1, 0, 4), 5)):
@@ -105,9 +99,9 @@ async def test_a_whole_record_set_is_not_lost_to_a_start_in_the_middle_of_it(wor
 # ---------------------------------------------------------------------- damaged entries
 
 
-def _damage(world, ledger_id, entry_id, *bookies):
+def _damage(memory_cluster, ledger_id, entry_id, *bookies):
     damaged = 0
-    for bookie in bookies or world.bookies:
+    for bookie in bookies or memory_cluster.bookies:
         entries = bookie.ledgers[ledger_id].entries if ledger_id in bookie.ledgers else {}
         if entry_id in entries:
             entries[entry_id] = entries[entry_id][:-1] + bytes([entries[entry_id][-1] ^ 1])
@@ -115,13 +109,13 @@ def _damage(world, ledger_id, entry_id, *bookies):
     return damaged
 
 
-async def test_entries_damaged_everywhere_are_passed_over_and_told_where_that_is_wanted(world):
-    namespace = await world.namespace(skip_broken_entries=True)
+async def test_entries_damaged_everywhere_are_passed_over_and_told_where_that_is_wanted(memory_cluster):
+    namespace = await memory_cluster.namespace(skip_broken_entries=True)
     log = await _written(namespace, "broken", [[b"%d" % i for i in range(8)], [b"next", b"and last"]])
     first, second = await log.segments()
     for entry_id in (2, 3, 6):
-        assert _damage(world, first.ledger_id, entry_id) == 3
-    assert _damage(world, second.ledger_id, 0) == 3
+        assert _damage(memory_cluster, first.ledger_id, entry_id) == 3
+    assert _damage(memory_cluster, second.ledger_id, 0) == 3
     async with await log.open_reader() as reader:
         assert await _payloads(reader) == [b"0", b"1", b"4", b"5", b"7", b"and last"]
         told = [Gap(DLSN(1, 2, 0), 2, 2), Gap(DLSN(1, 6, 0), 1, 1), Gap(DLSN(2, 0, 0), 1, 1)]
@@ -134,10 +128,10 @@ async def test_entries_damaged_everywhere_are_passed_over_and_told_where_that_is
     assert namespace.counters["records-skipped"] == 8
 
 
-async def test_a_damaged_entry_is_an_error_where_nothing_else_is_wanted(world):
-    namespace = await world.namespace()
+async def test_a_damaged_entry_is_an_error_where_nothing_else_is_wanted(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await _written(namespace, "strict", [[b"0", b"1", b"2"]])
-    _damage(world, (await log.segments())[0].ledger_id, 1)
+    _damage(memory_cluster, (await log.segments())[0].ledger_id, 1)
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"0"
         with pytest.raises(DigestError) as caught:
@@ -146,12 +140,12 @@ async def test_a_damaged_entry_is_an_error_where_nothing_else_is_wanted(world):
 
 
 @pytest.mark.parametrize("skipping", [False, True])
-async def test_an_entry_is_not_given_up_while_a_node_that_may_have_it_whole_is_away(world, skipping):
-    namespace = await world.namespace(skip_broken_entries=skipping)
+async def test_an_entry_is_not_given_up_while_a_node_that_may_have_it_whole_is_away(memory_cluster, skipping):
+    namespace = await memory_cluster.namespace(skip_broken_entries=skipping)
     log = await _written(namespace, "away", [[b"0", b"1", b"2"]])
     ledger_id = (await log.segments())[0].ledger_id
-    having = [bookie for bookie in world.bookies if ledger_id in bookie.ledgers]
-    assert _damage(world, ledger_id, 1, *having[:2]) == 2
+    having = [bookie for bookie in memory_cluster.bookies if ledger_id in bookie.ledgers]
+    assert _damage(memory_cluster, ledger_id, 1, *having[:2]) == 2
     having[2].stop()
     async with await log.open_reader() as reader:
         reading = asyncio.ensure_future(_until(reader, 3))
@@ -165,8 +159,8 @@ async def _until(reader, count):
     return [(await reader.read_next()).payload for _ in range(count)]
 
 
-async def test_an_entry_whose_content_is_wrong_is_not_passed_over(world):
-    namespace = await world.namespace(skip_broken_entries=True)
+async def test_an_entry_whose_content_is_wrong_is_not_passed_over(memory_cluster):
+    namespace = await memory_cluster.namespace(skip_broken_entries=True)
     logs = namespace.logs_store
     await logs.create("content")
     ledger = await namespace.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
@@ -179,8 +173,8 @@ async def test_an_entry_whose_content_is_wrong_is_not_passed_over(world):
             await reader.read_next()
 
 
-async def test_a_gap_is_counted_also_where_it_fails_nobody(world):
-    strict, lenient = await world.namespace(), await world.namespace(gap_detection=False)
+async def test_a_gap_is_counted_also_where_it_fails_nobody(memory_cluster):
+    strict, lenient = await memory_cluster.namespace(), await memory_cluster.namespace(gap_detection=False)
     await _published(strict, "gap", lambda b: b.add(1, b"one", 1), lambda b: b.add(2, b"three", 3))
     for namespace in (strict, lenient):
         async with await (await namespace.open_log("gap")).open_reader() as reader:
@@ -196,9 +190,9 @@ async def test_a_gap_is_counted_also_where_it_fails_nobody(world):
 # ---------------------------------------------------------------------- idleness
 
 
-async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(world, caplog):
+async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(memory_cluster, caplog):
     # A threshold of many long polls: each of them wakes the reader, and must not start the time anew.
-    namespace = await world.namespace(long_poll_ms=10, idle_warn_ms=60, idle_error_ms=200)
+    namespace = await memory_cluster.namespace(long_poll_ms=10, idle_warn_ms=60, idle_error_ms=200)
     log = await namespace.open_log("idle")
     writer = await log.open_writer()
     writer.write(1, b"x")
@@ -219,8 +213,8 @@ async def test_idleness_is_counted_over_long_polls_and_reads_that_found_nothing(
     await writer.close()
 
 
-async def test_what_arrives_ends_idleness(world):
-    namespace = await world.namespace(long_poll_ms=10, idle_warn_ms=21, idle_error_ms=5000)
+async def test_what_arrives_ends_idleness(memory_cluster):
+    namespace = await memory_cluster.namespace(long_poll_ms=10, idle_warn_ms=21, idle_error_ms=5000)
     log = await namespace.open_log("busy")
     writer = await log.open_writer()
     writer.write(1, b"x")
@@ -250,8 +244,8 @@ def test_the_warning_comes_later_than_two_long_polls_or_never():
 # ---------------------------------------------------------------------- going elsewhere
 
 
-async def test_a_reader_goes_on_at_another_position_forwards_and_back(world):
-    namespace = await world.namespace(read_ahead_entries=4)
+async def test_a_reader_goes_on_at_another_position_forwards_and_back(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=4)
     log = await _written(namespace, "skip", [[b"%d" % i for i in range(10)], [b"%d" % i for i in range(10, 20)]])
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"0"
@@ -292,11 +286,11 @@ async def test_a_reader_at_the_end_of_a_sealed_log_may_go_back(namespace):
 class _Asked:
     """Counts what a cluster in memory is asked from now on: metadata requests, and reads by their kind."""
 
-    def __init__(self, world):
+    def __init__(self, memory_cluster):
         self.metadata = Counter()
         self.reads = Counter()
-        world.tree.inject = self._metadata
-        for bookie in world.bookies:
+        memory_cluster.tree.inject = self._metadata
+        for bookie in memory_cluster.bookies:
             serve = bookie.serve
 
             async def counted(link, frame, serve=serve):
@@ -318,15 +312,15 @@ class _Asked:
         self.reads["long poll" if polls else "other"] += 1
 
 
-async def test_an_idle_reader_asks_for_nothing_but_the_next_entry_by_long_polls(world):
-    writing, reading = await world.namespace(), await world.namespace()
+async def test_an_idle_reader_asks_for_nothing_but_the_next_entry_by_long_polls(memory_cluster):
+    writing, reading = await memory_cluster.namespace(), await memory_cluster.namespace()
     writer = await (await writing.open_log("quiet")).open_writer()
     writer.write(1, b"x")
     await writer.commit()
     async with await (await reading.open_log("quiet")).open_reader() as reader:
         assert (await reader.read_next()).payload == b"x"
         assert await reader.read_available(1, wait=True) == []
-        asked = _Asked(world)
+        asked = _Asked(memory_cluster)
         waiting = asyncio.ensure_future(reader.read_next())
         await asyncio.sleep(1.0)
         assert asked.metadata == {}
@@ -336,22 +330,22 @@ async def test_an_idle_reader_asks_for_nothing_but_the_next_entry_by_long_polls(
         writer.write(2, b"y")
         await writer.commit()
         assert (await asyncio.wait_for(waiting, 5)).payload == b"y"
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     await writer.close()
 
 
-async def test_a_reader_behind_the_last_segment_asks_for_nothing_until_a_watch_tells(world):
-    writing, reading = await world.namespace(), await world.namespace()
+async def test_a_reader_behind_the_last_segment_asks_for_nothing_until_a_watch_tells(memory_cluster):
+    writing, reading = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await _written(writing, "between", [[b"x"]])
     async with await (await reading.open_log("between")).open_reader() as reader:
         assert (await reader.read_next()).payload == b"x"
         assert await reader.read_available(1, wait=True) == []
         listed = reading.counters["segments-listed"]
-        asked = _Asked(world)
+        asked = _Asked(memory_cluster)
         waiting = asyncio.ensure_future(reader.read_next())
         await asyncio.sleep(0.5)
         assert (asked.metadata, asked.reads) == ({}, {})
-        world.tree.inject = None
+        memory_cluster.tree.inject = None
         await _written(writing, "between", [[b"y"]], start=100)
         assert (await asyncio.wait_for(waiting, 5)).payload == b"y"
         # Begun and completed: as many lists as changes, at most.
@@ -359,37 +353,37 @@ async def test_a_reader_behind_the_last_segment_asks_for_nothing_until_a_watch_t
     assert await log.record_count() == 2
 
 
-async def test_a_reader_of_a_long_log_reads_the_segments_it_comes_to(world):
-    writing, reading = await world.namespace(), await world.namespace()
+async def test_a_reader_of_a_long_log_reads_the_segments_it_comes_to(memory_cluster):
+    writing, reading = await memory_cluster.namespace(), await memory_cluster.namespace()
     await _written(writing, "many", [[b"%d" % i] for i in range(60)])
     log = await reading.open_log("many")
-    asked = _Asked(world)
+    asked = _Asked(memory_cluster)
     async with await log.open_reader(DLSN(50, 0, 0)) as reader:
         assert (await reader.read_next()).payload == b"49"
         read_at_once = sum(asked.metadata.values())
         assert read_at_once < 40, asked.metadata
-        world.tree.inject = None
+        memory_cluster.tree.inject = None
         assert len(await _payloads(reader)) == 10
 
 
 # ---------------------------------------------------------------------- bounds
 
 
-async def test_what_is_read_ahead_is_bounded_in_bytes_too(world, monkeypatch):
+async def test_what_is_read_ahead_is_bounded_in_bytes_too(memory_cluster, monkeypatch):
     monkeypatch.setattr("dlspark.core.reading.read_ahead.MAX_QUEUED_BYTES", 10_000)
-    namespace = await world.namespace(read_ahead_entries=1000, prefetch_entries=1, max_prefetch_entries=2)
+    namespace = await memory_cluster.namespace(read_ahead_entries=1000, prefetch_entries=1, max_prefetch_entries=2)
     log = await _written(namespace, "bytes", [[b"x" * 1000] * 100])
     async with await log.open_reader() as reader:
         await reader.read_next()
         await until(lambda: len(reader._ahead._queue) >= 10)
         await asyncio.sleep(0.05)
         assert reader._ahead._queued_bytes <= 10_000 + 1100
-        assert sum(bookie.reads for bookie in world.bookies) <= 20
+        assert sum(bookie.reads for bookie in memory_cluster.bookies) <= 20
         assert len(await _payloads(reader)) == 99
 
 
-async def test_a_segment_is_requested_in_advance_by_little_at_first_and_then_by_more(world):
-    namespace = await world.namespace(read_ahead_entries=1000, prefetch_entries=2, max_prefetch_entries=8)
+async def test_a_segment_is_requested_in_advance_by_little_at_first_and_then_by_more(memory_cluster):
+    namespace = await memory_cluster.namespace(read_ahead_entries=1000, prefetch_entries=2, max_prefetch_entries=8)
     log = await _written(namespace, "window", [[b"x"] * 60])
     windows = []
     opened = namespace.ledgers.open

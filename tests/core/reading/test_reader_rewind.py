@@ -47,11 +47,11 @@ def _ledger(ledger_id: int) -> StoredLedger:
     return StoredLedger(entries, fenced=True, lac=ENTRIES - 1)
 
 
-async def _long_log(world, segments: int) -> None:
-    ledgers = LedgerStore(world.operator)
-    logs = LogStore(world.operator, "/dl")
+async def _long_log(memory_cluster, segments: int) -> None:
+    ledgers = LedgerStore(memory_cluster.operator)
+    logs = LogStore(memory_cluster.operator, "/dl")
     await logs.create("long")
-    bookies = tuple(bookie.id for bookie in world.bookies[:3])
+    bookies = tuple(bookie.id for bookie in memory_cluster.bookies[:3])
     shape = LedgerMetadata(3, 3, 2, (Ensemble(0, bookies),), LedgerState.CLOSED, ENTRIES - 1, ENTRIES)
     creations = []
     for index in range(segments):
@@ -69,11 +69,11 @@ async def _long_log(world, segments: int) -> None:
         )
         creations.append(Create(logs.paths("long").segment(segment), segment.encode()))
     for begin in range(0, segments, 1000):
-        await world.operator.multi(creations[begin : begin + 1000])
+        await memory_cluster.operator.multi(creations[begin : begin + 1000])
     shared = GeneratedLedgers()
-    for bookie in world.bookies[:3]:
+    for bookie in memory_cluster.bookies[:3]:
         bookie.ledgers = shared
-    world.ledgers, world.shape = ledgers, shape
+    memory_cluster.ledgers, memory_cluster.shape = ledgers, shape
 
 
 @dataclass
@@ -87,33 +87,33 @@ class Cost:
     requests: float
 
 
-async def _rewind(world, segments: int, record: int) -> Cost:
+async def _rewind(memory_cluster, segments: int, record: int) -> Cost:
     """Open a reader at a record's transaction id, by a client that has read nothing before."""
     target = FIRST_LEDGER + record // ENTRIES
-    if target not in world.made:
-        await world.ledgers.create(target, world.shape)
-        world.made.add(target)
-    namespace = await world.namespace(long_poll_ms=5_000)
+    if target not in memory_cluster.made:
+        await memory_cluster.ledgers.create(target, memory_cluster.shape)
+        memory_cluster.made.add(target)
+    namespace = await memory_cluster.namespace(long_poll_ms=5_000)
     log = await namespace.open_log("long")
     requests: Counter[str] = Counter()
-    world.tree.inject = lambda session, operation, path: requests.update([operation])
+    memory_cluster.tree.inject = lambda session, operation, path: requests.update([operation])
     async with await log.open_reader(record * STEP - STEP // 2) as reader:
         found = await reader.read_next()
         assert found is not None
         assert found.dlsn == DLSN(record // ENTRIES + 1, record % ENTRIES, 0)
         assert found.sequence_id == record
         cost = Cost(segments, log.probes.metadata, log.probes.segments, log.probes.entries, requests.total())
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     return cost
 
 
 @pytest.mark.parametrize("segments", [10, 100, 1_000, 10_000])
-async def test_a_rewind_costs_a_logarithm_of_the_logs_length(world, segments):
-    await _long_log(world, segments)
-    world.made = set()
+async def test_a_rewind_costs_a_logarithm_of_the_logs_length(memory_cluster, segments):
+    await _long_log(memory_cluster, segments)
+    memory_cluster.made = set()
     rng = random.Random(segments)
     records = [1, segments * ENTRIES - 1, *(rng.randrange(1, segments * ENTRIES) for _ in range(POSITIONS - 2))]
-    costs = [await _rewind(world, segments, record) for record in records]
+    costs = [await _rewind(memory_cluster, segments, record) for record in records]
     for cost in costs:
         assert cost.metadata <= math.log2(segments) + 2
         assert cost.opened == 1

@@ -9,7 +9,9 @@ from helpers.logs import waits_at_tail
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import MemoryStore
 
 
@@ -34,8 +36,8 @@ async def test_a_subscriber_goes_on_where_its_last_reader_committed(namespace):
     assert await log.subscribers() == {"billing": DLSN(1, 0, 2)}
 
 
-async def test_one_reader_at_a_time_reads_for_a_subscriber_and_says_who_it_is(world):
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+async def test_one_reader_at_a_time_reads_for_a_subscriber_and_says_who_it_is(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     log, second = await _log(namespace, "alone"), await other.open_log("alone")
     async with await log.open_reader(subscriber="a", client_id="first"):
         with pytest.raises(OwnershipAcquireFailedError, match="first") as caught:
@@ -51,9 +53,9 @@ async def test_one_reader_at_a_time_reads_for_a_subscriber_and_says_who_it_is(wo
         assert (await reader.read_next()).payload == b"0"
 
 
-async def test_readers_without_a_lock_read_beside_each_other_and_beside_one_that_has_it(world):
+async def test_readers_without_a_lock_read_beside_each_other_and_beside_one_that_has_it(memory_cluster):
     """D18, for readers of one process and of several."""
-    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     log, elsewhere = await _log(namespace, "beside"), await other.open_log("beside")
     async with (
         await log.open_reader(exclusive=True) as exclusive,
@@ -81,8 +83,8 @@ async def test_a_waiting_reader_takes_over_when_the_other_one_closes(namespace):
         assert (await second.read_next()).payload == b"0"
 
 
-async def test_the_znodes_are_those_of_upstream(world):
-    namespace = await world.namespace()
+async def test_the_znodes_are_those_of_upstream(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await _log(namespace, "layout")
     async with await log.open_reader(subscriber="s", client_id="me") as reader:
         await reader.read_next()
@@ -115,13 +117,13 @@ async def test_a_position_moves_forwards_unless_it_is_told_to_go_back(namespace)
     assert await log.subscribers() == {"s": DLSN(1, 0, 6)}
 
 
-async def test_a_reader_that_loses_its_session_delivers_and_stores_nothing_more(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_a_reader_that_loses_its_session_delivers_and_stores_nothing_more(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await _log(namespace, "lost")
     reader = await log.open_reader(subscriber="s")
     assert (await reader.read_next()).payload == b"0"
     await reader.commit_position()
-    world.tree.expire(namespace.store.session_id)
+    memory_cluster.tree.expire(namespace.store.session_id)
     async with await (await other.open_log("lost")).open_reader(subscriber="s") as successor:
         assert (await successor.read_next()).payload == b"1"
         with pytest.raises(LockingError, match="was delivered"):
@@ -135,22 +137,22 @@ async def test_a_reader_that_loses_its_session_delivers_and_stores_nothing_more(
     assert await log.subscribers() == {"s": DLSN(1, 0, 2)}
 
 
-async def test_a_waiting_read_ends_when_the_lock_is_lost(world):
-    namespace = await world.namespace()
+async def test_a_waiting_read_ends_when_the_lock_is_lost(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await _log(namespace, "waiting", 0)
     reader = await log.open_reader(exclusive=True)
     reading = asyncio.ensure_future(reader.read_next())
     await waits_at_tail(reader)
-    world.tree.expire(namespace.store.session_id)
+    memory_cluster.tree.expire(namespace.store.session_id)
     with pytest.raises(LockingError):
         await asyncio.wait_for(reading, 5)
     await reader.close()
 
 
-async def test_a_commit_is_refused_by_the_store_once_the_lock_member_is_gone(world):
-    namespace = await world.namespace()
+async def test_a_commit_is_refused_by_the_store_once_the_lock_member_is_gone(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await _log(namespace, "guarded")
-    operator = MemoryStore(world.tree)
+    operator = MemoryStore(memory_cluster.tree)
     async with await log.open_reader(subscriber="s") as reader:
         await reader.read_next()
         (member,), _ = await operator.children("/dl/guarded/<default>/subscribers/s/readLock")
@@ -161,8 +163,8 @@ async def test_a_commit_is_refused_by_the_store_once_the_lock_member_is_gone(wor
     await operator.close()
 
 
-async def test_subscribers_are_listed_and_deleted_but_not_while_somebody_reads_for_them(world):
-    namespace, other = await world.namespace(), await world.namespace()
+async def test_subscribers_are_listed_and_deleted_but_not_while_somebody_reads_for_them(memory_cluster):
+    namespace, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     log = await _log(namespace, "listed")
     assert await log.subscribers() == {}
     await log.commit_position("plain", DLSN(1, 0, 1))

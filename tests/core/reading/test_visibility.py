@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
@@ -20,26 +17,24 @@ SILENT = {"bkc.explicitLacInterval": 0}
 """A writer that tells nothing by itself, as one of upstream's library."""
 
 
-@pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[InProcessCluster]:
-    async with InProcessCluster(tmp_path) as cluster:
-        yield cluster
-
-
 async def acknowledged(writer: AsyncLogWriter, txid: int) -> DLSN:
     written = writer.write(txid, b"%d" % txid)
     await writer.send()
     return await written
 
 
-async def writing(cluster: InProcessCluster, name: str, **settings: int) -> tuple[AsyncNamespace, AsyncLogWriter]:
-    namespace = await cluster.connect(Settings.from_mapping(settings))
+async def writing(
+    in_process_cluster: InProcessCluster, name: str, **settings: int
+) -> tuple[AsyncNamespace, AsyncLogWriter]:
+    namespace = await in_process_cluster.connect(Settings.from_mapping(settings))
     return namespace, await (await namespace.open_log(name)).open_writer()
 
 
-async def test_a_record_is_found_by_whoever_asks_after_its_acknowledgement(cluster: InProcessCluster) -> None:
-    _, writer = await writing(cluster, "quiet")
-    log = await (await cluster.connect()).open_log("quiet")
+async def test_a_record_is_found_by_whoever_asks_after_its_acknowledgement(
+    in_process_cluster: InProcessCluster,
+) -> None:
+    _, writer = await writing(in_process_cluster, "quiet")
+    log = await (await in_process_cluster.connect()).open_log("quiet")
     for txid in range(20):
         written = await acknowledged(writer, txid)
         assert written == DLSN(1, txid, 0)  # nothing else is in the log
@@ -49,9 +44,9 @@ async def test_a_record_is_found_by_whoever_asks_after_its_acknowledgement(clust
     await writer.close()
 
 
-async def test_a_tailing_reader_gets_a_record_that_none_follows(cluster: InProcessCluster) -> None:
-    _, writer = await writing(cluster, "tailed")
-    log = await (await cluster.connect()).open_log("tailed")
+async def test_a_tailing_reader_gets_a_record_that_none_follows(in_process_cluster: InProcessCluster) -> None:
+    _, writer = await writing(in_process_cluster, "tailed")
+    log = await (await in_process_cluster.connect()).open_log("tailed")
     async with await log.open_reader() as reader:
         for txid in range(20):
             await acknowledged(writer, txid)
@@ -59,10 +54,12 @@ async def test_a_tailing_reader_gets_a_record_that_none_follows(cluster: InProce
     await writer.close()
 
 
-async def test_what_a_writer_never_tells_is_waited_for_once_and_not_guessed(cluster: InProcessCluster) -> None:
-    _, writer = await writing(cluster, "silent", **SILENT)
+async def test_what_a_writer_never_tells_is_waited_for_once_and_not_guessed(
+    in_process_cluster: InProcessCluster,
+) -> None:
+    _, writer = await writing(in_process_cluster, "silent", **SILENT)
     await acknowledged(writer, 0)
-    log = await (await cluster.connect()).open_log("silent")
+    log = await (await in_process_cluster.connect()).open_log("silent")
     with pytest.raises(LogEmptyError):
         await log.last_record()
     (segment,) = await log.segments()
@@ -78,14 +75,14 @@ async def test_what_a_writer_never_tells_is_waited_for_once_and_not_guessed(clus
     await writer.close()
 
 
-async def test_storage_nodes_that_are_away_are_told_when_they_are_back(cluster: InProcessCluster) -> None:
-    _, writer = await writing(cluster, "told-late")
+async def test_storage_nodes_that_are_away_are_told_when_they_are_back(in_process_cluster: InProcessCluster) -> None:
+    _, writer = await writing(in_process_cluster, "told-late")
     await acknowledged(writer, 0)
     for index in range(4):
-        await cluster.stop_node(index)
+        await in_process_cluster.stop_node(index)
     for index in range(4):
-        await cluster.start_node(index)
-    log = await (await cluster.connect()).open_log("told-late")
+        await in_process_cluster.start_node(index)
+    log = await (await in_process_cluster.connect()).open_log("told-late")
     async with await log.open_reader() as reader:
         assert (await asyncio.wait_for(reader.read_next(), 30)).txid == 0
     await writer.abort()

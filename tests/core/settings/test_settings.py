@@ -13,8 +13,9 @@ from helpers.paths import CONF
 
 from dlspark.core.settings.settings import WITHOUT_MEANING, Settings, describe_settings
 from dlspark.core.writing.ledger_allocators import LedgerKind
-from dlspark.errors import CallerError, SettingsError
+from dlspark.errors import SettingsError
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.values import AddRequest, ReadRequest, WriteLacRequest
 
 FILE = CONF / "distributedlog.conf"

@@ -8,34 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dlspark import Namespace, Permissions, Runtime
-from dlspark.core.settings.settings import Settings
-from dlspark.errors import CallerError, LogNotFoundError, NamespaceInUseError, NotBoundError, RequestDeniedError
-from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
-from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.distributedlog.permissions import Action
+from dlspark.testing.cluster import NAMESPACE_PATH
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceInUseError, NamespaceStore, NotBoundError
+from metadata.distributedlog.permissions import Action, RequestDeniedError
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.embedded import EmbeddedZooKeeper
-
-
-@pytest.fixture
-def runtime():
-    runtime = Runtime("namespace-tests")
-    yield runtime
-    runtime.close()
-    assert "namespace-tests" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.fixture
-def cluster(runtime, tmp_path):
-    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
-    runtime.run(cluster.start())
-    yield cluster
-    runtime.run(cluster.stop())
-
-
-@pytest.fixture
-def namespace(runtime, cluster):
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
-        yield namespace
 
 
 def test_logs_are_listed_renamed_and_keep_their_applications_bytes(namespace):
@@ -72,8 +50,8 @@ def test_logs_that_come_are_iterated_over(namespace):
     changes.close()
 
 
-def test_the_end_of_the_namespace_ends_the_iteration(runtime, cluster):
-    namespace = Namespace(runtime, runtime.run(cluster.connect()))
+def test_the_end_of_the_namespace_ends_the_iteration(runtime, background_cluster):
+    namespace = Namespace(runtime, runtime.run(background_cluster.connect()))
     namespace.create_log("a")
     names = []
     told = threading.Event()
@@ -92,10 +70,10 @@ def test_the_end_of_the_namespace_ends_the_iteration(runtime, cluster):
     assert names == ["a"]
 
 
-def test_access_control_is_set_and_kept(runtime, cluster):
-    binding = NamespaceStore(cluster.operator, NAMESPACE_PATH)
+def test_access_control_is_set_and_kept(runtime, background_cluster):
+    binding = NamespaceStore(background_cluster.operator, NAMESPACE_PATH)
     runtime.run(binding.update(lambda found: replace(found, acl_root_path=".acl")))
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+    with Namespace(runtime, runtime.run(background_cluster.connect())) as namespace:
         access = namespace.access_control
         access.set(Permissions(deny_write=True), "closed")
         assert access.get() is None

@@ -17,23 +17,6 @@ from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import BookieSettings
 
 
-@pytest.fixture
-def runtime():
-    runtime = Runtime("sync-tests")
-    yield runtime
-    runtime.close()
-    assert "sync-tests" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.fixture
-def namespace(runtime, tmp_path):
-    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
-    runtime.run(cluster.start())
-    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
-        yield namespace
-    runtime.run(cluster.stop())
-
-
 def test_the_story_of_the_readme(namespace):
     with namespace.open_log("events") as log:
         with log.open_writer() as writer:

@@ -13,8 +13,10 @@ from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.codec.vector_decoding import DecodedBatch
 from dlspark.core.reading.decoded_records import SLICE
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError, ReadCancelledError
+from dlspark.errors import ReadCancelledError
 from dlspark.testing.cluster import InProcessCluster
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.store import SessionState
 
 

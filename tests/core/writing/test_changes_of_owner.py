@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import DistributedLogError
-from metadata.foundation.errors import ConnectionLossError
+from metadata.foundation.errors import ConnectionLossError, DistributedLogError
 
 WRITING = ("create", "put", "delete", "multi")
 
@@ -35,24 +34,27 @@ async def owner_with_a_segment(namespace, name: str):
     return writer
 
 
-async def test_the_lock_goes_with_the_end_of_the_last_segment(world):
-    first = await world.namespace(output_buffer_bytes=0)
+async def test_the_lock_goes_with_the_end_of_the_last_segment(memory_cluster):
+    first = await memory_cluster.namespace(output_buffer_bytes=0)
     writer = await owner_with_a_segment(first, "events")
     asked = Asked(first)
     await writer.close()
     assert asked.writing == ["put", "multi"], "the ledger's end; the segment's, and the lock"
-    assert (await world.operator.children("/dl/events/<default>/lock"))[0] == []
+    assert (await memory_cluster.operator.children("/dl/events/<default>/lock"))[0] == []
 
 
-async def test_who_has_written_nothing_gives_the_lock_up_even_so(world):
-    first = await world.namespace(output_buffer_bytes=0)
+async def test_who_has_written_nothing_gives_the_lock_up_even_so(memory_cluster):
+    first = await memory_cluster.namespace(output_buffer_bytes=0)
     writer = await (await first.open_log("events")).open_writer("first")
     await writer.close()
-    assert (await world.operator.children("/dl/events/<default>/lock"))[0] == []
+    assert (await memory_cluster.operator.children("/dl/events/<default>/lock"))[0] == []
 
 
-async def test_a_new_owner_makes_its_ledger_and_claims_the_log_in_one_step(world):
-    first, second = await world.namespace(output_buffer_bytes=0), await world.namespace(output_buffer_bytes=0)
+async def test_a_new_owner_makes_its_ledger_and_claims_the_log_in_one_step(memory_cluster):
+    first, second = (
+        await memory_cluster.namespace(output_buffer_bytes=0),
+        await memory_cluster.namespace(output_buffer_bytes=0),
+    )
     await (await owner_with_a_segment(first, "events")).close()
     async with await (await second.open_log("other")).open_writer() as other:
         await other.write(1, b"x")  # it knows the cluster
@@ -67,8 +69,11 @@ async def test_a_new_owner_makes_its_ledger_and_claims_the_log_in_one_step(world
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["nobody else", "the next owner has gone on"])
-async def test_a_close_whose_last_answer_is_lost_is_whole_all_the_same(world, monkeypatch, goes_on):
-    first, second = await world.namespace(output_buffer_bytes=0), await world.namespace(output_buffer_bytes=0)
+async def test_a_close_whose_last_answer_is_lost_is_whole_all_the_same(memory_cluster, monkeypatch, goes_on):
+    first, second = (
+        await memory_cluster.namespace(output_buffer_bytes=0),
+        await memory_cluster.namespace(output_buffer_bytes=0),
+    )
     writer = await owner_with_a_segment(first, "events")
     logs, next_owner = first.logs_store, await second.open_log("events")
     complete, opened = logs.complete_segment, []
@@ -83,7 +88,7 @@ async def test_a_close_whose_last_answer_is_lost_is_whole_all_the_same(world, mo
     monkeypatch.setattr(logs, "complete_segment", lost)
     await writer.close()
     monkeypatch.undo()
-    members = (await world.operator.children("/dl/events/<default>/lock"))[0]
+    members = (await memory_cluster.operator.children("/dl/events/<default>/lock"))[0]
     assert len(members) == len(opened)
     if not goes_on:
         opened.append(await next_owner.open_writer("second", producers=True))
@@ -92,11 +97,11 @@ async def test_a_close_whose_last_answer_is_lost_is_whole_all_the_same(world, mo
     assert [segment.in_progress for segment in await next_owner.segments()] == [False, False]
 
 
-async def test_a_last_transaction_that_is_refused_leaves_the_lock_to_be_released(world, monkeypatch):
-    first = await world.namespace(output_buffer_bytes=0)
+async def test_a_last_transaction_that_is_refused_leaves_the_lock_to_be_released(memory_cluster, monkeypatch):
+    first = await memory_cluster.namespace(output_buffer_bytes=0)
     writer = await owner_with_a_segment(first, "events")
-    data, _ = await world.operator.get("/dl/events/<default>/ledgers")
-    await world.operator.put("/dl/events/<default>/ledgers", data, -1)
+    data, _ = await memory_cluster.operator.get("/dl/events/<default>/ledgers")
+    await memory_cluster.operator.put("/dl/events/<default>/ledgers", data, -1)
     with pytest.raises(DistributedLogError):
         await writer.close()
-    assert (await world.operator.children("/dl/events/<default>/lock"))[0] == []
+    assert (await memory_cluster.operator.children("/dl/events/<default>/lock"))[0] == []

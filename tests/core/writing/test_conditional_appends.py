@@ -20,9 +20,7 @@ from dlspark.core.writing.proxy_writes import append_epoch
 from dlspark.core.writing.segment_sequence import IN_USE_S
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
-    CallerError,
     ConditionError,
-    DistributedLogError,
     InvalidRecordError,
     ProducerFencedError,
     ProducerForgottenError,
@@ -34,7 +32,7 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.distributedlog.producer_segments import ProducerSegments
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 
 
 async def values(namespace, name):
@@ -99,12 +97,12 @@ async def test_whoever_gives_up_takes_nobody_elses_answer_away(namespace):
 
 
 @pytest.mark.parametrize("ending", ["close", "abort"])
-async def test_the_next_owner_knows_what_was_written(world, namespace, ending):
+async def test_the_next_owner_knows_what_was_written(memory_cluster, namespace, ending):
     log = await namespace.open_log("events")
     writer = await log.open_writer(producers=True)
     answers = await stored(writer, *(writer.append(records(b"%d" % n), producer="p", sequence=n) for n in range(8)))
     await getattr(writer, ending)()
-    other = await (await world.namespace()).open_log("events")
+    other = await (await memory_cluster.namespace()).open_log("events")
     async with await other.open_writer(producers=True) as heir:
         for n in range(8):
             answer = await heir.append(records(b"%d" % n), producer="p", sequence=n)
@@ -132,8 +130,8 @@ async def noted(client, log):
     return await client.services.logs.producer_segments(log)
 
 
-async def test_segments_that_cannot_have_producers_are_not_looked_at(world):
-    client = await world.namespace()
+async def test_segments_that_cannot_have_producers_are_not_looked_at(memory_cluster):
+    client = await memory_cluster.namespace()
     counters = client.services.counters
     log = await client.open_log("events")
     for _ in range(3):
@@ -155,8 +153,8 @@ async def test_segments_that_cannot_have_producers_are_not_looked_at(world):
     assert await noted(client, "events") == ProducerSegments(newest=25, whole=4)
 
 
-async def test_a_segment_is_named_as_whole_once_its_snapshot_is_stored(world):
-    client = await world.namespace(rolling_minutes=0, max_segment_bytes=400)
+async def test_a_segment_is_named_as_whole_once_its_snapshot_is_stored(memory_cluster):
+    client = await memory_cluster.namespace(rolling_minutes=0, max_segment_bytes=400)
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         for n in range(12):
@@ -166,22 +164,22 @@ async def test_a_segment_is_named_as_whole_once_its_snapshot_is_stored(world):
     assert found.whole in (found.newest - 1, found.newest)
 
 
-async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(world):
+async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(memory_cluster):
     """The start of a segment is noted, and its owner dies before a snapshot is stored: it is removed, and its number is
     given to a segment of another writer."""
-    client = await world.namespace()
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
     dead = await log.open_writer(producers=True)
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.stop()
     lost = dead.append(records(b"b"), producer="p", sequence=1)
     with suppress(DistributedLogError):
         await dead.flush()
     assert isinstance(lost.exception(), DistributedLogError)
     await dead.abort()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.up = True
     assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
     async with await log.open_writer() as plain:
@@ -191,8 +189,8 @@ async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(world
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
 
 
-async def test_what_was_deleted_with_its_segments_is_refused_and_never_taken_for_new_i19(world):
-    client = await world.namespace()
+async def test_what_was_deleted_with_its_segments_is_refused_and_never_taken_for_new_i19(memory_cluster):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a", txid=1), producer="p", sequence=0))
@@ -221,8 +219,8 @@ async def test_what_was_deleted_with_its_segments_is_refused_and_never_taken_for
     assert [one.payload for one in await values(client, "events")] == [b"plain", b"other", b"other", b"b"]
 
 
-async def test_each_loss_forgets_what_was_begun_since_the_one_before(world):
-    client = await world.namespace()
+async def test_each_loss_forgets_what_was_begun_since_the_one_before(memory_cluster):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     epochs = [0]
     for loss in range(1, 4):
@@ -243,19 +241,19 @@ async def test_each_loss_forgets_what_was_begun_since_the_one_before(world):
     assert epochs == sorted(set(epochs))
 
 
-async def test_an_owner_that_died_before_its_first_snapshot_has_lost_nothing(world):
+async def test_an_owner_that_died_before_its_first_snapshot_has_lost_nothing(memory_cluster):
     """Its segment is removed as empty; nothing can have been written by a producer."""
-    client = await world.namespace()
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     dead = await log.open_writer(producers=True)
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.stop()
     lost = dead.append(records(b"a"), producer="p", sequence=0)
     with suppress(DistributedLogError):
         await dead.flush()
     assert isinstance(lost.exception(), DistributedLogError)
     await dead.abort()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.up = True
     assert await noted(client, "events") == ProducerSegments(newest=1, whole=1)
     async with await log.open_writer(producers=True) as writer:
@@ -264,9 +262,9 @@ async def test_an_owner_that_died_before_its_first_snapshot_has_lost_nothing(wor
     assert (await noted(client, "events")).losses == 0
 
 
-async def test_a_log_whose_segments_were_all_taken_away_has_lost_its_producers(world):
+async def test_a_log_whose_segments_were_all_taken_away_has_lost_its_producers(memory_cluster):
     """What a crash leaves of a log that is being deleted: its segments go first."""
-    client = await world.namespace()
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -277,8 +275,8 @@ async def test_a_log_whose_segments_were_all_taken_away_has_lost_its_producers(w
             await writer.append(records(b"a"), producer="p", sequence=0)
 
 
-async def test_a_fencing_token_that_is_gone_with_its_segments_is_nobodys(world):
-    client = await world.namespace()
+async def test_a_fencing_token_that_is_gone_with_its_segments_is_nobodys(memory_cluster):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         await writer.set_fencing_token(b"mine")
@@ -295,8 +293,8 @@ async def test_a_fencing_token_that_is_gone_with_its_segments_is_nobodys(world):
         await writer.set_fencing_token(b"other", expected=held.value.actual)
 
 
-async def test_a_clock_that_is_a_week_ahead_forgets_nobody(world):
-    client = await world.namespace()
+async def test_a_clock_that_is_a_week_ahead_forgets_nobody(memory_cluster):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -324,8 +322,8 @@ class AheadClock:
         return self._clock.elapsed_s()
 
 
-async def test_a_log_takes_no_more_producers_than_it_remembers(world):
-    client = await world.namespace(max_producers=2)
+async def test_a_log_takes_no_more_producers_than_it_remembers(memory_cluster):
+    client = await memory_cluster.namespace(max_producers=2)
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         for name in ("p", "q"):
@@ -340,8 +338,8 @@ async def test_a_log_takes_no_more_producers_than_it_remembers(world):
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"v":2,"newest":1,"whole":1}', b'{"v":1,"newest":1,"whole":2}'])
-async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_alone(world, data):
-    client = await world.namespace()
+async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_alone(memory_cluster, data):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -360,9 +358,9 @@ async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_a
         await writer.begin_epoch("p")
 
 
-async def test_an_owner_that_was_overtaken_while_it_opened_knows_nothing_of_producers(world):
+async def test_an_owner_that_was_overtaken_while_it_opened_knows_nothing_of_producers(memory_cluster):
     """Its segments are older than what the log says of them: it would take written requests for new ones."""
-    client = await world.namespace()
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -372,8 +370,8 @@ async def test_an_owner_that_was_overtaken_while_it_opened_knows_nothing_of_prod
         await log.open_writer(producers=True)
 
 
-async def test_a_log_that_is_renamed_keeps_its_producers(world):
-    client = await world.namespace()
+async def test_a_log_that_is_renamed_keeps_its_producers(memory_cluster):
+    client = await memory_cluster.namespace()
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -383,8 +381,8 @@ async def test_a_log_that_is_renamed_keeps_its_producers(world):
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
 
 
-async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(world, namespace):
-    client = await world.namespace(producer_snapshot_entries=10)
+async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(memory_cluster, namespace):
+    client = await memory_cluster.namespace(producer_snapshot_entries=10)
     log = await client.open_log("events")
     writer = await log.open_writer(producers=True)
     for n in range(57):
@@ -398,12 +396,12 @@ async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(world,
     await heir.close()
 
 
-async def test_what_was_closed_in_order_is_learned_from_both_ends_of_a_segment(world, namespace):
+async def test_what_was_closed_in_order_is_learned_from_both_ends_of_a_segment(memory_cluster, namespace):
     log = await namespace.open_log("handed-over")
     async with await log.open_writer(producers=True) as writer:
         for number in range(100):
             await stored(writer, writer.append(records(b"%d" % number), producer="p", sequence=number))
-    client = await world.namespace()
+    client = await memory_cluster.namespace()
     before = client.counters["producer-entries-read"]
     async with await (await client.open_log("handed-over")).open_writer(producers=True) as writer:
         assert client.counters["producer-entries-read"] - before <= 1 + 2
@@ -438,21 +436,21 @@ async def test_a_ledger_is_made_ahead_for_a_log_that_is_in_use(namespace, monkey
 
 @pytest.mark.parametrize("begins_again", [False, True])
 async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_has_changed(
-    world, namespace, monkeypatch, begins_again
+    memory_cluster, namespace, monkeypatch, begins_again
 ):
     """The former owner's last transaction comes when its successor has read the log, and has not moved its versions:
     what is learned meanwhile may lack a segment."""
     former = await (await namespace.open_log("events")).open_writer("the former owner", producers=True)
     await stored(former, former.append(records(b"a"), producer="p", sequence=0))
     await former._issuer.run_transition(former._sequence.complete_current)
-    world.cut_off(namespace)
-    client = await world.namespace()
+    memory_cluster.cut_off(namespace)
+    client = await memory_cluster.namespace()
     prepare, learn, prepared, learned = SegmentTransitions.prepare, WriteIssuer._learn_requests, [], []
 
     async def disturbed(transitions, **claims):
         prepared.append(transitions)
         if begins_again and len(prepared) == 1:
-            world.tree.inject = None
+            memory_cluster.tree.inject = None
             await former._sequence._transitions.start(2)
         await prepare(transitions, **claims)
 
@@ -463,7 +461,7 @@ async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_h
     monkeypatch.setattr(SegmentTransitions, "prepare", disturbed)
     monkeypatch.setattr(WriteIssuer, "_learn_requests", noted)
     writer = await (await client.open_log("events")).open_writer("the successor", producers=True)
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     assert client.counters["recovery-begun-again"] == int(begins_again)
     assert learned == ([1, 1] if begins_again else [1]), "an empty segment is removed before"
     (repeated,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
@@ -475,8 +473,8 @@ async def test_what_is_learned_beside_the_claim_is_learned_again_where_the_log_h
         await former.close()
 
 
-async def test_a_roll_keeps_the_table(world, namespace):
-    client = await world.namespace(rolling_minutes=0, max_segment_bytes=300)
+async def test_a_roll_keeps_the_table(memory_cluster, namespace):
+    client = await memory_cluster.namespace(rolling_minutes=0, max_segment_bytes=300)
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         for n in range(30):
@@ -486,7 +484,7 @@ async def test_a_roll_keeps_the_table(world, namespace):
     assert [record.payload for record in await values(namespace, "events")] == [b"%d" % n for n in range(30)]
 
 
-async def test_a_newer_epoch_fences_the_older_one_for_every_owner(world, namespace):
+async def test_a_newer_epoch_fences_the_older_one_for_every_owner(memory_cluster, namespace):
     log = await namespace.open_log("events")
     writer = await log.open_writer(producers=True)
     assert await writer.begin_epoch("p") == 0
@@ -643,26 +641,26 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_once_and_in_order(world, seed):
+async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_once_and_in_order(memory_cluster, seed):
     """Owners crash and are followed, storage nodes fail under entries, writers recover their own failed segment."""
     rng = random.Random(seed)
     client = Client(rng)
     crashed = []
     values_of = {"disable_rolling_on_error": False, "producer_snapshot_entries": rng.choice([3, 1000])}
-    owner = await world.namespace(**values_of)
+    owner = await memory_cluster.namespace(**values_of)
     writer = await (await owner.open_log("events")).open_writer(producers=True)
     for _ in range(12):
         what = rng.choice(["send", "send", "crash", "nodes", "nodes", "close"])
         sending = client.send(writer)
         if what == "nodes":
-            down = rng.sample(world.bookies, 3)
+            down = rng.sample(memory_cluster.bookies, 3)
             for bookie in down:
                 bookie.stop()
         if what == "crash":
             await asyncio.sleep(rng.choice([0, 0.001, 0.005]))
-            await world.crash(owner)
+            await memory_cluster.crash(owner)
             crashed.append(writer)
-            owner = await world.namespace(**values_of)
+            owner = await memory_cluster.namespace(**values_of)
         else:
             with suppress(DistributedLogError):
                 await asyncio.wait_for(writer.flush(), 20)
@@ -702,7 +700,7 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
 # ---- for those who pass requests on ---------------------------------------------------------------------------------
 
 
-async def test_two_that_begin_an_epoch_at_once_have_different_ones(world, namespace):
+async def test_two_that_begin_an_epoch_at_once_have_different_ones(memory_cluster, namespace):
     """With one epoch for both, each would take the other's requests for its own repetitions (I19)."""
     log = await namespace.open_log("events")
     async with await log.open_writer(producers=True) as writer:
@@ -723,16 +721,16 @@ async def test_an_epoch_that_is_named_begins_once_and_may_be_named_again(namespa
             await writer.begin_epoch("p", 3)
 
 
-async def test_a_copy_of_a_beginning_waits_until_the_first_is_stored(world, namespace):
+async def test_a_copy_of_a_beginning_waits_until_the_first_is_stored(memory_cluster, namespace):
     log = await namespace.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         await writer.begin_epoch("q")
-        for bookie in world.bookies:
+        for bookie in memory_cluster.bookies:
             bookie.hold_adds = True
         begun = [asyncio.ensure_future(writer.begin_epoch("p", 1)) for _ in range(2)]
         await asyncio.wait(begun, timeout=0.05)
         assert [one.done() for one in begun] == [False, False]
-        for bookie in world.bookies:
+        for bookie in memory_cluster.bookies:
             bookie.release()
         assert await asyncio.gather(*begun) == [1, 1]
 
@@ -747,7 +745,7 @@ async def test_a_token_is_set_only_where_the_expected_one_is(namespace):
         await writer.set_fencing_token(b"yours", b"mine")
 
 
-async def test_an_epoch_begins_behind_records_that_wait_for_the_same_segment(world, namespace):
+async def test_an_epoch_begins_behind_records_that_wait_for_the_same_segment(memory_cluster, namespace):
     """It has no record, so no transaction id that could be too low for what was written before it meanwhile."""
     log = await namespace.open_log("events")
     async with await log.open_writer(producers=True) as writer:

@@ -20,30 +20,30 @@ STANDSTILL_S = SESSION_S * SESSION_SHARE + 0.05
 """How long the storage nodes' answers are kept from the writer: it cannot tell that from having stood still itself."""
 
 
-async def _sent(world, name):
+async def _sent(memory_cluster, name):
     """A writer with three entries that are stored everywhere, and of which it has not heard for a long time."""
-    namespace = await world.namespace(zk_session_timeout_s=SESSION_S)
+    namespace = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
     log = await namespace.open_log(name, {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"in time")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     late = [writer.write(i, b"late %d" % i) for i in (1, 2, 3)]
-    await until(lambda: sum(len(bookie._held) for bookie in world.bookies) == 9)
-    for bookie in world.bookies:
+    await until(lambda: sum(len(bookie._held) for bookie in memory_cluster.bookies) == 9)
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = False  # what is held back stays so until `release`
     await asyncio.sleep(STANDSTILL_S)
     return namespace, writer, late
 
 
-def _release(world):
-    for bookie in world.bookies:
+def _release(memory_cluster):
+    for bookie in memory_cluster.bookies:
         bookie.release()
 
 
-async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log(world):
-    namespace, writer, late = await _sent(world, "kept")
-    _release(world)
+async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log(memory_cluster):
+    namespace, writer, late = await _sent(memory_cluster, "kept")
+    _release(memory_cluster)
     dlsns = await asyncio.gather(*late)
     assert namespace.counters["late-answers-held"] == 1
     assert dlsns == sorted(dlsns)
@@ -52,8 +52,8 @@ async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log
     assert namespace.counters["late-answers-held"] == 1, "what comes in time is not held back"
 
 
-async def test_standing_still_right_after_sending_makes_an_answer_late(world, monkeypatch):
-    namespace = await world.namespace(zk_session_timeout_s=SESSION_S)
+async def test_standing_still_right_after_sending_makes_an_answer_late(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
     log = await namespace.open_log("still", {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"in time")
@@ -71,16 +71,16 @@ async def test_standing_still_right_after_sending_makes_an_answer_late(world, mo
     await writer.close()
 
 
-async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_is_not_given(world):
-    namespace, writer, late = await _sent(world, "lost")
-    world.cut_off(namespace)
-    other = await world.namespace(zk_session_timeout_s=SESSION_S)
+async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_is_not_given(memory_cluster):
+    namespace, writer, late = await _sent(memory_cluster, "lost")
+    memory_cluster.cut_off(namespace)
+    other = await memory_cluster.namespace(zk_session_timeout_s=SESSION_S)
     log = await other.open_log("lost", {"writerOutputBufferSize": 0})
     successor = await log.open_writer()
     await successor.write(10, b"the successor's")
     await successor.commit()
-    world.tree.inject = None  # the former owner's metadata store is back before it hears the answers
-    _release(world)
+    memory_cluster.tree.inject = None  # the former owner's metadata store is back before it hears the answers
+    _release(memory_cluster)
     for future in late:
         with pytest.raises(TransmitError) as raised:
             await future
@@ -103,26 +103,26 @@ class _SuspendedMachine:
         return time.monotonic() + self.suspended_s
 
 
-async def test_an_answer_that_waited_while_the_machine_was_suspended_is_late(world):
-    namespace = await world.namespace(zk_session_timeout_s=60)
+async def test_an_answer_that_waited_while_the_machine_was_suspended_is_late(memory_cluster):
+    namespace = await memory_cluster.namespace(zk_session_timeout_s=60)
     clock = _SuspendedMachine()
     namespace._services = replace(namespace.services, clock=clock)
     writer = await (await namespace.open_log("suspended", {"writerOutputBufferSize": 0})).open_writer()
     await writer.write(0, b"in time")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     received = writer.write(1, b"before the machine was suspended")
-    await until(lambda: sum(len(bookie._held) for bookie in world.bookies) == 3)
-    for bookie in world.bookies:
+    await until(lambda: sum(len(bookie._held) for bookie in memory_cluster.bookies) == 3)
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = False  # what is held back stays so until `_release`
     clock.suspended_s = 3_600.0
-    world.cut_off(namespace)  # its session has ended meanwhile
-    other = await world.namespace()
+    memory_cluster.cut_off(namespace)  # its session has ended meanwhile
+    other = await memory_cluster.namespace()
     log = await other.open_log("suspended", {"writerOutputBufferSize": 0})
     async with await log.open_writer() as successor:
         await successor.write(2, b"the successor's")
-        world.tree.inject = None
-        _release(world)
+        memory_cluster.tree.inject = None
+        _release(memory_cluster)
         with pytest.raises(TransmitError) as raised:
             await received
         assert isinstance(raised.value.__cause__, WriterDeposedError)
@@ -139,8 +139,8 @@ def test_the_machines_clock_goes_on_while_it_is_suspended(monkeypatch):
         assert clock.elapsed_s() == 7.0
 
 
-async def test_answers_that_are_held_back_when_the_writer_is_given_up_end_as_unknown(world):
-    namespace, writer, late = await _sent(world, "given-up")
+async def test_answers_that_are_held_back_when_the_writer_is_given_up_end_as_unknown(memory_cluster):
+    namespace, writer, late = await _sent(memory_cluster, "given-up")
     reached = asyncio.Event()
     waiting = asyncio.Event()
     store = namespace.store
@@ -152,7 +152,7 @@ async def test_answers_that_are_held_back_when_the_writer_is_given_up_end_as_unk
         await sync(path)
 
     store.sync = stuck
-    _release(world)
+    _release(memory_cluster)
     await reached.wait()
     store.sync = sync
     await writer.abort()

@@ -11,12 +11,12 @@ from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequ
 from dlspark.core.writing.producers import LAST_EPOCHS, LogTime, Producers, UnderWay, Written, epoch_limit
 from dlspark.errors import (
     InvalidRecordError,
-    NotAppliedError,
     ProducerFencedError,
     ProducerForgottenError,
     SequenceGapError,
     SequencePassedError,
 )
+from metadata.foundation.errors import NotAppliedError
 
 DAY_MS = 86_400_000
 

@@ -142,8 +142,8 @@ async def test_the_records_of_a_run_lie_side_by_side(namespace, bulk):
 
 
 @pytest.mark.parametrize("bulk", [True, False])
-async def test_a_run_that_waits_for_a_segment_is_written_in_its_place(world, bulk):
-    namespace = await world.namespace()
+async def test_a_run_that_waits_for_a_segment_is_written_in_its_place(memory_cluster, bulk):
+    namespace = await memory_cluster.namespace()
     async with await (await namespace.open_log("first")).open_writer() as writer:
         fates = _write(writer, [(1, b"a"), (1, b"b")], bulk=bulk)
         behind = _write(writer, [(1, b"c")], bulk=not bulk)
@@ -168,8 +168,8 @@ async def test_a_run_that_is_too_long_for_an_entry_is_answered_entry_by_entry(na
 
 
 @pytest.mark.parametrize(("bulk", "parts"), [(True, [(0, 6)]), (False, [(0, 3), (3, 3)])])
-async def test_records_that_are_no_bulk_are_sent_as_soon_as_they_are_enough_for_an_entry(world, bulk, parts):
-    namespace = await world.namespace(output_buffer_bytes=100)
+async def test_records_that_are_no_bulk_are_sent_as_soon_as_they_are_enough_for_an_entry(memory_cluster, bulk, parts):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=100)
     async with await (await namespace.open_log("small")).open_writer() as writer:
         await asyncio.gather(writer.write(1, b"first"), writer.flush())
         fates = _write(writer, [(1, bytes(30))] * 6, bulk=bulk)
@@ -196,8 +196,8 @@ async def test_of_a_run_with_a_wrong_record_the_others_have_the_fates_that_they_
 
 
 @pytest.mark.parametrize("bulk", [True, False])
-async def test_over_a_limit_of_records_the_first_ones_are_taken(world, bulk):
-    namespace = await world.namespace(outstanding_write_limit=2, write_limit_dark_mode=False)
+async def test_over_a_limit_of_records_the_first_ones_are_taken(memory_cluster, bulk):
+    namespace = await memory_cluster.namespace(outstanding_write_limit=2, write_limit_dark_mode=False)
     async with await (await namespace.open_log("limit")).open_writer() as writer:
         fates = _write(writer, [(1, b"a"), (1, b"b"), (1, b"c"), (1, b"d")], bulk=bulk)
         await writer.flush()
@@ -218,8 +218,8 @@ async def test_what_refuses_a_run_as_a_whole_is_every_records_unless_they_are_a_
 
 
 @pytest.mark.parametrize("bulk", [True, False])
-async def test_records_that_were_accepted_are_refused_alike(world, bulk):
-    namespace = await world.namespace(ensemble_size=5, write_quorum=5)
+async def test_records_that_were_accepted_are_refused_alike(memory_cluster, bulk):
+    namespace = await memory_cluster.namespace(ensemble_size=5, write_quorum=5)
     writer = await (await namespace.open_log("five")).open_writer()
     fates = _write(writer, [(1, b"a"), (1, b"b")], bulk=bulk)
     assert [type(fate) for fate in await fates.known()] == [WriteError, WriteError]
@@ -227,17 +227,17 @@ async def test_records_that_were_accepted_are_refused_alike(world, bulk):
         await writer.close()
 
 
-async def test_a_run_that_was_sent_and_one_that_was_not_end_differently(world):
-    namespace = await world.namespace()
+async def test_a_run_that_was_sent_and_one_that_was_not_end_differently(memory_cluster):
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("failed")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds, bookie.reject = True, Status.EFENCED
     sent = _write(writer, [(2, b"a"), (2, b"b")], bulk=True)
     writer.push()
     buffered = _write(writer, [(2, b"c"), (2, b"d")], bulk=False)
-    await until(lambda: any(bookie._held for bookie in world.bookies))
-    for bookie in world.bookies:
+    await until(lambda: any(bookie._held for bookie in memory_cluster.bookies))
+    for bookie in memory_cluster.bookies:
         bookie.release()
     assert [type(fate) for fate in await sent.known()] == [TransmitError] * 2
     assert [type(fate) for fate in await buffered.known()] == [WriteCancelledError] * 2
@@ -245,8 +245,8 @@ async def test_a_run_that_was_sent_and_one_that_was_not_end_differently(world):
     await writer.abort()
 
 
-async def test_a_run_need_not_be_durable(world):
-    namespace = await world.namespace(durable_writes=False)
+async def test_a_run_need_not_be_durable(memory_cluster):
+    namespace = await memory_cluster.namespace(durable_writes=False)
     async with await (await namespace.open_log("taken")).open_writer() as writer:
         fates = _write(writer, [(1, b"a"), (1, b"b")], bulk=True)
         assert await fates.known() == [DLSN.INVALID] * 2

@@ -56,7 +56,7 @@ def run_written(writer, txids, payloads, *, bulk=True):
         ({"producer": "old", "epoch": 0, "sequence": 0}, ProducerFencedError),
     ],
 )
-async def test_a_refused_append_moves_no_transaction_id(world, namespace, first, asked, error):
+async def test_a_refused_append_moves_no_transaction_id(memory_cluster, namespace, first, asked, error):
     log = await namespace.open_log("ids")
     writer = await log.open_writer(producers=True)
     await writer.begin_epoch("old", 1)
@@ -76,7 +76,7 @@ async def test_a_refused_append_moves_no_transaction_id(world, namespace, first,
 
 
 @pytest.mark.parametrize("ending", ["close", "abort"])
-async def test_a_segment_that_a_refused_append_began_says_nothing_of_its_ids(world, namespace, ending):
+async def test_a_segment_that_a_refused_append_began_says_nothing_of_its_ids(memory_cluster, namespace, ending):
     log = await namespace.open_log("ids")
     async with await log.open_writer() as writer:
         await asyncio.gather(writer.write(5, b"before"), writer.flush())
@@ -88,7 +88,7 @@ async def test_a_segment_that_a_refused_append_began_says_nothing_of_its_ids(wor
     assert {segment.first_txid for segment in await log.segments()} == {5}
 
 
-async def test_records_without_ids_have_the_time_at_which_they_get_their_place(world, namespace):
+async def test_records_without_ids_have_the_time_at_which_they_get_their_place(memory_cluster, namespace):
     clock = namespace.services.clock
     before = clock.now_ms()
     async with await (await namespace.open_log("ids")).open_writer(producers=True) as writer:
@@ -125,23 +125,23 @@ async def test_a_given_id_below_that_of_an_append_in_line_is_refused_when_that_i
     assert await _ids(namespace, "ids") == [100, 100]
 
 
-async def _fail(world, writer, write):
+async def _fail(memory_cluster, writer, write):
     """Have `write` begin something that no storage node takes."""
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EFENCED
     failed = write()
     with pytest.raises((TransmitError, WriteError)):
         await writer.flush()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = None
     return failed
 
 
-async def test_the_id_of_a_record_that_did_not_get_into_the_log_keeps_no_other_out(world):
-    namespace = await world.namespace(disable_rolling_on_error=False)
+async def test_the_id_of_a_record_that_did_not_get_into_the_log_keeps_no_other_out(memory_cluster):
+    namespace = await memory_cluster.namespace(disable_rolling_on_error=False)
     writer = await (await namespace.open_log("ids")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
-    failed = await _fail(world, writer, lambda: writer.write(FAR, b"far"))
+    failed = await _fail(memory_cluster, writer, lambda: writer.write(FAR, b"far"))
     assert isinstance(await _outcome(failed), TransmitError)
     await asyncio.gather(writer.write(2, b"two"), writer.flush())
     assert writer.last_txid == 2
@@ -149,18 +149,18 @@ async def test_the_id_of_a_record_that_did_not_get_into_the_log_keeps_no_other_o
     assert await _ids(namespace, "ids") == [1, 2]
 
 
-async def test_what_recovery_finds_of_a_failed_segment_keeps_lower_ids_out(world):
+async def test_what_recovery_finds_of_a_failed_segment_keeps_lower_ids_out(memory_cluster):
     """The answers are lost, not the record."""
-    namespace = await world.namespace(disable_rolling_on_error=False)
+    namespace = await memory_cluster.namespace(disable_rolling_on_error=False)
     writer = await (await namespace.open_log("ids")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
     stored = writer.write(FAR, b"far")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     await writer.send()
     writer._sequence.current.cancel(WriteCancelledError("the answers are lost"))
     behind = writer.write(2, b"two")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.release()
     outcome = await _outcome(behind)
     await asyncio.gather(stored, return_exceptions=True)
@@ -170,15 +170,15 @@ async def test_what_recovery_finds_of_a_failed_segment_keeps_lower_ids_out(world
     assert await _ids(namespace, "ids") == [1, FAR, FAR]
 
 
-async def test_an_end_of_stream_that_did_not_get_into_the_log_seals_nothing(world):
-    namespace = await world.namespace(disable_rolling_on_error=False)
+async def test_an_end_of_stream_that_did_not_get_into_the_log_seals_nothing(memory_cluster):
+    namespace = await memory_cluster.namespace(disable_rolling_on_error=False)
     writer = await (await namespace.open_log("ids")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EFENCED
     with pytest.raises((TransmitError, WriteError)):
         await writer.mark_end_of_stream()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = None
     assert writer.last_txid < MAX_TXID
     await asyncio.gather(writer.write(2, b"two"), writer.flush())

@@ -51,8 +51,8 @@ def states(writer):
     return {name: (found.state(name).epoch, found.state(name).last, found.state(name).kept) for name in found.names()}
 
 
-async def test_record_sets_behind_the_snapshot_are_not_expanded(world):
-    log = await (await world.namespace()).open_log("bomb")
+async def test_record_sets_behind_the_snapshot_are_not_expanded(memory_cluster):
+    log = await (await memory_cluster.namespace()).open_log("bomb")
     writer = await log.open_writer(producers=True)
     encoded = encode_record_set([bytes(4_000)] * 4_000, Compression.LZ4)
     for number in range(8):
@@ -60,21 +60,21 @@ async def test_record_sets_behind_the_snapshot_are_not_expanded(world):
         await writer.flush()
     last = await written
     await writer.abort()
-    heir = await world.namespace()
+    heir = await memory_cluster.namespace()
     with Peak() as peak:
         found = await known(heir, "bomb")
     assert peak.bytes < 8 * MIB, "each of the sets holds 16 MB"
     assert found[1] == last._replace(slot_id=last.slot_id + 3_999)
 
 
-async def test_large_entries_behind_the_snapshot_are_read_up_to_a_bound_and_not_kept(world):
-    log = await (await world.namespace(producer_snapshot_bytes=4 * MIB)).open_log("large")
+async def test_large_entries_behind_the_snapshot_are_read_up_to_a_bound_and_not_kept(memory_cluster):
+    log = await (await memory_cluster.namespace(producer_snapshot_bytes=4 * MIB)).open_log("large")
     writer = await log.open_writer(producers=True)
     for future in requests(writer, count=40, size=900_000):
         await asyncio.gather(future, writer.flush())
     expected = states(writer)
     await writer.abort()
-    heir = await world.namespace()
+    heir = await memory_cluster.namespace()
     with Peak() as peak:
         found, _ = await known(heir, "large")
     assert found == expected
@@ -82,8 +82,8 @@ async def test_large_entries_behind_the_snapshot_are_read_up_to_a_bound_and_not_
     assert peak.bytes < 24 * MIB
 
 
-async def test_a_snapshot_is_stored_less_often_where_it_is_the_most_of_what_is_written(world):
-    log = await (await world.namespace(producer_snapshot_bytes=1)).open_log("many")
+async def test_a_snapshot_is_stored_less_often_where_it_is_the_most_of_what_is_written(memory_cluster):
+    log = await (await memory_cluster.namespace(producer_snapshot_bytes=1)).open_log("many")
     writer = await log.open_writer(producers=True)
     await asyncio.gather(*requests(writer, count=2_000, producers=2_000), writer.flush())
     before, snapshot = writer._sequence.current.ledger.length, sum(map(len, writer._issuer.requests.snapshot(1e6)))
@@ -96,14 +96,14 @@ async def test_a_snapshot_is_stored_less_often_where_it_is_the_most_of_what_is_w
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_the_bounds_a_new_owner_knows_the_same(world, monkeypatch, seed):
+async def test_whatever_the_bounds_a_new_owner_knows_the_same(memory_cluster, monkeypatch, seed):
     rng = random.Random(seed)
     settings = {
         "producer_snapshot_entries": rng.choice([3, 40, 10_000]),
         "producer_snapshot_bytes": rng.choice([200, 3_000, 8 * MIB]),
         "compression": rng.choice(["none", "lz4"]),
     }
-    log = await (await world.namespace(**settings)).open_log("any")
+    log = await (await memory_cluster.namespace(**settings)).open_log("any")
     writer = await log.open_writer(producers=True)
     next_of = {f"p{number}": [0, 0] for number in range(rng.choice([1, 7, 40]))}
     for txid in range(rng.choice([5, 60, 400])):
@@ -125,13 +125,13 @@ async def test_whatever_the_bounds_a_new_owner_knows_the_same(world, monkeypatch
     await writer.abort()
     for name, bound in (("READ_BYTES", 700), ("KEPT_BYTES", 500), ("MOST_ENTRIES", 5)):
         monkeypatch.setattr(segment_ends, name, rng.choice([1, bound, 1 << 30]))
-    heir = await (await (await world.namespace()).open_log("any")).open_writer(producers=True)
+    heir = await (await (await memory_cluster.namespace()).open_log("any")).open_writer(producers=True)
     assert (states(heir), heir._issuer.requests.producers.token, heir._issuer.requests._last) == (expected, token, last)
     await heir.abort()
 
 
-async def test_others_have_their_turns_while_requests_without_number_are_taken_in(world, monkeypatch):
-    log = await (await world.namespace()).open_log("requests")
+async def test_others_have_their_turns_while_requests_without_number_are_taken_in(memory_cluster, monkeypatch):
+    log = await (await memory_cluster.namespace()).open_log("requests")
     writer = await log.open_writer(producers=True)
     await asyncio.gather(*requests(writer, count=1_000, producers=100), writer.flush())
     await writer.abort()
@@ -149,7 +149,7 @@ async def test_others_have_their_turns_while_requests_without_number_are_taken_i
             most, looked_at = max(most, looked_at), 0
             await asyncio.sleep(0)
 
-    heir = await world.namespace()
+    heir = await memory_cluster.namespace()
     monkeypatch.setattr(segment_ends, "decode_control", counted)
     monkeypatch.setattr(segment_ends.Slices.__init__, "__defaults__", (-1.0,))
     beside = asyncio.ensure_future(others())

@@ -25,15 +25,15 @@ def _take(bookies, ledger_ids):
             bookie.ledgers[ledger_id] = StoredLedger(key=master_key(b"somebody else's"))
 
 
-async def _ledgers(world, namespace):
+async def _ledgers(memory_cluster, namespace):
     return {ledger_id async for ledger_id in namespace.services.ledger_store.ids()}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("settings", [{}, POOL], ids=["own allocators", "pool"])
-async def test_a_writer_goes_on_in_other_ledgers_and_keeps_every_record(world, settings, nodes):
-    _take(world.bookies[:nodes], range(100))
-    namespace = await world.namespace(output_buffer_bytes=0, **settings)
+async def test_a_writer_goes_on_in_other_ledgers_and_keeps_every_record(memory_cluster, settings, nodes):
+    _take(memory_cluster.bookies[:nodes], range(100))
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, **settings)
     log = await namespace.open_log("taken")
     written = []
     for segment in range(3):
@@ -50,16 +50,16 @@ async def test_a_writer_goes_on_in_other_ledgers_and_keeps_every_record(world, s
         assert 0 < namespace.counters["ledger-taken"] <= 8  # not one for each id
         assert segments[0].ledger_id >= 100
     await namespace.close()
-    kept = await _ledgers(world, await world.namespace())
+    kept = await _ledgers(memory_cluster, await memory_cluster.namespace())
     assert {s.ledger_id for s in segments} <= kept
     assert len(kept) <= 3 + POOL["allocator_pool_size"]  # what was taken is deleted
 
 
-async def test_records_written_while_the_ledger_is_replaced_follow_in_order(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_records_written_while_the_ledger_is_replaced_follow_in_order(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await namespace.open_log("order")
     writer = await log.open_writer()
-    _take(world.bookies, range(20))
+    _take(memory_cluster.bookies, range(20))
     futures = []
     for i in range(50):
         futures.append(writer.write(i, b"%d" % i))
@@ -69,14 +69,14 @@ async def test_records_written_while_the_ledger_is_replaced_follow_in_order(worl
     assert await payloads(log) == [b"%d" % i for i in range(50)]
 
 
-async def test_a_segment_that_was_rolled_to_is_replaced_too(world):
-    namespace = await world.namespace(output_buffer_bytes=0, rolling_minutes=0, max_segment_bytes=50)
+async def test_a_segment_that_was_rolled_to_is_replaced_too(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, rolling_minutes=0, max_segment_bytes=50)
     log = await namespace.open_log("rolled")
     async with await log.open_writer() as writer:
         for i in range(40):
-            newest = max(id for bookie in world.bookies for id in [-1, *bookie.ledgers])
+            newest = max(id for bookie in memory_cluster.bookies for id in [-1, *bookie.ledgers])
             if i % 10 == 5:
-                _take(world.bookies, range(newest + 1, newest + 10))
+                _take(memory_cluster.bookies, range(newest + 1, newest + 10))
             await writer.write(i, b"record %d" % i)
     assert await payloads(log) == [b"record %d" % i for i in range(40)]
     assert namespace.counters["ledger-taken"]
@@ -85,11 +85,11 @@ async def test_a_segment_that_was_rolled_to_is_replaced_too(world):
     assert sum(s.record_count for s in segments) == 40
 
 
-async def test_a_tailing_reader_meets_every_record_once(world):
-    namespace, other = await world.namespace(output_buffer_bytes=0), await world.namespace()
+async def test_a_tailing_reader_meets_every_record_once(memory_cluster):
+    namespace, other = await memory_cluster.namespace(output_buffer_bytes=0), await memory_cluster.namespace()
     log = await namespace.open_log("tail")
     writer = await log.open_writer()
-    _take(world.bookies, range(8))
+    _take(memory_cluster.bookies, range(8))
     seen = []
 
     async def follow():
@@ -107,21 +107,24 @@ async def test_a_tailing_reader_meets_every_record_once(world):
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-async def test_a_log_whose_newest_ledger_was_taken_is_recovered_and_written_on(world, nodes):
-    one, other = await world.namespace(output_buffer_bytes=0), await world.namespace(output_buffer_bytes=0)
+async def test_a_log_whose_newest_ledger_was_taken_is_recovered_and_written_on(memory_cluster, nodes):
+    one, other = (
+        await memory_cluster.namespace(output_buffer_bytes=0),
+        await memory_cluster.namespace(output_buffer_bytes=0),
+    )
     log = await one.open_log("left")
     async with await log.open_writer() as writer:
         await writer.write(1, b"kept")
     writer = await log.open_writer()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     writer.write(2, b"under way")
     await until(lambda: writer.segment == 2)
     (ledger_id,) = [s.ledger_id for s in await log.segments() if s.in_progress]
-    await world.crash(one)
-    for bookie in world.bookies:
+    await memory_cluster.crash(one)
+    for bookie in memory_cluster.bookies:
         bookie.release()
-    for bookie in world.bookies[:nodes]:  # as if others had been first there
+    for bookie in memory_cluster.bookies[:nodes]:  # as if others had been first there
         bookie.ledgers[ledger_id] = StoredLedger(key=master_key(b"somebody else's"))
     log = await other.open_log("left")
     async with await log.open_writer() as writer:
@@ -133,11 +136,11 @@ async def test_a_log_whose_newest_ledger_was_taken_is_recovered_and_written_on(w
         assert read == [b"kept", b"next"]
 
 
-async def test_where_the_metadata_cannot_be_changed_the_records_are_unknown_and_the_log_recovers(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_where_the_metadata_cannot_be_changed_the_records_are_unknown_and_the_log_recovers(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     log = await namespace.open_log("away")
     writer = await log.open_writer()
-    _take(world.bookies, range(3))
+    _take(memory_cluster.bookies, range(3))
     session = namespace.store.session_id
     closings = []
 
@@ -147,12 +150,12 @@ async def test_where_the_metadata_cannot_be_changed_the_records_are_unknown_and_
             return Fault.REFUSE
         return None
 
-    world.tree.inject = refuse
+    memory_cluster.tree.inject = refuse
     future = writer.write(1, b"one")
     with pytest.raises(TransmitError):
         await asyncio.wait_for(future, 30)
     assert closings
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     await writer.abort()
     async with await log.open_writer() as writer:
         await writer.write(2, b"two")

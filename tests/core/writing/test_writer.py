@@ -15,10 +15,10 @@ from dlspark.errors import (
     EndOfStreamError,
     InvalidRecordError,
     OverCapacityError,
-    OwnershipAcquireFailedError,
     RecordTooLongError,
     TransactionIdOutOfOrderError,
 )
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 
 
 async def _payloads(namespace, name, start="earliest"):
@@ -74,16 +74,16 @@ async def _sent(writer, future):
     return await future
 
 
-async def test_lz4_entries_are_written_and_read(world):
-    namespace = await world.namespace(compression="lz4")
+async def test_lz4_entries_are_written_and_read(memory_cluster):
+    namespace = await memory_cluster.namespace(compression="lz4")
     log = await namespace.open_log("packed")
     async with await log.open_writer() as writer:
         await _sent(writer, writer.write(1, b"abc" * 1000))
     assert [record.payload for record in await _payloads(namespace, "packed")] == [b"abc" * 1000]
 
 
-async def test_the_buffer_is_sent_when_it_exceeds_its_size(world):
-    namespace = await world.namespace(output_buffer_bytes=100)
+async def test_the_buffer_is_sent_when_it_exceeds_its_size(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=100)
     writer = await (await namespace.open_log("small")).open_writer()
     first = writer.write(1, b"x" * 50)
     second = writer.write(2, b"y" * 50)
@@ -95,8 +95,8 @@ async def test_the_buffer_is_sent_when_it_exceeds_its_size(world):
     assert await third == DLSN(1, 1, 0)
 
 
-async def test_with_a_buffer_of_zero_every_record_is_an_entry(world):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_with_a_buffer_of_zero_every_record_is_an_entry(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     async with await (await namespace.open_log("each")).open_writer() as writer:
         written = [await writer.write(i, b"") for i in range(3)]
     assert written == [DLSN(1, 0, 0), DLSN(1, 1, 0), DLSN(1, 2, 0)]
@@ -107,8 +107,8 @@ async def test_with_a_buffer_of_zero_every_record_is_an_entry(world):
     [{"immediate_flush": True, "output_buffer_bytes": 0}, {"periodic_flush_ms": 20}, {"immediate_flush": True}],
     ids=["immediate", "periodic", "immediate with a buffer"],
 )
-async def test_a_record_becomes_visible_without_another_one(world, settings):
-    namespace = await world.namespace(**settings)
+async def test_a_record_becomes_visible_without_another_one(memory_cluster, settings):
+    namespace = await memory_cluster.namespace(**settings)
     log = await namespace.open_log("visible")
     writer = await log.open_writer()
     future = writer.write(7, b"alone" * 300)
@@ -132,8 +132,8 @@ async def test_an_acknowledged_record_becomes_visible_by_commit(namespace):
     await writer.close()
 
 
-async def test_keep_alives_are_written_while_nothing_else_is(world):
-    namespace = await world.namespace(keep_alive_ms=20)
+async def test_keep_alives_are_written_while_nothing_else_is(memory_cluster):
+    namespace = await memory_cluster.namespace(keep_alive_ms=20)
     log = await namespace.open_log("alive")
     writer = await log.open_writer()
     await _sent(writer, writer.write(1, b"one"))
@@ -164,8 +164,8 @@ async def test_a_transaction_id_below_the_highest_is_refused_record_by_record(na
     assert [record.payload for record in await _payloads(namespace, "ordered")] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_the_check_of_transaction_ids_can_really_be_switched_off(world):
-    namespace = await world.namespace(max_id_sanity_check=False)
+async def test_the_check_of_transaction_ids_can_really_be_switched_off(memory_cluster):
+    namespace = await memory_cluster.namespace(max_id_sanity_check=False)
     log = await namespace.open_log("unordered")
     for txid in (50, 3):
         async with await log.open_writer() as writer:
@@ -213,8 +213,8 @@ async def test_a_mutable_payload_may_be_changed_after_the_call(namespace):
     assert [record.payload for record in await _payloads(namespace, "mutable")] == [b"before"]
 
 
-async def test_writes_over_the_limit_are_refused_unless_in_dark_mode(world):
-    strict = await world.namespace(outstanding_write_limit=2, write_limit_dark_mode=False)
+async def test_writes_over_the_limit_are_refused_unless_in_dark_mode(memory_cluster):
+    strict = await memory_cluster.namespace(outstanding_write_limit=2, write_limit_dark_mode=False)
     async with await (await strict.open_log("strict")).open_writer() as writer:
         kept = [writer.write(i, b"") for i in range(2)]
         with pytest.raises(OverCapacityError):
@@ -222,7 +222,7 @@ async def test_writes_over_the_limit_are_refused_unless_in_dark_mode(world):
         await writer.flush()
         await asyncio.gather(*kept)
         await _sent(writer, writer.write(2, b""))
-    dark = await world.namespace(outstanding_write_limit=2)
+    dark = await memory_cluster.namespace(outstanding_write_limit=2)
     async with await (await dark.open_log("dark")).open_writer() as writer:
         kept = [writer.write(i, b"") for i in range(3)]
         await writer.flush()
@@ -248,8 +248,8 @@ async def test_closing_a_writer_that_wrote_nothing_starts_no_segment(namespace):
 # ---------------------------------------------------------------------- ownership
 
 
-async def test_only_one_writer_at_a_time_and_the_other_learns_who_it_is(world):
-    one, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+async def test_only_one_writer_at_a_time_and_the_other_learns_who_it_is(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace(lock_timeout_s=0)
     writer = await (await one.open_log("owned")).open_writer("the owner")
     with pytest.raises(OwnershipAcquireFailedError, match="the owner"):
         await (await other.open_log("owned")).open_writer()
@@ -291,8 +291,8 @@ async def test_an_empty_log_can_be_sealed(namespace):
 # ---------------------------------------------------------------------- rolling
 
 
-async def test_a_segment_rolls_by_age(world):
-    namespace = await world.namespace(rolling_minutes=1)
+async def test_a_segment_rolls_by_age(memory_cluster):
+    namespace = await memory_cluster.namespace(rolling_minutes=1)
     log = await namespace.open_log("aged")
     async with await log.open_writer() as writer:
         first = await _sent(writer, writer.write(1, b"a"))
@@ -306,8 +306,8 @@ async def test_a_segment_rolls_by_age(world):
     assert (new.first_txid, new.start_sequence_id) == (2, 2), "it begins where the old one ended"
 
 
-async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_segment(world):
-    namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
+async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_segment(memory_cluster):
+    namespace = await memory_cluster.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
     log = await namespace.open_log("idle-roll")
     writer = await log.open_writer()
     await writer.write(1, b"a")
@@ -317,8 +317,8 @@ async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_
     assert [record.payload for record in await _payloads(namespace, "idle-roll")] == [b"a"]
 
 
-async def test_closing_waits_for_a_roll_under_way(world):
-    namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=100, output_buffer_bytes=0)
+async def test_closing_waits_for_a_roll_under_way(memory_cluster):
+    namespace = await memory_cluster.namespace(rolling_minutes=0, max_segment_bytes=100, output_buffer_bytes=0)
     log = await namespace.open_log("roll-close")
     writer = await log.open_writer()
     written = [writer.write(i, b"x" * 200) for i in range(3)]
@@ -328,8 +328,8 @@ async def test_closing_waits_for_a_roll_under_way(world):
     assert not any(segment.in_progress for segment in await log.segments())
 
 
-async def test_without_a_permit_the_old_segment_goes_on(world):
-    namespace = await world.namespace(
+async def test_without_a_permit_the_old_segment_goes_on(memory_cluster):
+    namespace = await memory_cluster.namespace(
         rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0, rolling_concurrency=1
     )
     log = await namespace.open_log("permit")
@@ -339,9 +339,9 @@ async def test_without_a_permit_the_old_segment_goes_on(world):
     assert len(await log.segments()) == 2
 
 
-async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record(world, monkeypatch):
+async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record(memory_cluster, monkeypatch):
     monkeypatch.setattr("dlspark.core.writing.segment_sequence.MAX_POSITION", 3)
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("positions")
     async with await log.open_writer() as writer:
         written = [writer.write(i, b"%d" % i) for i in range(7)]
@@ -351,8 +351,8 @@ async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record
     assert [record.sequence_id for record in await _payloads(namespace, "positions")] == list(range(10))
 
 
-async def test_sends_keep_a_minimum_distance_where_that_is_set(world):
-    namespace = await world.namespace(output_buffer_bytes=0, immediate_flush=True, immediate_flush_delay_ms=60)
+async def test_sends_keep_a_minimum_distance_where_that_is_set(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0, immediate_flush=True, immediate_flush_delay_ms=60)
     writer = await (await namespace.open_log("spaced")).open_writer()
     written = [writer.write(i, b"") for i in range(20)]
     dlsns = [await future for future in written]

@@ -13,10 +13,6 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.segment_sequence import MAX_TAKE_OVERS
 from dlspark.errors import (
-    DistributedLogError,
-    LogNotFoundError,
-    NotAppliedError,
-    OutcomeUnknownError,
     OverCapacityError,
     StreamNotReadyError,
     TransactionIdOutOfOrderError,
@@ -26,8 +22,9 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentListError
-from metadata.foundation.errors import NoNodeError
+from metadata.foundation.errors import DistributedLogError, NoNodeError, NotAppliedError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.schema import Status
@@ -58,14 +55,14 @@ async def _prepared(writer):
 # ---------------------------------------------------------------------- crash and recovery
 
 
-async def test_what_a_crashed_writer_was_acknowledged_is_recovered_by_the_next(world):
-    one, other = await world.namespace(), await world.namespace()
+async def test_what_a_crashed_writer_was_acknowledged_is_recovered_by_the_next(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     writer = await (await one.open_log("crash")).open_writer()
     kept = [writer.write(i, b"%d" % i) for i in range(10)]
     await writer.flush()
     written = [await future for future in kept]
     buffered = writer.write(10, b"never sent")
-    await world.crash(one)
+    await memory_cluster.crash(one)
     log = await other.open_log("crash")
     writer = await log.open_writer()
     assert other.counters["segment-recovered"] == 1
@@ -81,16 +78,16 @@ async def test_what_a_crashed_writer_was_acknowledged_is_recovered_by_the_next(w
     assert not (buffered.done() and buffered.exception() is None), "what was not sent is not acknowledged"
 
 
-async def test_an_empty_segment_of_a_crashed_writer_is_removed_with_its_ledger(world):
-    one, other = await world.namespace(), await world.namespace()
+async def test_an_empty_segment_of_a_crashed_writer_is_removed_with_its_ledger(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     writer = await (await one.open_log("empty")).open_writer()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.stop()  # The segment starts in metadata, but no record reaches a node.
     writer.write(1, b"lost")
     await until(lambda: writer.segment is not None)
     (segment,) = await one.logs_store.segments("empty")
-    await world.crash(one)
-    for bookie in world.bookies:
+    await memory_cluster.crash(one)
+    for bookie in memory_cluster.bookies:
         bookie.up = True
     log = await other.open_log("empty")
     async with await log.open_writer() as writer:
@@ -101,24 +98,24 @@ async def test_an_empty_segment_of_a_crashed_writer_is_removed_with_its_ledger(w
     assert await future == DLSN(1, 0, 0), "the number of the removed segment is used again"
 
 
-async def test_recovery_that_was_interrupted_is_repeated_to_the_same_end(world):
-    one = await world.namespace()
+async def test_recovery_that_was_interrupted_is_repeated_to_the_same_end(memory_cluster):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("twice")).open_writer()
     for i in range(3):
         writer.write(i, b"%d" % i)
     await writer.flush()
-    await world.crash(one)
-    other = await world.namespace()
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace()
     session = other.store.session_id
     # The multi that completes the segment never reaches the server; the recovering client dies.
-    world.tree.inject = lambda s, op, path: Fault.LOSE_REQUEST if s == session and op == "multi" else None
+    memory_cluster.tree.inject = lambda s, op, path: Fault.LOSE_REQUEST if s == session and op == "multi" else None
     opening = asyncio.ensure_future((await other.open_log("twice")).open_writer())
     await until(lambda: other.counters["lost-answer-not-applied"])
     opening.cancel()
     await asyncio.wait([opening])
-    world.tree.inject = None
-    await world.crash(other)
-    third = await world.namespace()
+    memory_cluster.tree.inject = None
+    await memory_cluster.crash(other)
+    third = await memory_cluster.namespace()
     log = await third.open_log("twice")
     async with await log.open_writer():
         (segment,) = await log.segments()
@@ -126,16 +123,16 @@ async def test_recovery_that_was_interrupted_is_repeated_to_the_same_end(world):
     assert [record.payload for record in await _all(third, "twice")] == [b"0", b"1", b"2"]
 
 
-async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_removed(world):
-    one = await world.namespace()
+async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_removed(memory_cluster):
+    one = await memory_cluster.namespace()
     log = await one.open_log("half")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
     writer = await log.open_writer()
     metadata, _ = await writer._sequence._transitions.start(1)
     await one.ledgers.delete(metadata.ledger_id)
-    await world.crash(one)
-    other = await world.namespace()
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace()
     async with await (await other.open_log("half")).open_writer() as writer:
         future = writer.write(2, b"two")
     assert await future == DLSN(2, 0, 0)
@@ -144,13 +141,13 @@ async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_rem
 
 
 @pytest.mark.parametrize("error", [NoNodeError, NoSuchLedgerError])
-async def test_a_ledger_that_a_server_lagging_behind_does_not_know_yet_is_kept(world, monkeypatch, error):
-    one = await world.namespace()
+async def test_a_ledger_that_a_server_lagging_behind_does_not_know_yet_is_kept(memory_cluster, monkeypatch, error):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("lag")).open_writer()
     writer.write(1, b"acknowledged")
     await writer.flush()
-    await world.crash(one)
-    other = await world.namespace()
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace()
     recover, synced, sync = other.ledgers.open, [], other.store.sync
 
     async def behind(ledger_id, **how):
@@ -171,12 +168,12 @@ async def test_a_ledger_that_a_server_lagging_behind_does_not_know_yet_is_kept(w
     assert [record.payload for record in await _all(other, "lag")] == [b"acknowledged"]
 
 
-async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(world):
-    one = await world.namespace()
+async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(memory_cluster):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("leftover")).open_writer()
     ledger = await _prepared(writer)
-    await world.crash(one)
-    other = await world.namespace()
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace()
     async with await (await other.open_log("leftover")).open_writer() as writer:
         writer.write(1, b"x")
     left = [ledger_id async for ledger_id in other.ledgers._ledgers.ids()]
@@ -189,19 +186,19 @@ async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(wo
 # ---------------------------------------------------------------------- two owners
 
 
-async def _next_owner(world, name, *, instead_of):
+async def _next_owner(memory_cluster, name, *, instead_of):
     """While `instead_of` stands still its session ends, and somebody else becomes the log's owner and writes."""
-    world.cut_off(instead_of)
-    namespace = await world.namespace()
+    memory_cluster.cut_off(instead_of)
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log(name)).open_writer("next owner")
     written = writer.write(7, b"of the next owner")
     await writer.flush()
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     return namespace, writer, written
 
 
-async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_alone(world, monkeypatch):
-    one = await world.namespace()
+async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_alone(memory_cluster, monkeypatch):
+    one = await memory_cluster.namespace()
     log = await one.open_log("overtaken")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
@@ -215,7 +212,7 @@ async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_a
     async def later(name, watch=None):
         await found.wait()
         if not taken_over:
-            taken_over.append(await _next_owner(world, name, instead_of=one))
+            taken_over.append(await _next_owner(memory_cluster, name, instead_of=one))
         return await listing(name, watch)
 
     monkeypatch.setattr(one.logs_store, "open", noted)
@@ -228,15 +225,15 @@ async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_a
     assert [record.payload for record in await _all(other, "overtaken")] == [b"one", b"of the next owner"]
 
 
-async def test_one_who_stood_still_before_reading_the_log_leaves_its_next_owner_alone(world, monkeypatch):
-    one = await world.namespace()
+async def test_one_who_stood_still_before_reading_the_log_leaves_its_next_owner_alone(memory_cluster, monkeypatch):
+    one = await memory_cluster.namespace()
     log = await one.open_log("asleep")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
     snapshot, taken_over = one.logs_store.snapshot, []
 
     async def later(name, **besides):
-        taken_over.append(await _next_owner(world, name, instead_of=one))
+        taken_over.append(await _next_owner(memory_cluster, name, instead_of=one))
         return await snapshot(name, **besides)
 
     monkeypatch.setattr(one.logs_store, "snapshot", later)
@@ -249,12 +246,12 @@ async def test_one_who_stood_still_before_reading_the_log_leaves_its_next_owner_
     assert [record.payload for record in await _all(other, "asleep")] == [b"one", b"of the next owner", b"not fenced"]
 
 
-async def _left_behind(world, name):
+async def _left_behind(memory_cluster, name):
     """A log's former owner, with a record in its segment: its session has ended, and it does not know that yet."""
-    old = await world.namespace()
+    old = await memory_cluster.namespace()
     writer = await (await old.open_log(name, {"writerOutputBufferSize": 0})).open_writer("the former owner")
     await writer.write(1, b"one")
-    world.cut_off(old)
+    memory_cluster.cut_off(old)
     return old, writer
 
 
@@ -282,17 +279,17 @@ async def _begins_what_it_allocated(writer):
 @pytest.mark.parametrize("moment", ["snapshot", "listing", "complete_segment"])
 @pytest.mark.parametrize("producers", [False, True])
 async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successor_from_opening_the_log(
-    world, monkeypatch, last_words, moment, producers
+    memory_cluster, monkeypatch, last_words, moment, producers
 ):
-    _, former = await _left_behind(world, "handed-over")
-    namespace = await world.namespace()
+    _, former = await _left_behind(memory_cluster, "handed-over")
+    namespace = await memory_cluster.namespace()
     logs, uttered = namespace.logs_store, []
     then = getattr(logs, moment)
 
     async def disturbed(*arguments, **named):
         if not uttered:
             uttered.append(True)
-            world.tree.inject = None
+            memory_cluster.tree.inject = None
             try:
                 await last_words(former)
             except DistributedLogError as error:
@@ -317,14 +314,14 @@ async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successo
     assert sorted(left) == sorted(segment.ledger_id for segment in segments), "and no ledger is left over"
 
 
-async def test_once_a_writer_is_open_no_transaction_of_the_former_owner_is_applied(world):
-    old = await world.namespace()
+async def test_once_a_writer_is_open_no_transaction_of_the_former_owner_is_applied(memory_cluster):
+    old = await memory_cluster.namespace()
     former = await (await old.open_log("asleep")).open_writer("the former owner")
-    world.cut_off(old)
-    namespace = await world.namespace()
+    memory_cluster.cut_off(old)
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("asleep")
     writer = await log.open_writer("the successor")
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     for last_words in (_allocates, _begins):
         with pytest.raises(DistributedLogError):
             await last_words(former)
@@ -334,21 +331,21 @@ async def test_once_a_writer_is_open_no_transaction_of_the_former_owner_is_appli
     assert namespace.counters["recovery-begun-again"] == 0
 
 
-async def _move(world, name):
+async def _move(memory_cluster, name):
     """Somebody else sets the value that every owner's transactions depend on."""
     path = f"/dl/{name}/<default>/ledgers"
-    data, _ = await world.operator.get(path)
-    await world.operator.put(path, data, -1)
+    data, _ = await memory_cluster.operator.get(path)
+    await memory_cluster.operator.put(path, data, -1)
 
 
-async def test_a_log_that_is_changed_again_and_again_is_given_up(world, monkeypatch):
-    namespace = await world.namespace()
+async def test_a_log_that_is_changed_again_and_again_is_given_up(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("restless")
     await namespace.create_log("restless")
     listing = namespace.logs_store.listing
 
     async def moved(name, watch=None):
-        await _move(world, name)
+        await _move(memory_cluster, name)
         return await listing(name, watch)
 
     monkeypatch.setattr(namespace.logs_store, "listing", moved)
@@ -361,16 +358,16 @@ async def test_a_log_that_is_changed_again_and_again_is_given_up(world, monkeypa
 
 
 @pytest.mark.parametrize("settings", [{}, {"write_lock": False}])
-async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(world, monkeypatch, settings):
-    namespace = await world.namespace(**settings)
+async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(memory_cluster, monkeypatch, settings):
+    namespace = await memory_cluster.namespace(**settings)
     await namespace.create_log("taken")
     log = await namespace.open_log("taken")
     listing = namespace.logs_store.listing
 
     async def deposed(name, watch=None):
-        for member in (await world.operator.children(f"/dl/{name}/<default>/lock"))[0]:
-            await world.operator.delete(f"/dl/{name}/<default>/lock/{member}")
-        await _move(world, name)
+        for member in (await memory_cluster.operator.children(f"/dl/{name}/<default>/lock"))[0]:
+            await memory_cluster.operator.delete(f"/dl/{name}/<default>/lock/{member}")
+        await _move(memory_cluster, name)
         return await listing(name, watch)
 
     monkeypatch.setattr(namespace.logs_store, "listing", deposed)
@@ -379,15 +376,15 @@ async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(wo
     assert namespace.counters["recovery-begun-again"] == 0
 
 
-async def test_an_owner_whose_lock_is_gone_deposes_nobody(world, monkeypatch):
-    namespace = await world.namespace()
+async def test_an_owner_whose_lock_is_gone_deposes_nobody(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace()
     await namespace.create_log("gone")
     logs = namespace.logs_store
     claim, before = logs.claim, await logs.open("gone")
 
     async def late(*arguments, **named):
-        for member in (await world.operator.children("/dl/gone/<default>/lock"))[0]:
-            await world.operator.delete(f"/dl/gone/<default>/lock/{member}")
+        for member in (await memory_cluster.operator.children("/dl/gone/<default>/lock"))[0]:
+            await memory_cluster.operator.delete(f"/dl/gone/<default>/lock/{member}")
         return await claim(*arguments, **named)
 
     monkeypatch.setattr(logs, "claim", late)
@@ -396,17 +393,19 @@ async def test_an_owner_whose_lock_is_gone_deposes_nobody(world, monkeypatch):
     assert await logs.open("gone") == before
 
 
-async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(world, monkeypatch):
-    one = await world.namespace()
+async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(
+    memory_cluster, monkeypatch
+):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("number")).open_writer()
     await writer._sequence._transitions.start(1)
-    await world.crash(one)
-    two = await world.namespace()
+    await memory_cluster.crash(one)
+    two = await memory_cluster.namespace()
     delete, taken_over = two.ledgers.delete, []
 
     async def then_stand_still(ledger_id):
         await delete(ledger_id)
-        taken_over.append(await _next_owner(world, "number", instead_of=two))
+        taken_over.append(await _next_owner(memory_cluster, "number", instead_of=two))
 
     monkeypatch.setattr(two.ledgers, "delete", then_stand_still)
     with pytest.raises(WriterDeposedError):
@@ -417,12 +416,12 @@ async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_numb
     assert [record.payload for record in await _all(other, "number")] == [b"of the next owner"]
 
 
-async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(world):
-    one, other = await world.namespace(), await world.namespace()
+async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     old = await (await one.open_log("fenced")).open_writer()
     first = old.write(1, b"first")
     await old.flush()
-    world.cut_off(one)
+    memory_cluster.cut_off(one)
     log = await other.open_log("fenced")
     new = await log.open_writer()
     kept = new.write(5, b"kept")
@@ -431,7 +430,7 @@ async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(worl
     with pytest.raises((TransmitError, WriteError)):
         await old.flush()
     assert isinstance(await _outcome(late), OutcomeUnknownError | NotAppliedError)
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     refused = old.write(3, b"never")
     assert isinstance(await _outcome(refused), WriteError)
     await new.close()
@@ -441,14 +440,14 @@ async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(worl
     assert [record.payload for record in await _all(other, "fenced")] == [b"first", b"kept"]
 
 
-async def test_a_writer_that_lost_its_lock_for_good_refuses_every_later_write(world):
-    one, other = await world.namespace(), await world.namespace()
+async def test_a_writer_that_lost_its_lock_for_good_refuses_every_later_write(memory_cluster):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     old = await (await one.open_log("lost")).open_writer()
     old.write(1, b"one")
     await old.flush()
-    world.cut_off(one)
+    memory_cluster.cut_off(one)
     new = await (await other.open_log("lost")).open_writer("usurper")
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     deadline = time.monotonic() + 60
     while not isinstance(outcome := await _outcome(old.write(2, b"two")), WriterDeposedError):
         assert time.monotonic() < deadline, outcome
@@ -459,8 +458,8 @@ async def test_a_writer_that_lost_its_lock_for_good_refuses_every_later_write(wo
     await new.close()
 
 
-async def test_a_writer_whose_session_was_closed_says_so_and_blames_no_other_owner(world):
-    namespace = await world.namespace()
+async def test_a_writer_whose_session_was_closed_says_so_and_blames_no_other_owner(memory_cluster):
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("closed")).open_writer()
     await namespace.store.close()
     outcome = await _outcome(writer.write(1, b"never sent"))
@@ -471,12 +470,12 @@ async def test_a_writer_whose_session_was_closed_says_so_and_blames_no_other_own
         await writer.close()
 
 
-async def test_a_session_that_expires_alone_is_survived(world):
-    namespace = await world.namespace()
+async def test_a_session_that_expires_alone_is_survived(memory_cluster):
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("blink")).open_writer()
     writer.write(1, b"one")
     await writer.flush()
-    world.tree.expire(namespace.store.session_id)
+    memory_cluster.tree.expire(namespace.store.session_id)
     later = writer.write(2, b"two")
     await writer.flush()
     assert await later == DLSN(1, 1, 0)
@@ -485,8 +484,8 @@ async def test_a_session_that_expires_alone_is_survived(world):
     assert len(await _all(namespace, "blink")) == 2
 
 
-async def test_a_start_that_lost_the_race_is_refused_and_leaves_no_ledger(world):
-    one = await world.namespace()
+async def test_a_start_that_lost_the_race_is_refused_and_leaves_no_ledger(memory_cluster):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("race")).open_writer()
     path = one.logs_store.paths("race").ledgers
     await one.store.put(path, b"0", -1)  # somebody else's conditional set came first
@@ -500,7 +499,7 @@ async def test_a_start_that_lost_the_race_is_refused_and_leaves_no_ledger(world)
 # ---------------------------------------------------------------------- lost answers
 
 
-def _once(world, namespace, fault, operation, part):
+def _once(memory_cluster, namespace, fault, operation, part):
     """Have `fault` befall the next such request of this client; returns a list that shows whether it did."""
     session, struck = namespace.store.session_id, []
 
@@ -510,25 +509,25 @@ def _once(world, namespace, fault, operation, part):
             return fault
         return None
 
-    world.tree.inject = inject
+    memory_cluster.tree.inject = inject
     return struck
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE])
 @pytest.mark.parametrize("step", ["record the ledger", "start", "complete"])
-async def test_a_lost_answer_is_resolved_by_looking(world, fault, step):
-    namespace = await world.namespace()
+async def test_a_lost_answer_is_resolved_by_looking(memory_cluster, fault, step):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("doubt")
     writer = await log.open_writer()
     struck: list[str] = []
     if step == "record the ledger":
-        struck = _once(world, namespace, fault, "multi", "/L0")
+        struck = _once(memory_cluster, namespace, fault, "multi", "/L0")
     elif step == "start":
-        struck = _once(world, namespace, fault, "multi", "allocation")
+        struck = _once(memory_cluster, namespace, fault, "multi", "allocation")
     future = writer.write(1, b"one")
     await writer.flush()
     if step == "complete":
-        struck = _once(world, namespace, fault, "multi", "logrecs")
+        struck = _once(memory_cluster, namespace, fault, "multi", "logrecs")
     await writer.close()
     assert struck, "the fault was reached"
     if fault is not Fault.REFUSE and step != "record the ledger":
@@ -541,8 +540,8 @@ async def test_a_lost_answer_is_resolved_by_looking(world, fault, step):
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
 
 
-async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world):
-    namespace = await world.namespace(zk_session_timeout_s=1)
+async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(memory_cluster):
+    namespace = await memory_cluster.namespace(zk_session_timeout_s=1)
     log = await namespace.open_log("unknown")
     writer = await log.open_writer()
     session = namespace.store.session_id
@@ -556,11 +555,11 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
             return Fault.LOSE_REPLY
         return Fault.REFUSE if applied else None
 
-    world.tree.inject = inject
+    memory_cluster.tree.inject = inject
     outcome = await asyncio.wait_for(_outcome(writer.write(1, b"x")), 60)
     assert isinstance(outcome, WriteError), "the record itself was definitely not sent"
     assert not namespace.ledgers._writers, "the ledger's writer is given up"
-    world.tree.inject = None
+    memory_cluster.tree.inject = None
     (segment,) = await log.segments()
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
     with pytest.raises(WriteError):
@@ -571,11 +570,13 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
     assert await future == DLSN(1, 0, 0)
 
 
-async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_a_successor_has_changed_the_log(world, monkeypatch):
-    namespace = await world.namespace()
+async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_a_successor_has_changed_the_log(
+    memory_cluster, monkeypatch
+):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("overtaken")
     writer = await log.open_writer()
-    struck = _once(world, namespace, Fault.LOSE_REPLY, "multi", "allocation")
+    struck = _once(memory_cluster, namespace, Fault.LOSE_REPLY, "multi", "allocation")
     state = await namespace.logs_store.open("overtaken")
     changed = replace(state, max_lssn=replace(state.max_lssn, version=state.max_lssn.version + 7))
 
@@ -596,11 +597,11 @@ async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_a_successor_has
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
 
 
-async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot_be_read(world, monkeypatch):
-    namespace = await world.namespace()
+async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot_be_read(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("unread")
     writer = await log.open_writer()
-    struck = _once(world, namespace, Fault.LOSE_REPLY, "multi", "allocation")
+    struck = _once(memory_cluster, namespace, Fault.LOSE_REPLY, "multi", "allocation")
 
     async def damaged(name):
         raise SegmentListError("one in the middle is missing", log=name)
@@ -618,19 +619,19 @@ async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot
 # ---------------------------------------------------------------------- storage nodes
 
 
-async def test_the_first_failed_entry_decides_the_outcome_of_those_behind_it(world):
-    namespace = await world.namespace()
+async def test_the_first_failed_entry_decides_the_outcome_of_those_behind_it(memory_cluster):
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("failing")).open_writer()
     good = writer.write(1, b"good")
     await writer.flush()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.hold_adds = True
     sent = [writer.write(2, b"sent"), writer.write(3, b"sent too")]
     writer._sequence.current.send()
     behind = writer.write(4, b"sent behind")
     writer._sequence.current.send()
     buffered = writer.write(5, b"buffered")
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EFENCED
         bookie.release()
         bookie.hold_adds = False
@@ -650,24 +651,24 @@ async def _flushed(writer, future):
     return await future
 
 
-async def _fail_segment(world, writer):
-    for bookie in world.bookies:
+async def _fail_segment(memory_cluster, writer):
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EFENCED
     failed = writer.write(max(writer.last_txid, 0), b"refused by the nodes")
     with pytest.raises((TransmitError, WriteError)):
         await writer.flush()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = None
     return await _outcome(failed)
 
 
-async def test_after_a_failed_entry_the_writer_stays_failed_and_the_next_one_recovers(world):
-    namespace = await world.namespace()
+async def test_after_a_failed_entry_the_writer_stays_failed_and_the_next_one_recovers(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("sticky")
     writer = await log.open_writer()
     writer.write(1, b"one")
     await writer.flush()
-    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    assert isinstance(await _fail_segment(memory_cluster, writer), TransmitError)
     outcome = await _outcome(writer.write(2, b"two"))
     assert isinstance(outcome, WriteError)
     assert isinstance(outcome.__cause__, Exception)
@@ -679,29 +680,31 @@ async def test_after_a_failed_entry_the_writer_stays_failed_and_the_next_one_rec
 
 
 @pytest.mark.parametrize("limit", ["outstanding_write_limit", "global_outstanding_write_limit"])
-async def test_what_failed_takes_no_room_from_the_write_that_starts_over(world, limit):
-    namespace = await world.namespace(disable_rolling_on_error=False, write_limit_dark_mode=False, **{limit: 1})
+async def test_what_failed_takes_no_room_from_the_write_that_starts_over(memory_cluster, limit):
+    namespace = await memory_cluster.namespace(
+        disable_rolling_on_error=False, write_limit_dark_mode=False, **{limit: 1}
+    )
     writer = await (await namespace.open_log("room")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
-    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    assert isinstance(await _fail_segment(memory_cluster, writer), TransmitError)
     assert (writer.unacknowledged, namespace.services.shared.outstanding) == (0, 0)
     await asyncio.gather(writer.write(2, b"two"), writer.flush())
     await writer.close()
     assert [record.payload for record in await _all(namespace, "room")] == [b"one", b"two"]
 
 
-async def test_a_writer_that_failed_takes_no_room_from_others(world):
-    namespace = await world.namespace(write_limit_dark_mode=False, global_outstanding_write_limit=1)
+async def test_a_writer_that_failed_takes_no_room_from_others(memory_cluster):
+    namespace = await memory_cluster.namespace(write_limit_dark_mode=False, global_outstanding_write_limit=1)
     failed = await (await namespace.open_log("failed")).open_writer()
     await asyncio.gather(failed.write(1, b"one"), failed.flush())
-    assert isinstance(await _fail_segment(world, failed), TransmitError)
+    assert isinstance(await _fail_segment(memory_cluster, failed), TransmitError)
     async with await (await namespace.open_log("other")).open_writer() as writer:
         await asyncio.gather(writer.write(1, b"one"), writer.flush())
     await failed.abort()
 
 
-async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is_answered(world):
-    namespace = await world.namespace(output_buffer_bytes=1_000_000)
+async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is_answered(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=1_000_000)
     writer = await (await namespace.open_log("full")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
     buffered = writer.write(2, bytes(600_000))
@@ -713,8 +716,8 @@ async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is
 
 
 @pytest.mark.parametrize("started", [True, False])
-async def test_records_of_a_bulk_before_a_refused_one_are_sent(world, started):
-    namespace = await world.namespace(output_buffer_bytes=0)
+async def test_records_of_a_bulk_before_a_refused_one_are_sent(memory_cluster, started):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=0)
     writer = await (await namespace.open_log("bulk")).open_writer()
     if started:
         await writer.write(1, b"one")
@@ -725,13 +728,13 @@ async def test_records_of_a_bulk_before_a_refused_one_are_sent(world, started):
     await writer.close()
 
 
-async def test_by_setting_the_next_write_recovers_and_starts_over(world):
-    namespace = await world.namespace(disable_rolling_on_error=False)
+async def test_by_setting_the_next_write_recovers_and_starts_over(memory_cluster):
+    namespace = await memory_cluster.namespace(disable_rolling_on_error=False)
     log = await namespace.open_log("restart")
     writer = await log.open_writer()
     writer.write(1, b"one")
     await writer.flush()
-    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    assert isinstance(await _fail_segment(memory_cluster, writer), TransmitError)
     future = writer.write(2, b"two")
     await writer.flush()
     assert await future == DLSN(2, 0, 0)
@@ -741,13 +744,13 @@ async def test_by_setting_the_next_write_recovers_and_starts_over(world):
     assert [record.sequence_id for record in records] == [0, 1]
 
 
-async def test_losing_one_node_of_four_stops_nothing(world):
-    namespace = await world.namespace()
+async def test_losing_one_node_of_four_stops_nothing(memory_cluster):
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("replaced")).open_writer()
     written = [writer.write(0, b"0")]
     await writer.flush()
     used = {name for e in writer._sequence.current.ledger.metadata.ensembles for name in e.bookies}
-    next(bookie for bookie in world.bookies if bookie.id in used).stop()
+    next(bookie for bookie in memory_cluster.bookies if bookie.id in used).stop()
     for i in range(1, 20):
         written.append(writer.write(i, b"%d" % i))
         await writer.flush()
@@ -755,8 +758,8 @@ async def test_losing_one_node_of_four_stops_nothing(world):
     assert [record.dlsn for record in await _all(namespace, "replaced")] == [await future for future in written]
 
 
-async def test_too_few_nodes_is_said_before_anything_is_taken_for_written(world):
-    namespace = await world.namespace(ensemble_size=5, write_quorum=5)
+async def test_too_few_nodes_is_said_before_anything_is_taken_for_written(memory_cluster):
+    namespace = await memory_cluster.namespace(ensemble_size=5, write_quorum=5)
     writer = await (await namespace.open_log("five")).open_writer()
     outcome = await _outcome(writer.write(1, b"x"))
     assert isinstance(outcome, WriteError)
@@ -765,8 +768,8 @@ async def test_too_few_nodes_is_said_before_anything_is_taken_for_written(world)
         await writer.close()
 
 
-async def test_an_aborted_writer_leaves_its_segment_to_be_recovered(world):
-    namespace = await world.namespace()
+async def test_an_aborted_writer_leaves_its_segment_to_be_recovered(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("aborted")
     writer = await log.open_writer()
     kept = writer.write(1, b"kept")
@@ -779,8 +782,8 @@ async def test_an_aborted_writer_leaves_its_segment_to_be_recovered(world):
     assert [record.dlsn for record in await _all(namespace, "aborted")] == [await kept]
 
 
-async def test_an_error_in_the_body_aborts_instead_of_completing(world):
-    namespace = await world.namespace()
+async def test_an_error_in_the_body_aborts_instead_of_completing(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("body")
 
     async def fail_midway():
@@ -797,8 +800,8 @@ async def test_an_error_in_the_body_aborts_instead_of_completing(world):
 # ---------------------------------------------------------------------- starting
 
 
-async def test_fail_fast_refuses_while_a_segment_is_being_started(world):
-    namespace = await world.namespace(fail_fast=True)
+async def test_fail_fast_refuses_while_a_segment_is_being_started(memory_cluster):
+    namespace = await memory_cluster.namespace(fail_fast=True)
     writer = await (await namespace.open_log("fast")).open_writer()
     first = writer.write(1, b"first")
     with pytest.raises(StreamNotReadyError):
@@ -808,35 +811,35 @@ async def test_fail_fast_refuses_while_a_segment_is_being_started(world):
     await writer.close()
 
 
-async def test_what_waits_for_a_start_is_bounded(world, monkeypatch):
+async def test_what_waits_for_a_start_is_bounded(memory_cluster, monkeypatch):
     monkeypatch.setattr("dlspark.core.writing.write_queue.MAX_QUEUED_BYTES", 1000)
-    namespace = await world.namespace()
+    namespace = await memory_cluster.namespace()
     writer = await (await namespace.open_log("bounded")).open_writer()
-    world.tree.stall()
+    memory_cluster.tree.stall()
     taken = [writer.write(1, b"x" * 600)]
     with pytest.raises(OverCapacityError):
         await writer.write(1, b"x" * 600)
-    world.tree.resume()
+    memory_cluster.tree.resume()
     await writer.wait_for_room()
     taken.append(writer.write(1, b"x" * 600))
     await writer.close()
     assert [await future for future in taken] == [DLSN(1, 0, 0), DLSN(1, 0, 1)]
 
 
-async def test_a_missing_log_is_created_only_if_the_setting_says_so(world):
-    namespace = await world.namespace(create_log_if_missing=False)
+async def test_a_missing_log_is_created_only_if_the_setting_says_so(memory_cluster):
+    namespace = await memory_cluster.namespace(create_log_if_missing=False)
     with pytest.raises(LogNotFoundError):
         await (await namespace.open_log("missing")).open_writer()
     assert await namespace.logs() == []
 
 
-async def test_a_cancelled_open_leaves_no_lock_behind(world):
-    namespace = await world.namespace()
+async def test_a_cancelled_open_leaves_no_lock_behind(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("cancelled")
-    world.tree.stall()
+    memory_cluster.tree.stall()
     opening = asyncio.ensure_future(log.open_writer())
-    await until(lambda: world.tree._stalled, "the opening writer asks for its lock")
-    world.tree.resume()
+    await until(lambda: memory_cluster.tree._stalled, "the opening writer asks for its lock")
+    memory_cluster.tree.resume()
     for _ in range(6):
         await asyncio.sleep(0)
     opening.cancel()

@@ -19,18 +19,16 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
     AlreadyClosedError,
-    CallerError,
-    DistributedLogError,
     InvalidRecordError,
     OverCapacityError,
     RecordTooLongError,
     TransactionIdOutOfOrderError,
     TransmitError,
-    UnsupportedMetadataVersionError,
     WriteError,
     WriterDeposedError,
 )
-from metadata.distributedlog.segments import SegmentMetadata
+from metadata.distributedlog.segments import SegmentMetadata, UnsupportedMetadataVersionError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.store import SessionState
 from metadata.zookeeper.memory import MemoryStore
 from storage_node.protocol.schema import Status
@@ -45,8 +43,8 @@ async def _all(namespace, name, start="earliest"):
         return records
 
 
-def _hold(world, hold=True):
-    for bookie in world.bookies:
+def _hold(memory_cluster, hold=True):
+    for bookie in memory_cluster.bookies:
         if hold:
             bookie.hold_adds = True
         else:
@@ -56,24 +54,24 @@ def _hold(world, hold=True):
 # ---------------------------------------------------------------------- durability
 
 
-async def test_a_write_that_need_not_be_durable_is_answered_at_once_and_stored_all_the_same(world):
-    namespace = await world.namespace(durable_writes=False, output_buffer_bytes=0)
+async def test_a_write_that_need_not_be_durable_is_answered_at_once_and_stored_all_the_same(memory_cluster):
+    namespace = await memory_cluster.namespace(durable_writes=False, output_buffer_bytes=0)
     writer = await (await namespace.open_log("fast")).open_writer()
-    _hold(world)
+    _hold(memory_cluster)
     assert await writer.write(1, b"one") == DLSN.INVALID
     assert [await future for future in writer.write_bulk([(2, b"two"), (3, b"three")])] == [DLSN.INVALID] * 2
     assert [await future for future in writer.write_record_set(4, [b"4a", b"4b"])] == [DLSN.INVALID] * 2
     (entry,) = await writer.write_batch([5, 6], pa.array([b"five", b"six"]))
     assert (entry.dlsn, entry.record_count, entry.first_txid, entry.last_txid) == (DLSN.INVALID, 2, 5, 6)
-    _hold(world, False)
+    _hold(memory_cluster, False)
     assert await writer.flush() == 6
     await writer.close()
     stored = [record.payload for record in await _all(namespace, "fast")]
     assert stored == [b"one", b"two", b"three", b"4a", b"4b", b"five", b"six"]
 
 
-async def test_without_durability_a_refusal_is_still_told_at_once(world):
-    namespace = await world.namespace(durable_writes=False)
+async def test_without_durability_a_refusal_is_still_told_at_once(memory_cluster):
+    namespace = await memory_cluster.namespace(durable_writes=False)
     async with await (await namespace.open_log("refused")).open_writer() as writer:
         assert await writer.write(5, b"") == DLSN.INVALID
         with pytest.raises(TransactionIdOutOfOrderError):
@@ -84,18 +82,18 @@ async def test_without_durability_a_refusal_is_still_told_at_once(world):
 
 @pytest.mark.parametrize("rolling", [True, False], ids=["the writer fails", "the writer starts over"])
 @pytest.mark.parametrize("call", ["write", "flush", "commit", "close"])
-async def test_what_was_not_waited_for_and_lost_is_raised_by_the_next_call(world, rolling, call):
-    namespace = await world.namespace(
+async def test_what_was_not_waited_for_and_lost_is_raised_by_the_next_call(memory_cluster, rolling, call):
+    namespace = await memory_cluster.namespace(
         durable_writes=False, output_buffer_bytes=0, disable_rolling_on_error=rolling, zk_session_timeout_s=1
     )
     writer = await (await namespace.open_log("lost")).open_writer()
     assert await writer.write(1, b"stored") == DLSN.INVALID
     await writer.flush()
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EFENCED
     assert await writer.write(2, b"lost") == DLSN.INVALID
     await until(lambda: writer._sequence.current.error is not None)
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = None
     with pytest.raises((WriteError, TransmitError)):
         await (writer.write(3, b"refused") if call == "write" else getattr(writer, call)())
@@ -157,8 +155,8 @@ async def test_a_record_set_that_cannot_be_written_is_refused_whole(namespace, p
         assert await fits[0] == DLSN(1, 0, 0)
 
 
-async def test_sets_that_readers_could_not_expand_together_get_entries_of_their_own(world):
-    namespace = await world.namespace(output_buffer_bytes=1_000_000)
+async def test_sets_that_readers_could_not_expand_together_get_entries_of_their_own(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=1_000_000)
     async with await (await namespace.open_log("large")).open_writer() as writer:
         sets = [writer.write_record_set(1, [bytes(1_000_000)] * 40, "lz4") for _ in range(2)]
         await writer.flush()
@@ -166,8 +164,8 @@ async def test_sets_that_readers_could_not_expand_together_get_entries_of_their_
     assert len(await _all(namespace, "large")) == 80
 
 
-async def test_a_record_set_counts_by_its_members(world):
-    namespace = await world.namespace(outstanding_write_limit=3, write_limit_dark_mode=False)
+async def test_a_record_set_counts_by_its_members(memory_cluster):
+    namespace = await memory_cluster.namespace(outstanding_write_limit=3, write_limit_dark_mode=False)
     async with await (await namespace.open_log("counted")).open_writer() as writer:
         for member in writer.write_record_set(1, [b""] * 4):
             with pytest.raises(OverCapacityError):
@@ -178,8 +176,8 @@ async def test_a_record_set_counts_by_its_members(world):
 # ---------------------------------------------------------------------- flush, commit
 
 
-async def test_flush_and_commit_tell_the_highest_acknowledged_transaction_id(world):
-    namespace = await world.namespace(max_id_sanity_check=False)
+async def test_flush_and_commit_tell_the_highest_acknowledged_transaction_id(memory_cluster):
+    namespace = await memory_cluster.namespace(max_id_sanity_check=False)
     log = await namespace.open_log("highest")
     async with await log.open_writer() as writer:
         assert await writer.flush() == -1
@@ -194,8 +192,8 @@ async def test_flush_and_commit_tell_the_highest_acknowledged_transaction_id(wor
 # ---------------------------------------------------------------------- limits
 
 
-async def test_all_writers_together_take_no_more_than_the_global_limit(world):
-    namespace = await world.namespace(global_outstanding_write_limit=3, write_limit_dark_mode=False)
+async def test_all_writers_together_take_no_more_than_the_global_limit(memory_cluster):
+    namespace = await memory_cluster.namespace(global_outstanding_write_limit=3, write_limit_dark_mode=False)
     one = await (await namespace.open_log("one")).open_writer()
     two = await (await namespace.open_log("two")).open_writer()
     taken = [one.write(1, b""), one.write(2, b""), two.write(1, b"")]
@@ -214,8 +212,8 @@ async def test_all_writers_together_take_no_more_than_the_global_limit(world):
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-async def test_a_limit_of_0_or_less_is_none(world, limit):
-    namespace = await world.namespace(
+async def test_a_limit_of_0_or_less_is_none(memory_cluster, limit):
+    namespace = await memory_cluster.namespace(
         global_outstanding_write_limit=limit, outstanding_write_limit=limit, write_limit_dark_mode=False
     )
     async with await (await namespace.open_log("free")).open_writer() as writer:
@@ -225,23 +223,23 @@ async def test_a_limit_of_0_or_less_is_none(world, limit):
         assert writer.over_limit == 0
 
 
-async def _featured(world, features, **settings):
-    store = MemoryStore(world.tree)
+async def _featured(memory_cluster, features, **settings):
+    store = MemoryStore(memory_cluster.tree)
     namespace = await AsyncNamespace.over(
         store,
         "distributedlog://memory:2181/dl",
         Settings(zk_session_timeout_s=2, long_poll_ms=200, rolling_concurrency=0, **settings),
-        network=world.network,
+        network=memory_cluster.network,
         features=features,
         own=(store,),
     )
-    world.clients.append(namespace)
+    memory_cluster.clients.append(namespace)
     return namespace
 
 
-async def test_a_feature_lifts_the_limits_while_it_is_on(world):
+async def test_a_feature_lifts_the_limits_while_it_is_on(memory_cluster):
     features = SettableFeatures({"dl.disable_write_limit": 1})
-    namespace = await _featured(world, features, outstanding_write_limit=1, write_limit_dark_mode=False)
+    namespace = await _featured(memory_cluster, features, outstanding_write_limit=1, write_limit_dark_mode=False)
     async with await (await namespace.open_log("lifted")).open_writer() as writer:
         taken = [writer.write(i, b"") for i in range(3)]
         await writer.flush()
@@ -258,9 +256,9 @@ async def test_a_feature_lifts_the_limits_while_it_is_on(world):
 # ---------------------------------------------------------------------- rolling
 
 
-async def test_a_feature_keeps_segments_from_rolling_while_it_is_on(world):
+async def test_a_feature_keeps_segments_from_rolling_while_it_is_on(memory_cluster):
     features = SettableFeatures({"dl.disable_logsegment_rolling": 1})
-    namespace = await _featured(world, features, rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
+    namespace = await _featured(memory_cluster, features, rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
     log = await namespace.open_log("kept")
     async with await log.open_writer() as writer:
         for i in range(3):
@@ -271,19 +269,19 @@ async def test_a_feature_keeps_segments_from_rolling_while_it_is_on(world):
         await until(lambda: writer.segment == 2)
 
 
-async def test_nothing_rolls_while_the_metadata_store_is_out_of_reach(world):
-    namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
+async def test_nothing_rolls_while_the_metadata_store_is_out_of_reach(memory_cluster):
+    namespace = await memory_cluster.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
     log = await namespace.open_log("cut")
     writer = await log.open_writer()
     writer._sequence.roll_is_due = lambda roll=writer._sequence.roll_is_due: started and roll()
     started = []
     await writer.write(0, b"x")
     started.append(True)
-    world.tree.disconnect(namespace.store.session_id)
+    memory_cluster.tree.disconnect(namespace.store.session_id)
     await until(lambda: namespace.store.state is SessionState.SUSPENDED)
     for i in range(1, 4):
         assert await writer.write(i, b"x") == DLSN(1, i, 0), "the old segment goes on"
-    world.tree.reconnect(namespace.store.session_id)
+    memory_cluster.tree.reconnect(namespace.store.session_id)
     await until(lambda: namespace.store.state is SessionState.CONNECTED)
     await writer.write(4, b"x")
     await until(lambda: writer.segment == 2)
@@ -291,8 +289,8 @@ async def test_nothing_rolls_while_the_metadata_store_is_out_of_reach(world):
     assert [record.txid for record in await _all(namespace, "cut")] == [0, 1, 2, 3, 4]
 
 
-async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is_back(world, monkeypatch):
-    namespace = await world.namespace(
+async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is_back(memory_cluster, monkeypatch):
+    namespace = await memory_cluster.namespace(
         rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0, zk_session_timeout_s=10
     )
     log = await namespace.open_log("midway")
@@ -302,8 +300,8 @@ async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is
     async def cut_off_first(segment, **releases):
         if not cut:
             cut.append(segment)
-            world.tree.disconnect(namespace.store.session_id)
-            asyncio.get_running_loop().call_later(0.1, world.tree.reconnect, namespace.store.session_id)
+            memory_cluster.tree.disconnect(namespace.store.session_id)
+            asyncio.get_running_loop().call_later(0.1, memory_cluster.tree.reconnect, namespace.store.session_id)
             await until(lambda: namespace.store.state is SessionState.SUSPENDED)
         await complete(segment, **releases)
 
@@ -318,8 +316,8 @@ async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is
 # ---------------------------------------------------------------------- no lock
 
 
-async def test_without_locks_the_last_to_open_the_log_fences_the_others(world):
-    one, other = await world.namespace(write_lock=False), await world.namespace(write_lock=False)
+async def test_without_locks_the_last_to_open_the_log_fences_the_others(memory_cluster):
+    one, other = await memory_cluster.namespace(write_lock=False), await memory_cluster.namespace(write_lock=False)
     old = await (await one.open_log("free")).open_writer()
     first = old.write(1, b"first")
     await old.flush()
@@ -336,12 +334,12 @@ async def test_without_locks_the_last_to_open_the_log_fences_the_others(world):
     await new.close()
     assert [await first, await kept] == [DLSN(1, 0, 0), DLSN(2, 0, 0)]
     assert [record.payload for record in await _all(other, "free")] == [b"first", b"second"]
-    children, _ = await world.operator.children(one.logs_store.paths("free").lock)
+    children, _ = await memory_cluster.operator.children(one.logs_store.paths("free").lock)
     assert children == []
 
 
-async def test_without_locks_an_idle_writer_that_was_overtaken_starts_no_segment(world):
-    one, other = await world.namespace(write_lock=False), await world.namespace(write_lock=False)
+async def test_without_locks_an_idle_writer_that_was_overtaken_starts_no_segment(memory_cluster):
+    one, other = await memory_cluster.namespace(write_lock=False), await memory_cluster.namespace(write_lock=False)
     old = await (await one.open_log("idle")).open_writer()
     async with await (await other.open_log("idle")).open_writer() as new:
         new.write(1, b"new")
@@ -355,13 +353,13 @@ async def test_without_locks_an_idle_writer_that_was_overtaken_starts_no_segment
 # ---------------------------------------------------------------------- failover
 
 
-async def test_the_next_ledger_is_made_while_the_old_segment_is_recovered(world, monkeypatch):
-    one, other = await world.namespace(), await world.namespace()
+async def test_the_next_ledger_is_made_while_the_old_segment_is_recovered(memory_cluster, monkeypatch):
+    one, other = await memory_cluster.namespace(), await memory_cluster.namespace()
     writer = await (await one.open_log("both")).open_writer()
     kept = writer.write(1, b"kept")
     await writer.flush()
     await kept
-    await world.crash(one)
+    await memory_cluster.crash(one)
     made, complete = asyncio.Event(), SegmentTransitions.complete
     ready = []
 
@@ -390,13 +388,13 @@ async def test_the_next_ledger_is_made_while_the_old_segment_is_recovered(world,
     await writer.close()
 
 
-async def test_a_ledger_that_cannot_be_made_does_not_stop_recovery(world):
-    one = await world.namespace()
+async def test_a_ledger_that_cannot_be_made_does_not_stop_recovery(memory_cluster):
+    one = await memory_cluster.namespace()
     writer = await (await one.open_log("few")).open_writer()
     writer.write(1, b"kept")
     await writer.flush()
-    await world.crash(one)
-    other = await world.namespace(ensemble_size=5, write_quorum=5)
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace(ensemble_size=5, write_quorum=5)
     log = await other.open_log("few")
     await (await log.open_writer()).close()
     assert other.counters["ledger-not-made-in-advance"] == 1
@@ -422,17 +420,17 @@ def test_a_last_record_is_looked_for_in_growing_steps(last, first_size, most, ra
 
 
 @pytest.mark.parametrize("by", ["setting", "binding"])
-async def test_segments_name_the_region_of_their_writer_if_told_to(world, by):
-    store = MemoryStore(world.tree)
+async def test_segments_name_the_region_of_their_writer_if_told_to(memory_cluster, by):
+    store = MemoryStore(memory_cluster.tree)
     namespace = await AsyncNamespace.over(
         store,
         "distributedlog://memory:2181/dl",
         Settings(encode_region_id=by == "setting", zk_session_timeout_s=2),
-        network=world.network,
+        network=memory_cluster.network,
         region_id=9,
         own=(store,),
     )
-    world.clients.append(namespace)
+    memory_cluster.clients.append(namespace)
     if by == "binding":
         object.__setattr__(namespace.binding, "encode_region_id", True)
     log = await namespace.open_log("region")
@@ -440,7 +438,7 @@ async def test_segments_name_the_region_of_their_writer_if_told_to(world, by):
         writer.write(1, b"x")
         await writer.flush()
         path = namespace.logs_store.paths("region").segment((await log.segments())[0])
-        data, _ = await world.operator.get(path)
+        data, _ = await memory_cluster.operator.get(path)
         assert int(data.split(b";")[0]) == 9 << 28 | 5
     assert (await log.segments())[0].region == 9
 
@@ -453,8 +451,8 @@ async def test_without_being_told_segments_name_no_region(namespace):
 
 
 @pytest.mark.parametrize("region", [-1, 16, True, "1"])
-async def test_a_region_id_has_four_bits(world, region):
-    store = MemoryStore(world.tree)
+async def test_a_region_id_has_four_bits(memory_cluster, region):
+    store = MemoryStore(memory_cluster.tree)
     with pytest.raises(CallerError, match="from 0 to 15"):
         await AsyncNamespace.over(store, "distributedlog://memory:2181/dl", region_id=region)
     await store.close()
@@ -464,8 +462,8 @@ async def test_a_region_id_has_four_bits(world, region):
 
 
 @pytest.mark.parametrize("version", [2, 3, 4, 5])
-async def test_segments_of_each_version_are_written_recovered_and_read(world, version):
-    one = await world.namespace(metadata_version=version, output_buffer_bytes=0)
+async def test_segments_of_each_version_are_written_recovered_and_read(memory_cluster, version):
+    one = await memory_cluster.namespace(metadata_version=version, output_buffer_bytes=0)
     log = await one.open_log("versions")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
@@ -473,8 +471,8 @@ async def test_segments_of_each_version_are_written_recovered_and_read(world, ve
         await writer.write_batch([3, 4], pa.array([b"four", b"five"]))
     writer = await log.open_writer()
     await writer.write(5, b"six")
-    await world.crash(one)
-    other = await world.namespace(metadata_version=version)
+    await memory_cluster.crash(one)
+    other = await memory_cluster.namespace(metadata_version=version)
     log = await other.open_log("versions")
     async with await log.open_writer() as writer:
         writer.write(6, b"seven")
@@ -489,9 +487,9 @@ async def test_segments_of_each_version_are_written_recovered_and_read(world, ve
         assert (await reader.next_batch()).num_rows > 0
 
 
-async def test_writers_are_upgraded_from_version_to_version_in_one_log(world):
+async def test_writers_are_upgraded_from_version_to_version_in_one_log(memory_cluster):
     for version in (2, 3, 4, 5):
-        namespace = await world.namespace(metadata_version=version)
+        namespace = await memory_cluster.namespace(metadata_version=version)
         async with await (await namespace.open_log("upgraded")).open_writer() as writer:
             writer.write(version, b"%d" % version)
     assert [record.payload for record in await _all(namespace, "upgraded")] == [b"2", b"3", b"4", b"5"]
@@ -504,8 +502,8 @@ async def test_writers_are_upgraded_from_version_to_version_in_one_log(world):
     ]
 
 
-async def test_a_log_of_version_1_is_read_recovered_and_written_on_where_that_is_allowed(world):
-    namespace = await world.namespace(skip_minimum_version=True, metadata_version=2, max_id_sanity_check=False)
+async def test_a_log_of_version_1_is_read_recovered_and_written_on_where_that_is_allowed(memory_cluster):
+    namespace = await memory_cluster.namespace(skip_minimum_version=True, metadata_version=2, max_id_sanity_check=False)
     log = await namespace.open_log("old")
     async with await log.open_writer() as writer:
         writer.write(1000, b"old")
@@ -517,7 +515,7 @@ async def test_a_log_of_version_1_is_read_recovered_and_written_on_where_that_is
     await store.create(paths.segment(old), old.encode())
     assert (await store.get(f"{paths.ledgers}/inprogress_3e8"))[0] == b"1;%d;1000" % segment.ledger_id
     await store.put(paths.ledgers, b"0", -1)
-    other = await world.namespace(skip_minimum_version=True)
+    other = await memory_cluster.namespace(skip_minimum_version=True)
     log = await other.open_log("old")
     async with await log.open_writer() as writer:
         new = writer.write(1001, b"new")
@@ -528,13 +526,13 @@ async def test_a_log_of_version_1_is_read_recovered_and_written_on_where_that_is
         records = await _all(other, "old", start)
         assert [record.payload for record in records] == [b"old", b"new"]
         assert [record.dlsn for record in records] == [DLSN(0, 0, 0), DLSN(1, 0, 0)]
-    strict = await world.namespace()
+    strict = await memory_cluster.namespace()
     with pytest.raises(DistributedLogError, match="version 1"):
         await (await strict.open_log("old")).segments()
 
 
-async def test_segments_that_share_the_number_0_are_refused_rather_than_passed_over(world):
-    namespace = await world.namespace(skip_minimum_version=True, metadata_version=2)
+async def test_segments_that_share_the_number_0_are_refused_rather_than_passed_over(memory_cluster):
+    namespace = await memory_cluster.namespace(skip_minimum_version=True, metadata_version=2)
     log = await namespace.open_log("old")
     paths = namespace.logs_store.paths("old")
     for txid in (1000, 2000):
@@ -544,14 +542,14 @@ async def test_segments_that_share_the_number_0_are_refused_rather_than_passed_o
         await namespace.store.delete(paths.segment(segment))
         old = replace(segment, lssn=0, version=1, last_entry=-1, last_slot=-1).named(0)
         await namespace.store.create(paths.segment(old), old.encode())
-    other = await world.namespace(skip_minimum_version=True)
+    other = await memory_cluster.namespace(skip_minimum_version=True)
     assert [segment.lssn for segment in await (await other.open_log("old")).segments()] == [0, 0]
     with pytest.raises(UnsupportedMetadataVersionError, match="2 segments have the number 0"):
         await _all(other, "old", "earliest")
 
 
-async def test_segments_named_by_transaction_ids_are_written_and_read(world):
-    namespace = await world.namespace(segment_name_version=0)
+async def test_segments_named_by_transaction_ids_are_written_and_read(memory_cluster):
+    namespace = await memory_cluster.namespace(segment_name_version=0)
     log = await namespace.open_log("names")
     paths = namespace.logs_store.paths("names")
     for first in (1001, 2001):
@@ -567,8 +565,8 @@ async def test_segments_named_by_transaction_ids_are_written_and_read(world):
     assert [record.txid for record in await _all(namespace, "names")] == [1001, 1002, 2001, 2002]
 
 
-async def test_two_segments_that_would_get_the_same_name_are_not_taken_for_a_lost_log(world):
-    namespace = await world.namespace(segment_name_version=0)
+async def test_two_segments_that_would_get_the_same_name_are_not_taken_for_a_lost_log(memory_cluster):
+    namespace = await memory_cluster.namespace(segment_name_version=0)
     log = await namespace.open_log("same")
     async with await log.open_writer() as writer:
         writer.write(7, b"x")
@@ -576,38 +574,38 @@ async def test_two_segments_that_would_get_the_same_name_are_not_taken_for_a_los
     writer.write(7, b"y")
     with pytest.raises(DistributedLogError, match="would be called logrecs_000000000000000007_000000000000000007"):
         await writer.close()
-    other = await world.namespace()
+    other = await memory_cluster.namespace()
     await (await (await other.open_log("same")).open_writer()).close()
     assert [record.payload for record in await _all(other, "same")] == [b"x", b"y"]
 
 
-async def test_compression_that_a_version_has_no_place_for_is_refused(world):
+async def test_compression_that_a_version_has_no_place_for_is_refused(memory_cluster):
     with pytest.raises(CallerError, match="no envelopes"):
-        await world.namespace(metadata_version=3, compression="lz4")
+        await memory_cluster.namespace(metadata_version=3, compression="lz4")
     with pytest.raises(CallerError, match="outside 2"):
-        await world.namespace(metadata_version=1)
+        await memory_cluster.namespace(metadata_version=1)
 
 
-async def test_a_log_with_a_missing_segment_is_read_where_that_is_allowed(world):
-    namespace = await world.namespace()
+async def test_a_log_with_a_missing_segment_is_read_where_that_is_allowed(memory_cluster):
+    namespace = await memory_cluster.namespace()
     log = await namespace.open_log("hole")
     for txid in range(3):
         async with await log.open_writer() as writer:
             writer.write(txid, b"%d" % txid)
     middle = (await log.segments())[1]
     await namespace.store.delete(namespace.logs_store.paths("hole").segment(middle))
-    strict = await world.namespace()
+    strict = await memory_cluster.namespace()
     with pytest.raises(DistributedLogError, match="missing"):
         await (await strict.open_log("hole")).segments()
-    lax = await world.namespace(validate_sequence=False)
+    lax = await memory_cluster.namespace(validate_sequence=False)
     assert [segment.lssn for segment in await (await lax.open_log("hole")).segments()] == [1, 3]
 
 
 # ---------------------------------------------------------------------- for those who pass records on
 
 
-async def test_what_is_pushed_is_sent_without_waiting_also_behind_a_transition(world):
-    namespace = await world.namespace(output_buffer_bytes=1_000_000, periodic_flush_ms=0)
+async def test_what_is_pushed_is_sent_without_waiting_also_behind_a_transition(memory_cluster):
+    namespace = await memory_cluster.namespace(output_buffer_bytes=1_000_000, periodic_flush_ms=0)
     writer = await (await namespace.open_log("log")).open_writer()
     first = [writer.write(1, b"a"), writer.write(1, b"b")]
     writer.push()
@@ -621,7 +619,7 @@ async def test_what_is_pushed_is_sent_without_waiting_also_behind_a_transition(w
     writer.push()
 
 
-async def test_a_heartbeat_is_stored_and_no_reader_delivers_it(world, namespace):
+async def test_a_heartbeat_is_stored_and_no_reader_delivers_it(memory_cluster, namespace):
     writer = await (await namespace.open_log("log")).open_writer()
     beat = await asyncio.wait_for(writer.heartbeat(), 20)
     assert (beat.first, beat.records) == (DLSN(1, 0, 0), 0)
@@ -635,12 +633,12 @@ async def test_a_heartbeat_is_stored_and_no_reader_delivers_it(world, namespace)
     assert [record.payload for record in await _all(namespace, "log")] == [b"a"]
 
 
-async def test_a_heartbeat_behind_a_failure_says_so(world, namespace):
+async def test_a_heartbeat_behind_a_failure_says_so(memory_cluster, namespace):
     writer = await (await namespace.open_log("log")).open_writer()
     record = writer.write(1, b"a")
     writer.push()
     await record
-    for bookie in world.bookies:
+    for bookie in memory_cluster.bookies:
         bookie.reject = Status.EUA
     with pytest.raises(TransmitError):
         await asyncio.wait_for(writer.heartbeat(), 20)

@@ -101,7 +101,7 @@ class CrashDisk:
         self.calls.append(Call("name", names=changes, directory=changes[0][0].rpartition("/")[0]))
 
     def close_to_others(self, path: str) -> None:
-        """Nobody else is there."""
+        """Do nothing: no other process is there."""
 
     def make_directory(self, path: str) -> None:
         pass
@@ -150,7 +150,7 @@ class CrashDisk:
         return 1, 1 << 40, 1 << 40
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
-        """The calls run one after the other, each in a turn of its own: every order of calls is one of these."""
+        """Run the calls one after the other, each in a turn of its own: every order of calls is one of these."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -173,7 +173,7 @@ class CrashDisk:
     # ------------------------------------------------------------------------------------ the cut
 
     def after(self, count: int, cut: Cut) -> CrashDisk:
-        """The disk as it may be found when the power went after `count` calls."""
+        """Return the disk as it may be found when the power went after `count` calls."""
         return self.left_by(self.calls[:count], cut)
 
     @staticmethod
@@ -209,7 +209,7 @@ class CrashDisk:
         return found
 
     def signature(self) -> int:
-        """Equal for disks with equal files."""
+        """Return a value that is equal for disks with equal files."""
         return hash(frozenset((name, bytes(inode.data)) for name, inode in self.names.items()))
 
 

@@ -34,7 +34,7 @@ Make = Callable[[random.Random], bytes]
 
 
 def number(r: random.Random) -> int:
-    """An int64: often one that is there, sometimes one at an edge."""
+    """Draw an int64: often one that is there, sometimes one at an edge."""
     return r.choice(EDGES) if r.random() < 0.3 else r.randrange(0, 12)
 
 
@@ -151,7 +151,7 @@ RESPONSES: tuple[Make, ...] = (_response3, _response3, _response2)
 
 
 def mutate(r: random.Random, frame: bytes) -> bytes:
-    """Some damage to a frame's body: bits, cuts, repetitions, numbers at their edges, foreign fields, other lengths."""
+    """Damage a frame's body: bits, cuts, repetitions, numbers at their edges, foreign fields, other lengths."""
     data = bytearray(frame)
     for _ in range(r.choice((1, 1, 1, 2, 4))):
         at = r.randrange(len(data)) if data else 0
@@ -180,7 +180,7 @@ def mutate(r: random.Random, frame: bytes) -> bytes:
 
 
 def body(r: random.Random, makes: tuple[Make, ...]) -> bytes:
-    """A frame's body: valid, damaged, or noise."""
+    """Draw a frame's body: valid, damaged, or noise."""
     chance = r.random()
     if chance < 0.08:
         return r.randbytes(r.choice((0, 1, 3, 4, 8, 30, 100, 1000)))

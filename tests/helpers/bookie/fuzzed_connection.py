@@ -67,13 +67,13 @@ class Victim:
         self.connection = connection
 
     def hang_up(self) -> None:
-        """The connection ends, as after an error or by the peer."""
+        """End the connection, as after an error or by the peer."""
         self.answers += self._link.answers
         self.connection.link_closed(None)
         self._connect()
 
     def feed(self, body: bytes) -> None:
-        """One frame. ProtocolError closes the connection, as the transport would; nothing else may come out."""
+        """Deliver a frame. ProtocolError closes the connection, as the transport would; nothing else may come out."""
         began = time.thread_time()
         try:
             self.connection.frame_received(memoryview(body))

@@ -28,7 +28,7 @@ NAME = "a"
 
 
 def body_of(ledger_id: int, entry_id: int, size: int = 1000) -> bytes:
-    """An entry whose payload only this id has."""
+    """Return an entry whose payload only this id has."""
     payload = (f"{ledger_id}:{entry_id};".encode() * (size // 4 + 1))[:size]
     return DIGEST.package(ledger_id, entry_id, entry_id - 1, size, payload) + payload
 
@@ -92,7 +92,7 @@ class DyingDisk(SystemDisk):
         self.calls.append((call, path))
 
     def lose(self) -> None:
-        """Entry logs and sidecars lose what was written behind their last sync."""
+        """Drop what was written to entry logs and sidecars behind their last sync."""
         for path in {path for call, path in self.calls if call == "write" and path.endswith((".log", ".idx"))}:
             file = Path(path)
             if "/journal-" not in path and "/spare-" not in path and file.exists():
@@ -195,7 +195,7 @@ class Node:
         return bookie
 
     async def kill(self) -> None:
-        """As a crash does: the disk takes nothing more, and what was not synced is lost."""
+        """End it as a crash does: the disk takes nothing more, and what was not synced is lost."""
         self.disk.die_in(0)
         if self.bookie.failure is not None:
             await self.bookie.failed.wait()
@@ -263,7 +263,7 @@ class Node:
         return next(self._path.glob(f"ledgers*/current/{log_id:016x}{suffix}"))
 
     def files(self) -> int:
-        """Bytes that entry logs and their sidecars take on the disk."""
+        """Return how many bytes entry logs and their sidecars take on the disk."""
         found = [*self._path.glob("ledgers*/current/*.log"), *self._path.glob("ledgers*/current/*.idx")]
         size = 0
         for path in found:
@@ -274,7 +274,7 @@ class Node:
         return size
 
     def counted(self) -> dict[int, int]:
-        """Live bytes of each log, counted from the indexes."""
+        """Return the live bytes of each log, counted from the indexes."""
         live: dict[int, int] = {}
         for ledger in self.bookie.storage.ledgers.values():
             for first, last in ledger.index.ranges():
@@ -286,5 +286,5 @@ class Node:
         return live
 
     def kept_count(self) -> dict[int, int]:
-        """Live bytes of each log, as the node keeps count."""
+        """Return the live bytes of each log, as the node keeps count."""
         return {log_id: usage.live for log_id, usage in self.bookie.storage.contents.live.logs.items() if usage.live}

@@ -33,17 +33,17 @@ DIGEST = EntryDigest(DigestType.CRC32, b"pw")
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int | None = None) -> bytes:
-    """A packaged entry."""
+    """Return a packaged entry."""
     known = entry_id - 1 if lac is None else lac
     return DIGEST.package(ledger_id, entry_id, known, len(payload) * (entry_id + 1), payload) + payload
 
 
 def availability(ranges: list[tuple[int, int]]) -> bytes:
-    """The blob that lists these runs of entry ids."""
+    """Return the blob that lists these runs of entry ids."""
     return list_head(len(ranges)) + b"".join(list_group(*run) for run in ranges)
 
 
-async def lists(cluster: Cluster) -> tuple[list[str], list[str]]:
+async def lists(cluster: BookieCluster) -> tuple[list[str], list[str]]:
     store = MemoryStore(cluster.tree)
     registry = BookieRegistry(store)
     found = [b.bookie_id for b in await registry.writable()], [b.bookie_id for b in await registry.readonly()]
@@ -151,7 +151,7 @@ class WireClient:
 
 
 @dataclass
-class Cluster:
+class BookieCluster:
     """Metadata, and bookies on directories that outlive them."""
 
     tmp_path: Path

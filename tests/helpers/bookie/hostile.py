@@ -43,7 +43,7 @@ class Peers:
         return peer
 
     def send(self, data: bytes) -> socket.socket:
-        """On a new connection, as much as is taken."""
+        """Send as much as is taken on a new connection."""
         peer = self.connect()
         send(peer, data)
         return peer
@@ -57,7 +57,7 @@ def send(peer: socket.socket, data: bytes) -> None:
 
 
 def flood(senders: list[socket.socket], frames: bytes, seconds: float) -> None:
-    """Again and again as much as is taken, and a part of the answers read."""
+    """Send as much as is taken, again and again, and read a part of the answers."""
     for peer in senders:
         peer.setblocking(False)
     until = time.monotonic() + seconds
@@ -75,13 +75,13 @@ def framed(body: bytes) -> bytes:
 
 
 def idle(peers: Peers) -> None:
-    """More connections than the node may have descriptors."""
+    """Open more connections than the node may have descriptors."""
     for _ in range(1500):
         peers.connect()
 
 
 def fields(peers: Peers) -> None:
-    """Frames of two million fields."""
+    """Send frames of two million fields."""
     read = encode_read_request(7, LEDGER, 0)[4:]
     for filling in (b"\x78\x01", b"\x7b\x7c", b"\xa2\x06\x00"):
         body = read + filling * ((LARGEST - len(read)) // len(filling))
@@ -90,7 +90,7 @@ def fields(peers: Peers) -> None:
 
 
 def polls(peers: Peers) -> None:
-    """40,000 long polls on one ledger, which all end at once."""
+    """Send 40,000 long polls on one ledger, which all end at once."""
     for first in range(0, 40_000, 4_000):
         frames = [
             encode_read_request(txn, LEDGER, -1, previous_lac=1 << 40, timeout_ms=HOUR_MS, piggyback=True)
@@ -102,7 +102,7 @@ def polls(peers: Peers) -> None:
 
 
 def lacs(peers: Peers) -> None:
-    """Explicit LACs of as many ledgers as there is time for, small and large."""
+    """Send explicit LACs of as many ledgers as there is time for, small and large."""
     digest = EntryDigest(DigestType.CRC32, b"attacker")
     for large in (0, 60_000):
         for first in range(1, 4):
@@ -113,7 +113,7 @@ def lacs(peers: Peers) -> None:
 
 
 def halves(peers: Peers) -> None:
-    """Half of a large frame, from 300 peers."""
+    """Send half of a large frame, from 300 peers."""
     half = framed(bytes(LARGEST))[: 3 * 1024 * 1024]
     for _ in range(300):
         peer = peers.connect()
@@ -122,26 +122,26 @@ def halves(peers: Peers) -> None:
 
 
 def reads(peers: Peers) -> None:
-    """Small requests by the hundred thousand."""
+    """Send small requests by the hundred thousand."""
     frames = b"".join(encode_read_request(txn, LEDGER, txn % 3) for txn in range(20_000))
     senders = [peers.connect() for _ in range(20)]
     flood(senders, frames, 3)
 
 
 def garbage(peers: Peers) -> None:
-    """What is no message, again and again."""
+    """Send bytes that are not a message, again and again."""
     for _ in range(3000):
         peers.send(framed(b"\x0a\x06\x08\x03\x10\x02\x18")).close()
 
 
 def half_requests(peers: Peers) -> None:
-    """HTTP requests that do not end."""
+    """Send HTTP requests that do not end."""
     for _ in range(200):
         peers.send(b"GET /heartbeat HTTP/1.1\r\nHost: x\r\n")
 
 
 def add(ledger: int, number: int, payload: bytes = b"x", lac: int = -1) -> bytes:
-    """A framed add."""
+    """Return a framed add."""
     digest = EntryDigest(DigestType.CRC32, b"attacker")
     body = digest.package(ledger, number, lac, len(payload), payload) + payload
     head, tail = encode_add_request(number, ledger, number, KEY, len(body))
@@ -160,7 +160,7 @@ def ask(peer: socket.socket, data: bytes, answers: int) -> None:
 
 
 def lists(peers: Peers) -> None:
-    """Long lists of a ledger's entries, by the hundred, which nobody reads."""
+    """Ask for long lists of a ledger's entries, by the hundred, and do not read them."""
     ledger = 7_000_001
     ask(peers.connect(), b"".join(add(ledger, 2 * number) for number in range(60_000)), 60_000)
     peers.send(b"".join(encode_list_entries_request(txn, ledger) for txn in range(400)))
@@ -168,7 +168,7 @@ def lists(peers: Peers) -> None:
 
 
 def wakes(peers: Peers) -> None:
-    """Long polls that a large entry's commit ends, and whose answers nobody reads."""
+    """Send long polls that a large entry's commit ends, and do not read the answers."""
     ledger = 7_000_002
     writer = peers.connect()
     ask(writer, add(ledger, 0, bytes(4_000_000)), 1)
@@ -183,7 +183,7 @@ def wakes(peers: Peers) -> None:
 
 
 def urgent(peers: Peers) -> None:
-    """Reads of high priority, of a large entry, whose answers nobody reads."""
+    """Send reads of high priority, of a large entry, and do not read the answers."""
     ledger = 7_000_004
     ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
     peers.send(b"".join(encode_read_request(txn, ledger, 0, priority=100) for txn in range(400)))
@@ -191,7 +191,7 @@ def urgent(peers: Peers) -> None:
 
 
 def large(peers: Peers) -> None:
-    """One large entry for each of hundreds, none of whom reads."""
+    """Ask for one large entry from each of hundreds of connections, and do not read it."""
     ledger = 7_000_006
     ask(peers.connect(), add(ledger, 0, bytes(5_000_000)), 1)
     for _ in range(500):
@@ -200,7 +200,7 @@ def large(peers: Peers) -> None:
 
 
 def lines(peers: Peers) -> None:
-    """Requests by the ten thousand that wait behind large answers, until those are read."""
+    """Send requests by the ten thousand that wait behind large answers, until those are read."""
     ledger = 7_000_005
     ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
     large = b"".join(encode_read_request(txn, ledger, 0) for txn in range(9))
@@ -213,14 +213,14 @@ def lines(peers: Peers) -> None:
 
 
 def crowd(peers: Peers) -> None:
-    """Small requests from hundreds."""
+    """Send small requests from hundreds of connections."""
     senders = [peers.connect() for _ in range(400)]
     frames = b"".join(v2.encode_read_request(LEDGER, 99) for _ in range(10_000))
     flood(senders, frames, 8)
 
 
 def drip(peers: Peers) -> None:
-    """A byte a packet, from hundreds."""
+    """Send a byte a packet, from hundreds of connections."""
     senders = [peers.connect() for _ in range(300)]
     frame = encode_read_request(7, LEDGER, 0) * 20
     for byte in frame:

@@ -14,7 +14,7 @@ def flip(path: Path, offset: int, bit: int = 3) -> None:
 
 
 def batches(path: Path) -> list[tuple[int, int]]:
-    """(offset, sequence) of the live batches of a journal file."""
+    """Yield (offset, sequence) of the live batches of a journal file."""
     data, file_id = path.read_bytes(), parse_file_name(path.name) or 0
     found = (parse_batch_header(data, at, at, file_id) for at in range(0, len(data), 4096))
     return [(batch.offset, batch.sequence) for batch in found if batch is not None]

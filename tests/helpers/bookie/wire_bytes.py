@@ -15,7 +15,7 @@ _LENGTH = Struct(">i")
 
 
 def varint(value: int) -> bytes:
-    """A protobuf varint of a value of 64 bits (negative ones in two's complement)."""
+    """Return a protobuf varint of a value of 64 bits (negative ones in two's complement)."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -38,7 +38,7 @@ def frame(body: bytes) -> bytes:
 
 
 def request(operation: int, *parts: bytes, version: int = 3, txn_id: int = 77) -> bytes:
-    """A whole frame of a version 3 request whose header is in order."""
+    """Return a whole frame of a version 3 request whose header is in order."""
     return frame(block(1, number(1, version) + number(2, operation) + number(3, txn_id)) + b"".join(parts))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from helpers.bookie.harness import KEY, Cluster
+from helpers.bookie.harness import KEY, BookieCluster
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Link
@@ -27,7 +27,7 @@ class PacketClient:
         self.frames: list[bytes] = []
 
     @classmethod
-    async def connect(cls, cluster: Cluster, bookie: Bookie) -> PacketClient:
+    async def connect(cls, cluster: BookieCluster, bookie: Bookie) -> PacketClient:
         client = cls()
         address = bookie.address
         client.link = await cluster.network.connect(address.host, address.port, client, timeout_ms=5000)

@@ -65,12 +65,12 @@ class Piece(NamedTuple):
 
 
 def is_read(path: str) -> bool:
-    """Whether a file of this name is looked through."""
+    """Return whether a file of this name is looked through."""
     return path.endswith(SUFFIXES) or Path(path).name == "Makefile"
 
 
 def pieces(path: str, content: str) -> Iterator[Piece]:
-    """What people read in a file, by the kind that its name tells."""
+    """Yield what people read in a file, by the kind that its name tells."""
     if path.endswith(".py"):
         yield from _of_python(content)
     elif path.endswith(".java"):
@@ -104,7 +104,7 @@ def _of_python(content: str) -> Iterator[Piece]:
 
 
 def _comments(lines: Iterator[tuple[int, str]]) -> Iterator[Piece]:
-    """Comments on lines that follow each other are one text."""
+    """Yield comments; those on lines that follow each other are one text."""
     first, last = 0, -1
     texts: list[str] = []
     for number, text in lines:
@@ -119,7 +119,7 @@ def _comments(lines: Iterator[tuple[int, str]]) -> Iterator[Piece]:
 
 
 def dead_citations(path: str, content: str) -> list[str]:
-    """Everything in a file (a page must be on disk) that cites what is not there, as `path:line: what`."""
+    """Return what a file (a page must be on disk) cites that is not there, as `path:line: what`."""
     found = [
         (piece.line + line - 1, what)
         for piece in pieces(path, content)
@@ -158,7 +158,7 @@ def _dead_pages(piece: Piece, path: str) -> Iterator[tuple[int, str]]:
 
 @cache
 def defined_codes(page: str) -> frozenset[str]:
-    """The codes that a page defines: by a heading that is the code, or by a row's first cell (`P1-P5` are five)."""
+    """Return the codes of a page: a heading that is the code, or a row's first cell (`P1-P5` are five)."""
     text = (ROOT / page).read_text() if (ROOT / page).is_file() else ""
     found = set(re.findall(r"^#+ ([ID]\d+)$", text, re.M))
     for _, row in table_rows(ROOT / page) if text else ():
@@ -169,5 +169,5 @@ def defined_codes(page: str) -> frozenset[str]:
 
 
 def _line(text: str, at: int) -> int:
-    """The line, counted from 1, in which a place of the text is."""
+    """Return the line, counted from 1, in which a place of the text is."""
     return text.count("\n", 0, at) + 1

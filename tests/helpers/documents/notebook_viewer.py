@@ -123,13 +123,13 @@ class Lab:
             self._process.wait()
 
     def trusts(self, name: str) -> bool:
-        """Whether any output of a notebook is trusted, as the server says."""
+        """Return whether any output of a notebook is trusted, as the server says."""
         with urllib.request.urlopen(f"{self.url}/api/contents/{name}?token={self.token}", timeout=30) as answer:
             cells = json.load(answer)["content"]["cells"]
         return any(cell["metadata"].get("trusted", False) for cell in cells if cell.get("outputs"))
 
     def settle(self) -> None:
-        """No theme that follows the system's, no news, and cells out of sight are rendered too."""
+        """Choose a theme that does not follow the system's, refuse news, and have cells out of sight rendered too."""
         for name, settings in (
             ("apputils-extension/themes", {"theme": THEMES["light"], "adaptive-theme": False}),
             ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),

@@ -41,12 +41,12 @@ def examples(page: Path) -> list[Example]:
 
 
 def linked_files(page: Path) -> set[Path]:
-    """The files that a page's relative links lead to."""
+    """Return the files that a page's relative links lead to."""
     return {(page.parent / target).resolve() for target, _ in _LINK.findall(page.read_text()) if target}
 
 
 def broken_links(page: Path) -> list[str]:
-    """Relative links of a page that lead to no file, or to no heading in it."""
+    """Return relative links of a page that lead to no file, or to no heading in it."""
     broken = []
     for target, anchor in _LINK.findall(page.read_text()):
         linked = (page.parent / target).resolve() if target else page
@@ -57,7 +57,7 @@ def broken_links(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """The anchors of a page's headings, as GitHub makes them; the second heading of a name has `-1` behind it."""
+    """Return the anchors of a page's headings, as GitHub makes them; the second of a name has `-1` behind it."""
     found: list[str] = []
     for heading in re.findall(r"^#+ (.*)$", _BLOCK.sub("", page.read_text()), re.M):
         anchor = re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-")
@@ -67,7 +67,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 
 def table_rows(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The rows of all tables of a page, each with the heading that it is under; headers of tables are left out."""
+    """Return the rows of all tables of a page, each with the heading that it is under, without tables' headers."""
     heading, lines = "", [*page.read_text().splitlines(), ""]
     for line, following in pairwise(lines):
         if line.startswith("#"):
@@ -83,7 +83,7 @@ def _functions(path: Path) -> frozenset[str]:
 
 
 def is_test(cell: str) -> bool:
-    """Whether the test that a table's cell names, as `path` or `path::name` in backticks, exists."""
+    """Return whether the test that a table's cell names, as `path` or `path::name` in backticks, exists."""
     path, _, name = cell.strip("`").partition("::")
     file = ROOT / path
     return path.startswith("tests/") and file.is_file() and (not name or name in _functions(file))

@@ -22,8 +22,8 @@ from dlspark import (
     Permissions,
     SettableFeatures,
     Settings,
-    errors,
 )
+from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -72,7 +72,7 @@ async def asynchronous(uri: str) -> AsyncIterator[LogRecord]:
             assert_type(change.added, bool)
 
 
-def what_to_do(error: errors.DistributedLogError) -> str | None:
-    if isinstance(error, errors.OutcomeUnknownError):
+def what_to_do(error: DistributedLogError) -> str | None:
+    if isinstance(error, OutcomeUnknownError):
         return "look"
     return error.advice

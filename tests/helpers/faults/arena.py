@@ -142,7 +142,7 @@ class Arena:
         return [(self.network.address(node), NODE_PORT, *self.network.dial(host, node, NODE_PORT)) for node in others]
 
     def start_client(self, host: str) -> Child:
-        """A new process on this host; in the history it has a name of its own."""
+        """Start a new process on this host; in the history it has a name of its own."""
         self._generation[host] += 1
         number = self._generation[host]
         self.processes[host] = self._server.spawn(
@@ -163,7 +163,7 @@ class Arena:
         self.processes[host].send(json.dumps(command))
 
     def signal(self, host: str, number: signal.Signals) -> None:
-        """To a host's process; ZooKeeper's is the server itself."""
+        """Send a signal to a host's process; ZooKeeper's is the server itself."""
         if host != ZOOKEEPER:
             self.processes[host].signal(number)
         elif self._java >= 0:
@@ -171,7 +171,7 @@ class Arena:
                 signal.pidfd_send_signal(self._java, number)
 
     def kill(self, host: str) -> None:
-        """SIGKILL, and wait until it is dead."""
+        """Send SIGKILL, and wait until it is dead."""
         if host == ZOOKEEPER:
             self.signal(host, signal.SIGKILL)
             self._forget_java()
@@ -187,7 +187,7 @@ class Arena:
     # ------------------------------------------------------------------------------------ the network
 
     def block(self, source: str, target: str) -> None:
-        """One direction; blocked as often as it is unblocked."""
+        """Block one direction; it is blocked as often as it is unblocked."""
         self._blocks[source, target] += 1
         if self._blocks[source, target] == 1:
             self.network.block(source, target)
@@ -200,7 +200,7 @@ class Arena:
     # ------------------------------------------------------------------------------------ what they say
 
     def listen(self) -> list[dict[str, Any]]:
-        """Events that have arrived since the last time."""
+        """Return the events that have arrived since the last time."""
         news: list[dict[str, Any]] = []
         for host in (*CLIENTS, *AUDITORS):
             process = self.processes.get(host)

@@ -1,4 +1,4 @@
-"""A client process of the fault tests: it does what it is told and says as events what came of it (see `judge`).
+"""A client process of the fault tests: it carries out commands, and reports each outcome as an event (see `judge`).
 
 Commands are JSON objects, one a line on standard input:
 
@@ -63,20 +63,20 @@ LOG = {
 
 
 def payload_of(value: str) -> bytes:
-    """Bytes that tell their value, of any length up to some hundred, and could not be another value's."""
+    """Return bytes that tell their value, of any length up to some hundred, and could not be another value's."""
     seed = hashlib.sha256(value.encode()).digest()
     return value.encode() + b"|" + seed * (seed[0] % 20)
 
 
 def value_of(payload: bytes) -> str | None:
-    """The value of a payload that is whole, else None."""
+    """Return the value of a payload that is whole, else None."""
     text, mark, _ = bytes(payload).partition(b"|")
     value = text.decode("ascii", "replace")
     return value if mark and payload_of(value) == bytes(payload) else None
 
 
 class Client:
-    """One process: a ZooKeeper session, a ledger client, and what it was told to do."""
+    """One process: a ZooKeeper session, a ledger client, and its commands."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
@@ -111,10 +111,10 @@ class Client:
         self.tasks.discard(task)
         self.tails.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.say("broken", "ok", text=repr(error))  # nobody raises this on purpose: the round fails
+            self.say("broken", "ok", text=repr(error))  # not raised on purpose anywhere: the round fails
 
     def settle(self) -> None:
-        """No more writing, no more following."""
+        """Stop writing and following."""
         self.settling = True
         for task in self.tails:
             task.cancel()
@@ -149,7 +149,7 @@ class Ledgers:
         self.ledgers = ledgers
 
     async def write(self) -> None:
-        """One ledger after the other; some are closed, some left for others to recover."""
+        """Write one ledger after the other; close some, and leave some for others to recover."""
         client = self.client
         client.settling = False
         while not client.settling:
@@ -344,7 +344,7 @@ class Logs:
         self.client.say("read", "ok", stream=name, position=list(record.dlsn), value=value, who=who)
 
     async def audit(self, name: str) -> None:
-        """Read the log whole; nobody writes to it any more."""
+        """Read the log whole; it is not written to any more."""
         values: list[list[object]] = []
         log = await self.namespace.open_log(name)
         async with await log.open_writer():

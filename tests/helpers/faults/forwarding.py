@@ -32,19 +32,19 @@ class FaultNetwork(Protocol):
     can_delay: bool
 
     def address(self, host: str) -> str:
-        """The address on which a host's servers listen."""
+        """Return the address on which a host's servers listen."""
         ...
 
     def dial(self, source: str, target: str, port: int) -> tuple[str, int]:
-        """What `source` must dial to reach a port of `target`."""
+        """Return what `source` must dial to reach a port of `target`."""
         ...
 
     def join(self, host: str) -> int | None:
-        """What to give `ForkServer.spawn` so that a process runs on this host."""
+        """Return what to give `ForkServer.spawn` so that a process runs on this host."""
         ...
 
     def block(self, source: str, target: str) -> None:
-        """From now on nothing from `source` reaches `target`; the other direction is not touched."""
+        """Let nothing from `source` reach `target` from now on; the other direction is not touched."""
         ...
 
     def unblock(self, source: str, target: str) -> None:
@@ -52,7 +52,7 @@ class FaultNetwork(Protocol):
         ...
 
     def delay(self, source: str, target: str, seconds: float) -> None:
-        """From now on everything from `source` reaches `target` so much later (0: at once). See `can_delay`."""
+        """Let everything from `source` reach `target` so much later from now on (0: at once). See `can_delay`."""
         ...
 
     def close(self) -> None:

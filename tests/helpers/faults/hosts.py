@@ -137,7 +137,7 @@ class FaultyDisk(SystemDisk):
 
 
 def storage_node(name: str, settings: Mapping[str, str], routes: Sequence[Route], log: str) -> int:
-    """A storage node; returns its exit status."""
+    """Run a storage node; returns its exit status."""
     from storage_node.bookie.__main__ import run  # not at the top: the module is a program of its own as well
 
     _log_to(log)
@@ -172,7 +172,7 @@ def initialise(name: str, zookeeper: str) -> int:
 
 
 def zookeeper(name: str, directory: str, host: str, port: int, tick_ms: int) -> int:
-    """A ZooKeeper server and, before it, the number of its process; killed with this process."""
+    """Run a ZooKeeper server and print, before it, the number of its process; it is killed with this process."""
     with EmbeddedZooKeeper(Path(directory), host=host, port=port, tick_ms=tick_ms) as server:
         print(server.pid, flush=True)
         sys.stdin.read()

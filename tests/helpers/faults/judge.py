@@ -60,7 +60,7 @@ class Stream:
 
 
 def judge(events: Iterable[Event]) -> list[Violation]:
-    """Everything that is wrong with a history."""
+    """Return everything that is wrong with a history."""
     streams, found = _sorted_out(events)
     everywhere: dict[str, Any] = {}
     for name, stream in streams.items():
@@ -78,7 +78,7 @@ def judge(events: Iterable[Event]) -> list[Violation]:
 
 
 def _sorted_out(events: Iterable[Event]) -> tuple[dict[Any, Stream], list[Violation]]:
-    """Events by stream, and what is wrong with them as such."""
+    """Sort events by stream; returns them, and what is wrong with them as such."""
     streams: dict[Any, Stream] = defaultdict(Stream)
     found: list[Violation] = []
     for event in events:
@@ -123,14 +123,14 @@ Found = Iterable[tuple[str, str]]
 
 
 def _audits(stream: Stream, contents: Contents) -> Found:
-    """All who read everything in the end read the same."""
+    """Check that all that read everything in the end read the same."""
     for who, values in stream.audits[1:]:
         if list(values) != list(contents):
             yield "disagree", f"{who} has read something else than {stream.audits[0][0]} in the end"
 
 
 def _ends(stream: Stream, contents: Contents) -> Found:
-    """One end, the same for all (I2)."""
+    """Check that there is one end, the same for all (I2)."""
     if len({last for _, last in stream.ends}) > 1:
         yield "two ends", ", ".join(f"{who}: {last}" for who, last in stream.ends)
     places = [place for place, _ in contents]
@@ -141,7 +141,7 @@ def _ends(stream: Stream, contents: Contents) -> Found:
 
 
 def _adds(stream: Stream, contents: Contents) -> Found:
-    """Acknowledged: there, where it was said to be, once (I1, I3). Failed: absent. Unknown: at most once."""
+    """Check adds. Acknowledged: there, where it should be, once (I1, I3). Failed: absent. Unknown: once at most."""
     places = dict(contents)
     there = defaultdict(list)
     for place, value in contents:
@@ -156,7 +156,7 @@ def _adds(stream: Stream, contents: Contents) -> Found:
 
 
 def _values(stream: Stream, contents: Contents) -> Found:
-    """Only what was written, whole, in the order in which each process wrote it (I4, I12)."""
+    """Check that only what was written is there, whole, in the order in which each process wrote it (I4, I12)."""
     last: dict[str, int] = {}
     for place, value in contents:
         if value is None:
@@ -171,7 +171,7 @@ def _values(stream: Stream, contents: Contents) -> Found:
 
 
 def _reads(stream: Stream, contents: Contents) -> Found:
-    """What a reader was given early is what is there in the end, with nothing left out (I3, I4, I17)."""
+    """Check that what a reader was given early is there in the end, with nothing left out (I3, I4, I17)."""
     places = [place for place, _ in contents]
     values = dict(contents)
     index = {place: n for n, place in enumerate(places)}
@@ -189,7 +189,7 @@ def _reads(stream: Stream, contents: Contents) -> Found:
 
 
 def _lacs(stream: Stream, contents: Contents) -> Found:
-    """What a reader knows to be certain never shrinks, and never exceeds what is there in the end (I6)."""
+    """Check that what a reader knows to be certain never shrinks, nor exceeds what is there in the end (I6)."""
     end = len(contents) - 1
     for who, lacs in stream.lacs.items():
         if lacs != sorted(lacs):
@@ -199,7 +199,7 @@ def _lacs(stream: Stream, contents: Contents) -> Found:
 
 
 def _fence(stream: Stream, contents: Contents) -> Found:
-    """Nothing begun after a recovery ended is acknowledged (I5)."""
+    """Check that nothing begun after a recovery ended is acknowledged (I5)."""
     for value, add in stream.adds.items():
         if stream.fenced_at is not None and add.is_ == "ok" and add.invoked_at > stream.fenced_at:
             yield "late acknowledgement", f"{value} was begun and acknowledged after a recovery had closed the ledger"

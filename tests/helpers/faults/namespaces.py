@@ -36,7 +36,7 @@ class NamespaceError(NotAppliedError):
 
 
 def unavailable() -> str | None:
-    """Why network namespaces cannot be used here; None where they can."""
+    """Return why network namespaces cannot be used here; None where they can."""
     return _unavailable()
 
 
@@ -181,7 +181,7 @@ class SmallDisk:
 
 
 def hold(name: str) -> int:
-    """A process that is a network namespace and a mount table, until its standard input ends."""
+    """Be a network namespace and a mount table, until standard input ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET | _CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")

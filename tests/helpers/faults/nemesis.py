@@ -63,7 +63,7 @@ LONG_KINDS = ("zookeeper", "alone", "pause", "half-open")
 
 
 def plan(seed: int) -> list[Fault]:
-    """The faults of a round. Rounds whose seeds follow each other share out all kinds between them."""
+    """Draw the faults of a round. Rounds whose seeds follow each other share out all kinds between them."""
     deal, turn = divmod(seed, ROUNDS_FOR_ALL)
     kinds = list(KINDS)
     random.Random(f"deal {deal}").shuffle(kinds)
@@ -87,7 +87,7 @@ class Nemesis:
     arena: Arena
     rng: random.Random
     restarted: Callable[[str], None]
-    """Told of a client that is a new process."""
+    """Note a client that is a new process."""
     held: set[str] = field(default_factory=set)
     """Hosts whose processes are in the hands of a fault."""
 
@@ -130,7 +130,7 @@ class Nemesis:
         return self.rng.choice(hosts)
 
     def _take(self, hosts: tuple[str, ...]) -> str:
-        """A host whose process nobody else has in hand (ZooKeeper's own faults may meet: then it is taken twice)."""
+        """Take a host whose process no other fault has in hand (ZooKeeper's own may meet: then it is taken twice)."""
         host = self.rng.choice([host for host in hosts if host not in self.held] or hosts)
         self.held.add(host)
         return host
@@ -162,7 +162,7 @@ class Nemesis:
         return f"{client}, {node}", lambda: self.arena.network.delay(client, node, 0.0)
 
     def _half_open(self) -> tuple[str, Action]:
-        """A node dies and comes back where nobody hears of it: connections to it are of the dead."""
+        """Kill a node and start it where no other host hears of it: connections to it are of the dead."""
         node = self._take(NODES)
         _, heal = self._lose_all(node, [way for client in CLIENTS for way in ((node, client), (client, node))])
         _, restart = self._kill_node(node)
@@ -215,7 +215,7 @@ class Nemesis:
         return node, self._then(node, slow_disk_ms=0)
 
     def _full_disk(self) -> tuple[str, Action]:
-        """A small file system without room, where the node has one; else the node's disk says that it is full."""
+        """Fill a small file system, where the node has one; else have the node's disk say that it is full."""
         if self.arena.small_disk is None or SMALL_DISK_NODE in self.held:
             node = self._take(NODES)
             self.arena.tell(node, full_disk=True)

@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 def payload_of(number: int) -> bytes:
-    """A payload that tells its number and could not be another record's."""
+    """Return a payload that tells its number and could not be another record's."""
     return b"record %d " % number + bytes((number * 7 + j) & 0xFF for j in range(20 + number % 300))
 
 

@@ -1,4 +1,4 @@
-"""What a round of faults is judged by: what the writers were told, against what the log holds in the end.
+"""What a round of faults is judged by: the answers that writers had, against what the log holds in the end.
 
 * acknowledged: in the log exactly once, at the DLSN that was told, with its own payload (I1, I3);
 * failed: not in the log;
@@ -19,7 +19,7 @@ from helpers.faults.record_writer import payload_of
 
 @dataclass
 class Outcomes:
-    """What the writers of a round were told about each record."""
+    """The answers that the writers of a round had for each record."""
 
     acknowledged: dict[int, DLSN] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from helpers.interop.clusters import Cluster, JavaBookies, OurBookie, our_bookie
-from helpers.interop.java_tool import JavaTool, free_port
+from dlspark.testing.java_process import JavaTool, free_port
+from helpers.interop.clusters import InteropCluster, JavaBookies, OurBookie, our_bookie
 from helpers.interop.ledgers import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
 from metadata.zookeeper.client import ZooKeeperStore
 from storage_node.autorecovery.daemon import AutoRecovery
@@ -26,24 +26,24 @@ Ask = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Nodes:
-    cluster: Cluster
+    cluster: InteropCluster
     own: list[OurBookie]
 
 
 @contextmanager
 def nodes(tool: JavaTool, zk: str, directory: Path, java: int, own: int) -> Iterator[Nodes]:
-    """Real bookies and nodes of ours under one root of their own."""
+    """Run real bookies and nodes of ours under one root of their own."""
     root = f"/repair-{next(_roots)}"
     with ExitStack() as stack:
         theirs = JavaBookies(tool, zk, root, directory / "java", java)
         stack.callback(theirs.stop_all)
         ours = [stack.enter_context(our_bookie(zk, root, directory / f"own-{index}")) for index in range(own)]
         ids = (*theirs.cluster.bookies, *(node.id for node in ours))
-        yield Nodes(Cluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
+        yield Nodes(InteropCluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
 
 
 @asynccontextmanager
-async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
+async def our_auto_recovery(cluster: InteropCluster) -> AsyncIterator[AutoRecovery]:
     store = await ZooKeeperStore.connect(cluster.zk)
     try:
         recovery = AutoRecovery(OURS, store, cluster.root, bookie_id="127.0.0.1:1")
@@ -57,7 +57,7 @@ async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
 
 
 @asynccontextmanager
-async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[None]:
+async def java_auto_recovery(cluster: InteropCluster, java: JavaTool) -> AsyncIterator[None]:
     handle = await cluster.on(java)("autorecovery.start", port=free_port())
     try:
         yield
@@ -65,9 +65,11 @@ async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[
         await java.ask("autorecovery.stop", handle=handle)
 
 
-async def ledgers_of_both(ask: Ask, cluster: Cluster, node: str) -> list[int]:
-    """Closed ledgers that `node` holds a part of: one of ours and one of Java's. Every entry is on all three nodes: a
-    client that is closed after two have acknowledged owes the third one nothing."""
+async def ledgers_of_both(ask: Ask, cluster: InteropCluster, node: str) -> list[int]:
+    """Write and close ledgers that `node` holds a part of, one of ours and one of Java's.
+
+    Every entry is on all three nodes: a client that is closed after two have acknowledged owes the third one nothing.
+    """
     found: dict[str, int] = {}
     async with cluster.client() as client:
         while "ours" not in found:
@@ -97,7 +99,7 @@ async def repaired(ask: Ask, ledger_ids: list[int], lost: str) -> None:
             assert stored == list(range(len(SIZES)))
 
 
-async def read_by_both(ask: Ask, cluster: Cluster, ledger_ids: list[int]) -> None:
+async def read_by_both(ask: Ask, cluster: InteropCluster, ledger_ids: list[int]) -> None:
     async with cluster.client() as client:
         for ledger_id in ledger_ids:
             assert await java_reads(ask, ledger_id) == as_java_tells(payloads(SIZES))

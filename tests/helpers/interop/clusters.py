@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from dlspark.sandbox.sandbox import Sandbox
-from helpers.interop.java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReachError, free_port
+from dlspark.testing.java_process import JavaSoftware, JavaTool, OutOfReachError, free_port
+from helpers.interop.java_tool import PROGRAM
 from helpers.paths import ROOT
 from metadata.bookkeeper.bookies import BookieRegistry
 from metadata.bookkeeper.ledgers import LedgerStore
@@ -63,7 +64,7 @@ class JavaProcesses:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class InteropCluster:
     """A BookKeeper cluster: where its metadata is, its bookies, and how to lose one and get all back."""
 
     zk: str
@@ -73,12 +74,12 @@ class Cluster:
     restore: Callable[[], None]
 
     def on(self, tool: JavaTool) -> Callable[..., Awaitable[Any]]:
-        """Commands to the Java ledger client on this cluster."""
+        """Return a function that sends commands to the Java ledger client on this cluster."""
         return partial(tool.ask, zk=self.zk, root=self.root)
 
     @asynccontextmanager
     async def client(self, settings: ClientSettings | None = None) -> AsyncIterator[LedgerClient]:
-        """Our ledger client on this cluster."""
+        """Open our ledger client on this cluster."""
         store = await ZooKeeperStore.connect(self.zk)
         try:
             registry = BookieRegistry(store, self.root)
@@ -105,7 +106,7 @@ class JavaBookies:
         for index in range(count):
             port, place = free_port(), directory / f"bookie-{index}"
             self._places[self._start(port=port, directory=str(place))] = (port, place)
-        self.cluster = Cluster(zk, root, tuple(self._places), self.stop, self.start_all)
+        self.cluster = InteropCluster(zk, root, tuple(self._places), self.stop, self.start_all)
 
     def stop(self, bookie: str) -> None:
         self._tool.call("bookie.stop", bookie=bookie)
@@ -190,8 +191,8 @@ class OurBookie:
             process.stdout.close()
 
 
-def sandbox_cluster(sandbox: Sandbox) -> Cluster:
-    """The sandbox's nodes as a cluster; losing one is SIGKILL."""
+def sandbox_cluster(sandbox: Sandbox) -> InteropCluster:
+    """Return the sandbox's nodes as a cluster; losing one is SIGKILL."""
 
     def lose(bookie: str) -> None:
         sandbox.kill_node(sandbox.node_ids.index(bookie))
@@ -201,12 +202,12 @@ def sandbox_cluster(sandbox: Sandbox) -> Cluster:
             if sandbox.node_pid(index) is None:
                 sandbox.start_node(index)
 
-    return Cluster(sandbox.zookeeper_address, "/ledgers", tuple(sandbox.node_ids), lose, restore)
+    return InteropCluster(sandbox.zookeeper_address, "/ledgers", tuple(sandbox.node_ids), lose, restore)
 
 
 @contextmanager
 def our_bookie(zk: str, root: str, directory: Path) -> Iterator[OurBookie]:
-    """A storage node of ours that runs for the length of a block."""
+    """Run a storage node of ours for the length of a block."""
     bookie = OurBookie(zk, root, directory)
     try:
         bookie.start()

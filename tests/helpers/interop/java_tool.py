@@ -36,13 +36,13 @@ PROGRAM = JavaProgram(
 
 
 def make_payload(seed: int, index: int, size: int) -> bytes:
-    """The payload of number `index`, as the Java side makes it: byte j is 131 seed + 31 index + 7 j modulo 256."""
+    """Return payload number `index`, as the Java side makes it: byte j is 131 seed + 31 index + 7 j modulo 256."""
     pattern = bytes((131 * seed + 31 * index + 7 * j) & 0xFF for j in range(256))
     return (pattern * (size // 256 + 1))[:size]
 
 
 def described(payload: bytes) -> dict[str, object]:
-    """How the Java side describes a payload: size, CRC-32 and, up to 64 bytes, the payload itself."""
+    """Return a payload as the Java side describes it: size, CRC-32 and, up to 64 bytes, the payload itself."""
     facts: dict[str, object] = {"size": len(payload), "crc32": zlib.crc32(payload)}
     if len(payload) <= 64:
         facts["payload"] = base64.b64encode(payload).decode()

@@ -27,7 +27,7 @@ async def java_creates(ask: Any, **options: object) -> dict[str, Any]:
 
 
 async def java_adds(ask: Any, ledger: dict[str, Any], sizes: tuple[int, ...], first: int = 0) -> dict[str, Any]:
-    """One add a size, in order; the answer tells which were acknowledged."""
+    """Add one entry a size, in order; the answer tells which were acknowledged."""
     answer: dict[str, Any] = {}
     for index, size in enumerate(sizes, first):
         answer = await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
@@ -42,12 +42,12 @@ async def java_reads(ask: Any, ledger_id: int, *, recover: bool = True, **option
 
 
 async def java_sees(ask: Any, handle: int, entry: int) -> bool:
-    """Whether the explicit LAC that Java reads is `entry` or a later one."""
+    """Return whether the explicit LAC that Java reads is `entry` or a later one."""
     return bool(await ask("ledger.lac", handle=handle, explicit=True) >= entry)
 
 
 def as_java_tells(contents: list[bytes]) -> list[dict[str, Any]]:
-    """What the Java side must read if the ledger holds exactly these payloads."""
+    """Return what the Java side must read if the ledger holds exactly these payloads."""
     lengths = [sum(len(payload) for payload in contents[: index + 1]) for index in range(len(contents))]
     return [{"entry": index, "length": lengths[index], **described(payload)} for index, payload in enumerate(contents)]
 

@@ -19,9 +19,11 @@ from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
 from dlspark.core.sync.readers import LogReader
 from dlspark.core.sync.writer import LogWriter
-from dlspark.errors import DistributedLogError, status_code
-from helpers.interop.java_tool import JavaError, JavaTool, described, make_payload
+from dlspark.errors import status_code
+from dlspark.testing.java_process import JavaError, JavaTool
+from helpers.interop.java_tool import described, make_payload
 from metadata.distributedlog.segments import SegmentMetadata, TruncationStatus
+from metadata.foundation.errors import DistributedLogError
 
 RECORD_BYTES = 150
 ENTRY_RECORDS = 10
@@ -45,12 +47,12 @@ TRUNCATION_WORDS = {
 
 
 def code_of(error: BaseException) -> int | None:
-    """The library's status code of an error of either side."""
+    """Return the library's status code of an error of either side."""
     return error.code if isinstance(error, JavaError) else status_code(error)
 
 
 def owner_of(error: BaseException) -> str | None:
-    """The owner whom an OwnershipAcquireFailed of either side names."""
+    """Return the owner that an OwnershipAcquireFailed of either side names."""
     owner: str | None = getattr(error, "owner", None)
     return owner
 
@@ -59,7 +61,7 @@ def owner_of(error: BaseException) -> str | None:
 
 
 def expected(dlsns: Sequence[str], first: int = 0) -> list[Facts]:
-    """What a reader gets for records first.. with these DLSNs; sequence ids run on over segments."""
+    """Return what a reader gets for records first.. with these DLSNs; sequence ids run on over segments."""
     return [
         {
             "dlsn": dlsn,
@@ -91,7 +93,7 @@ def our_view(records: list[LogRecord]) -> list[Facts]:
 
 
 def our_segment(segment: SegmentMetadata) -> Facts:
-    """A segment of ours in the words of the Java side."""
+    """Return a segment of ours in the words of the Java side."""
     return {
         "lssn": segment.lssn,
         "ledger": segment.ledger_id,
@@ -124,7 +126,7 @@ def our_log(uri: str, name: str, **settings: int | float | str) -> Iterator[Log]
 
 
 def we_write(log: Log, first: int, number: int) -> list[str]:
-    """Records first.. through a writer that is closed in the end; their DLSNs."""
+    """Write records first.. through a writer that is closed in the end; their DLSNs."""
     with log.open_writer() as writer:
         return write_records(writer, first, number)
 
@@ -143,7 +145,7 @@ def we_read(log: Log, number: int, start: str | int = "earliest") -> list[LogRec
 
 
 def read_records(reader: LogReader, number: int, timeout_s: float = 20) -> list[LogRecord]:
-    """The next `number` records, fewer if they do not come in time."""
+    """Read the next `number` records, fewer if they do not come in time."""
     records: list[LogRecord] = []
     deadline = time.monotonic() + timeout_s
     while len(records) < number and time.monotonic() < deadline:
@@ -178,7 +180,7 @@ class JavaLog:
         return self.tool.call(f"dl.{do}", namespace=self._namespace, log=self._name, **arguments)
 
     def read(self, number: int, **where: object) -> list[Facts]:
-        """The next `number` records of a reader that is opened there.
+        """Read the next `number` records of a reader that is opened there.
 
         More tries where it stops short: upstream's segment reader can lose a wake-up (a request that is queued between
         its finding the queue empty and its giving up its turn is forgotten) and then waits for ever; and its read-ahead
@@ -187,7 +189,7 @@ class JavaLog:
         return self._tried("read", number, timeout_ms=8000, **where)
 
     def read_sync(self, number: int) -> list[Facts]:
-        """The first `number` records, of a synchronous reader."""
+        """Read the first `number` records, by a synchronous reader."""
         return self._tried("read_sync", number)
 
     def _tried(self, do: str, number: int, **arguments: object) -> list[Facts]:
@@ -205,7 +207,7 @@ class JavaLog:
 
 
 def java_writes(log: JavaLog, first: int, number: int, *, abort: bool = False) -> list[str]:
-    """Records first.. by Java; aborted instead of closed, the segment stays in progress."""
+    """Write records first.. by Java; aborted instead of closed, the segment stays in progress."""
     writer = log.call("writer")
     dlsns: list[str] = log.call(
         "write", writer=writer, txid=FIRST_TXID + first, first=first, count=number, size=RECORD_BYTES
@@ -222,15 +224,15 @@ class SideWriter(ABC):
 
     @abstractmethod
     def write(self, txids: Sequence[int], *, first: int = 0, size: int = RECORD_BYTES) -> list[str]:
-        """Records of these ids with the made payloads number `first`.., acknowledged and visible; their DLSNs."""
+        """Write records of these ids with the made payloads number `first`.., acknowledged and visible; their DLSNs."""
 
     def write_numbered(self, first: int, number: int) -> list[str]:
-        """Records first.. as `expected` wants them."""
+        """Write records first.. as `expected` wants them."""
         return self.write(range(FIRST_TXID + first, FIRST_TXID + first + number), first=first)
 
     @abstractmethod
     def write_set(self, txid: int, first: int, number: int, codec: str) -> list[str]:
-        """One record set of the made payloads number `first`..; the DLSNs of its members."""
+        """Write one record set of the made payloads number `first`..; the DLSNs of its members."""
 
     @abstractmethod
     def mark_end_of_stream(self) -> None: ...
@@ -254,7 +256,7 @@ class Side(ABC):
     def open_writer(self) -> SideWriter: ...
 
     def write(self, first: int, number: int) -> list[str]:
-        """A segment of the records first.., at most ten to an entry; their DLSNs."""
+        """Write a segment of the records first.., at most ten to an entry; their DLSNs."""
         writer = self.open_writer()
         dlsns: list[str] = []
         try:
@@ -273,26 +275,26 @@ class Side(ABC):
 
     @abstractmethod
     def read(self, number: int, *, dlsn: str | None = None, txid: int | None = None) -> list[Facts]:
-        """The next records from a DLSN, a transaction id, or the first one."""
+        """Read the next records from a DLSN, a transaction id, or the first one."""
 
     @abstractmethod
     def following(self) -> AbstractContextManager[Follower]:
-        """A reader that stays open, from the first record on."""
+        """Open a reader that stays open, from the first record on."""
 
     @abstractmethod
     def segments(self) -> list[Facts]: ...
 
     @abstractmethod
     def facts(self) -> Facts:
-        """First and last record, and whether the log is sealed."""
+        """Return first and last record, and whether the log is sealed."""
 
     @abstractmethod
     def count(self, dlsn: str) -> int:
-        """Records from a DLSN on."""
+        """Return the number of records from a DLSN on."""
 
     @abstractmethod
     def find(self, txids: Sequence[int]) -> list[str]:
-        """Where a reader by each of these transaction ids begins."""
+        """Return where a reader by each of these transaction ids begins."""
 
     @abstractmethod
     def purge(self, txid: int) -> None: ...
@@ -503,7 +505,7 @@ class Pair:
 
 @contextmanager
 def pair_of(java: JavaTool, uri: str, log: str, way: str, **settings: int | float | str) -> Iterator[Pair]:
-    """The log `log`, made by us, with these settings on both sides; `way` says who writes it."""
+    """Make the log `log` by us, with these settings on both sides; `way` says which library writes it."""
     on_both: dict[str, Any] = {**UNCACHED, **settings}
     with our_log(uri, log, **settings) as opened:
         ours, javas = OurSide(opened), JavaSide(JavaLog(java, uri, log, **on_both))

@@ -14,9 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from dlspark.testing.java_process import class_path_of
-from helpers.interop.clusters import Cluster, OurBookie
-from helpers.interop.java_tool import free_port
+from dlspark.testing.java_process import class_path_of, free_port
+from helpers.interop.clusters import InteropCluster, OurBookie
 from helpers.jvm_flags import java_flags
 from helpers.paths import TESTS
 
@@ -68,10 +67,10 @@ class PulsarBroker:
             )
             for index, port in enumerate(self._http_ports)
         ]
-        self.cluster = Cluster(zk, LEDGERS, tuple(node.id for node in self.nodes), self._lose, self.restore)
+        self.cluster = InteropCluster(zk, LEDGERS, tuple(node.id for node in self.nodes), self._lose, self.restore)
 
     def set_up(self) -> None:
-        """Pulsar's own initialisation of its metadata, then the nodes and the broker."""
+        """Run Pulsar's own initialisation of its metadata, then start the nodes and the broker."""
         arguments = ["--cluster", "ours", "--metadata-store", self._metadata]
         arguments += ["--configuration-metadata-store", self._metadata]
         arguments += ["--web-service-url", self._web, "--broker-service-url", self.url]
@@ -129,14 +128,14 @@ class PulsarBroker:
             return False
 
     def kill(self) -> None:
-        """SIGKILL to the broker: its ledgers stay open, its session lasts until it expires."""
+        """Send SIGKILL to the broker: its ledgers stay open, its session lasts until it expires."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def stop(self) -> None:
-        """The broker in order, then the nodes."""
+        """Stop the broker in order, then the nodes."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -149,7 +148,7 @@ class PulsarBroker:
             node.stop()
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
-        """A request to the broker's administration: what it answers, parsed where it is JSON."""
+        """Send a request to the broker's administration; its answer, parsed where it is JSON."""
         request = urllib.request.Request(
             f"{self._web}/admin/v2/{path}",
             method=method,
@@ -168,12 +167,12 @@ class PulsarBroker:
             return text
 
     def ledgers_of(self, topic: str) -> dict[int, int]:
-        """The topic's ledgers as the broker lists them, with their numbers of entries (of the open one: 0)."""
+        """Return the topic's ledgers as the broker lists them, with their numbers of entries (of the open one: 0)."""
         listed = self.admin("GET", f"persistent/public/default/{topic}/internalStats")["ledgers"]
         return {ledger["ledgerId"]: ledger["entries"] for ledger in listed}
 
     def stored_ledgers(self) -> int:
-        """Copies of ledgers on all nodes, as their metrics say."""
+        """Return how many copies of ledgers are on all nodes, as their metrics say."""
         return sum(map(self._stored_on, self._http_ports))
 
     def _stored_on(self, port: int) -> int:

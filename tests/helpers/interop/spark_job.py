@@ -19,7 +19,7 @@ JOB = Path(__file__)
 
 
 def first_flights(number: int) -> list[tuple[int, str]]:
-    """The first flights of the data set: scheduled departure in milliseconds, and the row as JSON."""
+    """Return the first flights of the data set: scheduled departure in milliseconds, and the row as JSON."""
     return [(scheduled_ms(row), json.dumps(row)) for row in islice(csv_rows(), number)]
 
 

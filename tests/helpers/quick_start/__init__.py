@@ -15,7 +15,7 @@ _VARIABLES = {"SPARK_SUBMIT_OPTS": spark_flags(), "SPARK_LAUNCHER_OPTS": FRUGAL}
 
 
 def use() -> None:
-    """From now on every Spark that this process starts, or its children start, starts quickly; and so does Python.
+    """Have every Spark that this process or its children start from now on start quickly; and Python too.
 
     Where `PYTHONDONTWRITEBYTECODE` is set, as in images of containers, each of some thousand processes compiles the
     project's modules anew (0.13 s for a storage node, 0.26 s for a command), and pytest rewrites every test file in
@@ -30,6 +30,6 @@ def use() -> None:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment of a user who has set nothing for Spark."""
+    """Return the environment of a user who has set nothing for Spark."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     return kept | _VARIABLES | {"SPARK_LOCAL_IP": "127.0.0.1"}

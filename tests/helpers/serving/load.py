@@ -42,12 +42,12 @@ _STARTED_S = 30.0
 
 
 def payload_of(writer: str, number: int) -> bytes:
-    """What a record holds: who wrote it, and as its how manyth in this log."""
+    """Return a record's payload: which client wrote it, and its number among that client's records of this log."""
     return f"{writer} {number}".encode()
 
 
 def parts_of(payload: bytes) -> tuple[str, int]:
-    """The writer and the number in a payload."""
+    """Return the writer and the number in a payload."""
     writer, _, number = payload.decode().rpartition(" ")
     return writer, int(number)
 
@@ -58,7 +58,7 @@ def parts_of(payload: bytes) -> tuple[str, int]:
 def write_proxy(
     name: str, zookeeper: str, namespace: str, settings: Mapping[str, Value], routes: Sequence[Route], log: str
 ) -> int:
-    """A write proxy; returns its exit status."""
+    """Run a write proxy; returns its exit status."""
     logging.basicConfig(
         level=logging.INFO, filename=log, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -145,7 +145,7 @@ class Writers:
         self.outcomes.append([log, self.name, number, began, time.monotonic(), said, text])
 
     async def settled(self) -> list[list[object]]:
-        """Every outcome since the last time, once all records have theirs."""
+        """Return every outcome since the last time, once all records have theirs."""
         while self._waiting:
             await asyncio.wait(set(self._waiting))
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def clients(
     settings: Mapping[str, Value],
     pause_s: float,
 ) -> int:
-    """Clients in one process: for each its name, whether it has producers, and its logs. Until standard input ends."""
+    """Run clients, each with its name, whether it has producers, and its logs, until standard input ends."""
     logging.basicConfig(level=logging.ERROR)
     asyncio.run(_run_clients(seed, proxies, routes, writers, settings, pause_s))
     return 0

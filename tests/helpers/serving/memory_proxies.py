@@ -16,7 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.writing.producers import Producers, Written
-from dlspark.errors import DistributedLogError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.deliveries import encode_records, position_behind
 from dlspark.serving.protocol.failures import refusal_of
@@ -51,6 +51,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.read_proxy.balance import ReadBalance
 from dlspark.serving.routing.hosts import ProxyHost
+from metadata.foundation.errors import DistributedLogError
 
 FIRST_TXID = 1_700_000_000_000
 
@@ -68,7 +69,7 @@ class MemoryLog:
     """Readers at the end."""
 
     def append(self, payloads: tuple[bytes, ...], slot: int = 0) -> DLSN:
-        """One entry of these records; returns the first one's place."""
+        """Append an entry of these records; returns the first one's place."""
         first = DLSN(1, self.entries, slot)
         self.entries += 1
         for number, payload in enumerate(payloads):
@@ -82,7 +83,7 @@ class MemoryLog:
 
     @property
     def payloads(self) -> list[bytes]:
-        """What its records hold, in their order."""
+        """Return what its records hold, in their order."""
         return [record.payload for record in self.records]
 
 
@@ -138,7 +139,7 @@ class MemoryProxy:
             link.lose()
 
     def of(self, kind: type[Request]) -> list[Request]:
-        """The requests of one kind that came."""
+        """Return the requests of one kind that came."""
         return [request for request in self.requests if isinstance(request, kind)]
 
     # ------------------------------------------------------------------ ProxyService
@@ -340,7 +341,7 @@ class MemoryLink:
         return number
 
     def forget(self, number: int) -> None:
-        """The answer is not wanted any more."""
+        """Drop the answer, which is not wanted any more."""
         if number in self._replies:
             self._replies[number] = self._replies[number][0], lambda answer: None
 
@@ -357,7 +358,7 @@ class MemoryLink:
             found[1](answer)
 
     def lose(self) -> None:
-        """The connection is lost."""
+        """Break the connection."""
         if self.closed:
             return
         self.closed = True
@@ -394,12 +395,12 @@ class MemoryProxies:
         return self.proxies[address]
 
     def add(self, address: str) -> MemoryProxy:
-        """One more proxy."""
+        """Start one more proxy."""
         self.proxies[address] = proxy = MemoryProxy(self, address)
         return proxy
 
     def log(self, name: str) -> MemoryLog:
-        """A log, made where it is not there."""
+        """Return a log; makes it where it is not there."""
         return self.logs.setdefault(name, MemoryLog())
 
     def bound_reads(self, balance: float = 1.25) -> None:
@@ -410,7 +411,7 @@ class MemoryProxies:
         self.tell_counts()
 
     def tell_counts(self) -> None:
-        """Each proxy is told how many logs the others read that run."""
+        """Send each running proxy the number of logs that the others read."""
         for proxy in self.proxies.values():
             for other in self.proxies.values():
                 if proxy.balance is not None and proxy.up:
@@ -419,11 +420,11 @@ class MemoryProxies:
 
     @property
     def requests(self) -> list[Request]:
-        """What came to any of them."""
+        """Return the requests that came to any of them."""
         return [request for proxy in self.proxies.values() for request in proxy.requests]
 
     async def connect(self, address: str, on_closed: Callable[[], None]) -> MemoryLink:
-        """As clients connect. Raises ProxyUnreachableError."""
+        """Connect as clients do. Raises ProxyUnreachableError."""
         self.connections += 1
         await asyncio.sleep(self.connect_s)
         proxy = self.proxies.get(address)
@@ -432,7 +433,7 @@ class MemoryProxies:
         return MemoryLink(proxy, on_closed)
 
     def delivery(self, request: ReadBatch, start: DLSN, found: list[LogRecord], sealed: bool) -> Delivery:
-        """What a poll is answered with: whole records up to `max_bytes`, one at least."""
+        """Return the answer to a poll: whole records up to `max_bytes`, one at least."""
         size, count = 0, 0
         for record in found:
             size += len(record.payload)

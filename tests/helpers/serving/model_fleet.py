@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import ProducerRequest
 from dlspark.core.writing.producers import Producers, Written
-from dlspark.errors import DistributedLogError
 from dlspark.serving.client.ownership import OwnershipCache
 from dlspark.serving.client.producers import ProducerSession
 from dlspark.serving.client.requests import AskHost, BackOff, Effect, Finished, RetryLimits, RoutedRequest
@@ -32,6 +31,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.routing.hosts import ProxyHost
 from dlspark.serving.routing.ring import HostRing
+from metadata.foundation.errors import DistributedLogError
 
 STREAM = "stream"
 ADDRESSES = ("a:1", "b:1", "c:1")
@@ -39,7 +39,7 @@ ADDRESSES = ("a:1", "b:1", "c:1")
 
 @dataclass
 class Asked:
-    """A request on the wire to a proxy. Without a ticket it is a late copy, whose answer nobody waits for."""
+    """A request on the wire to a proxy. Without a ticket it is a late copy, whose answer is not waited for."""
 
     ticket: int | None
     attempt: int
@@ -68,7 +68,7 @@ class ModelLog:
     up: set[str] = field(default_factory=lambda: set(ADDRESSES))
 
     def serve(self, address: str, request: WriteRecords | BeginEpoch) -> Answer:
-        """What the proxy at `address`, which is up, answers."""
+        """Return what the proxy at `address`, which is up, answers."""
         belief = self.beliefs.get(address)
         if belief is None and self.owner is None:
             self.owner = address
@@ -101,20 +101,20 @@ class ModelLog:
         return EpochBegun(who.epoch, state.last + 1)
 
     def depose(self, *, aware: bool) -> None:
-        """The owner loses the log; unless it is `aware` of that, it goes on as if it had it."""
+        """Take the log from its owner; unless that is `aware` of it, it goes on as if it had it."""
         if self.owner is not None and not aware:
             self.beliefs[self.owner] = copy.deepcopy(self.producers)
         self.owner = None
 
     def forget(self) -> None:
-        """Its producers were silent for long, or lay in segments that were deleted."""
+        """Have the log forget its producers: they were silent for long, or lay in segments that were deleted."""
         known = [state.epoch for name in self.producers.names() if (state := self.producers.state(name))]
         forgetful = Producers(gaps_allowed=self.producers.gaps_allowed)
         forgetful.forgotten = max(self.producers.forgotten, *known, -1)
         self.producers = forgetful
 
     def stop(self, address: str) -> None:
-        """A proxy dies."""
+        """End a proxy."""
         self.up.discard(address)
         self.beliefs.pop(address, None)
         if self.owner == address:
@@ -199,7 +199,7 @@ class ModelClient:
     # ------------------------------------------------------------------ what the world does
 
     def deliver(self, index: int, *, refusal: Refusal | None = None) -> None:
-        """A request arrives: it is served, or refused undone."""
+        """Deliver a request: it is served, or refused undone."""
         asked = self.asked.pop(index % len(self.asked))
         if asked.address not in self.log.up:
             if asked.ticket is not None:
@@ -210,7 +210,7 @@ class ModelClient:
             self.told.append(Told(asked.ticket, asked.attempt, answer))
 
     def answer(self, index: int) -> None:
-        """An answer arrives."""
+        """Deliver an answer."""
         told = self.told.pop(index % len(self.told))
         self.waiting.pop((told.ticket, told.attempt), None)
         way = self.ways.get(told.ticket)
@@ -218,7 +218,7 @@ class ModelClient:
             self._go(told.ticket, way.answered(told.attempt, told.answer, self.now))
 
     def lose(self, ticket: int, attempt: int, *, sent: bool = True) -> None:
-        """A connection is lost, and with it the answer; what was asked on it may arrive all the same."""
+        """Break a connection, and lose the answer; what was asked on it may arrive all the same."""
         self.waiting.pop((ticket, attempt), None)
         self.told = [told for told in self.told if (told.ticket, told.attempt) != (ticket, attempt)]
         for asked in self.asked:
@@ -229,24 +229,24 @@ class ModelClient:
             self._go(ticket, way.failed(attempt, self.now, sent=sent))
 
     def be_silent(self, ticket: int, attempt: int) -> None:
-        """An attempt has waited for long enough."""
+        """End an attempt that has waited for long enough."""
         way = self.ways.get(ticket)
         if way is not None:
             self._go(ticket, way.silent(attempt, self.now))
 
     def fire(self, index: int) -> None:
-        """A back-off is over."""
+        """End a back-off."""
         self.timers.pop(index % len(self.timers))()
 
     def pass_deadlines(self) -> None:
-        """A minute passes: whatever is on its way has taken too long."""
+        """Let a minute pass: whatever is on its way has taken too long."""
         self.now += 61.0
         for ticket, way in list(self.ways.items()):
             if way.deadline is not None and way.deadline <= self.now:
                 self._go(ticket, way.deadline_passed(self.now))
 
     def sleep_until_forgotten(self) -> None:
-        """The machine is suspended for so long that the log forgets the producer, with whatever is on the wire."""
+        """Suspend the machine for so long that the log forgets the producer, with whatever is on the wire."""
         self.now += 10_000.0
         self.log.forget()
         self.log.beliefs.clear()
@@ -256,7 +256,7 @@ class ModelClient:
     # ------------------------------------------------------------------ what must hold
 
     def settle_down(self, steps: int = 10_000) -> None:
-        """Nothing goes wrong any more: everything ends, or the session is stuck."""
+        """Go on without faults: everything ends, or the session is stuck."""
         self.log.up = set(ADDRESSES)
         self.log.beliefs.clear()  # whoever lost the log hears of it, also without a write
         for _ in range(steps):
@@ -275,7 +275,7 @@ class ModelClient:
         assert set(self.settled) == set(range(self.submitted)), "a request was never settled"
 
     def check(self) -> None:
-        """Everything written is written once and in order, and what was answered is true."""
+        """Assert that everything written is there once and in order, and that what was answered is true."""
         written = [int(payload) for payload in self.log.payloads]
         assert written == sorted(set(written)), f"not once, or not in order: {written}"
         for key, answer in self.settled.items():

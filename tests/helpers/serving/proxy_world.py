@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
-from dlspark.core.dynamic.features import SettableFeatures
+from dlspark.core.dynamic.features import FeatureProvider, SettableFeatures
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings.settings import Settings
 from dlspark.errors import ServiceUnavailableError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Heartbeat, Refusal, Request, WriteReceipt, WriteRecords
 from dlspark.serving.write_proxy.service import WriteProxyService
 from dlspark.serving.write_proxy.settings import WriteProxySettings
-from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
-from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.bookkeeper.ledgers import LedgerStore
+from helpers.worlds.memory_bookies import MemoryBookie
+from helpers.worlds.memory_cluster import MemoryCluster
 from metadata.distributedlog.bindings import Binding
-from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault
 
-URI = "distributedlog://memory:2181/dl"
 SESSION_S = 6
 
 
@@ -58,7 +55,7 @@ class MemoryPeers:
 
 
 class NamedPlaces:
-    """Where streams belong that nobody owns, as a test says."""
+    """Says where streams without an owner belong, as a test sets it."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
@@ -101,7 +98,7 @@ class Proxy:
         return answer
 
     async def crash(self) -> None:
-        """The process dies: its connections break, its session expires, nothing is said good-bye to."""
+        """End the process as its death does: its connections break, and its session expires."""
         await self.namespace.ledgers.close()
         self.world.tree.expire(self.namespace.store.session_id)
         await self.namespace.store.close()
@@ -109,56 +106,46 @@ class Proxy:
         self.world.dead.append(self)
 
 
-class ProxyWorld:
-    """A cluster in memory and its proxies."""
+class ProxyWorld(MemoryCluster):
+    """A cluster in memory, and write proxies of it."""
+
+    defaults: ClassVar[Mapping[str, object]] = {
+        "zk_session_timeout_s": SESSION_S,
+        "long_poll_ms": 200,
+        "read_ahead_wait_ms": 20,
+        "rolling_concurrency": 0,
+    }
 
     def __init__(self) -> None:
-        self.tree = MemoryTree()
-        self.network = MemoryNetwork()
-        self.bookies = [MemoryBookie(f"node{i}:3181") for i in range(3)]
-        self.operator = MemoryStore(self.tree)
+        self.clock = LoopClock()
+        super().__init__([MemoryBookie(f"node{i}:3181") for i in range(3)], self.clock)
         self.features = SettableFeatures()
         self.proxies: list[Proxy] = []
         self.dead: list[Proxy] = []
         self.peers = MemoryPeers(self)
         self.places = NamedPlaces()
-        self.clock = LoopClock()
         self.requests: Counter[str] = Counter()
         """What the metadata store was asked, by operation and the last part of the path."""
 
-    async def start(self, binding: Binding | None) -> None:
-        await LedgerStore(self.operator).format()
-        registry = BookieRegistry(self.operator)
-        for bookie in self.bookies:
-            self.network.add(bookie)
-            await registry.register(bookie.address)
-        await NamespaceStore(self.operator, "/dl").bind(binding or Binding.for_cluster("memory:2181"))
+    async def start(self, binding: Binding | None = None) -> None:
+        await super().start(binding)
         self.tree.inject = self._counted
 
     def _counted(self, session: int, operation: str, path: str) -> Fault | None:
         self.requests[operation] += 1
         return None
 
-    async def namespace(self, **settings: object) -> AsyncNamespace:
-        store = MemoryStore(self.tree)
-        values = {"zk_session_timeout_s": SESSION_S, "long_poll_ms": 200, "read_ahead_wait_ms": 20}
-        return await AsyncNamespace.over(
-            store,
-            URI,
-            Settings(**{**values, "rolling_concurrency": 0, **settings}),  # type: ignore[arg-type]
-            network=self.network,
-            rng=random.Random(7),
-            clock=self.clock,
-            client_settings=PATIENT,
-            features=self.features,
-            own=(store,),
-        )
+    async def namespace(
+        self, features: FeatureProvider | None = None, *, statistics: Statistics | None = None, **settings: object
+    ) -> AsyncNamespace:
+        """Return a new client, which its user closes."""
+        return await self.connect(settings, features or self.features, statistics)
 
     async def proxy(
         self, number: int = 0, *, log_settings: dict[str, object] | None = None, **settings: object
     ) -> Proxy:
         location = f"1;{number};proxy{number}:8000"
-        namespace = await self.namespace(**(log_settings or {}))
+        namespace = await self.connect(log_settings or {}, self.features)
         fatal: list[str] = []
         service = WriteProxyService(
             namespace,
@@ -174,22 +161,22 @@ class ProxyWorld:
         return proxy
 
     def hold(self) -> None:
-        """Storage nodes take entries, and do not answer."""
+        """Have storage nodes take entries, and not answer."""
         for bookie in self.bookies:
             bookie.hold_adds = True
 
     def release(self) -> None:
-        """They answer again, also what they have held."""
+        """Have them answer again, also what they have held."""
         for bookie in self.bookies:
             bookie.release()
 
     async def payloads(self, stream: str) -> list[bytes]:
-        """All that readers find in a log now."""
+        """Return all that readers find in a log now."""
         return [payload for _, payload in await self.records(stream)]
 
     async def records(self, stream: str) -> list[tuple[int, bytes]]:
-        """Transaction ids and payloads of all that readers find in a log now: a heartbeat makes what was answered
-        visible."""
+        """Return transaction ids and payloads of all that readers find in a log, after a heartbeat that makes visible
+        what was answered."""
         for proxy in self.proxies:
             if stream in proxy.service.streams_owned:
                 await proxy.ask(Heartbeat(stream, to_readers=True))
@@ -216,7 +203,7 @@ class ProxyWorld:
 
 @asynccontextmanager
 async def proxies(binding: Binding | None = None) -> AsyncIterator[ProxyWorld]:
-    """A world, and its end: nothing is under way then."""
+    """Run a cluster with proxies for the length of a block; nothing is under way at its end."""
     world = ProxyWorld()
     await world.start(binding)
     yield world
@@ -224,5 +211,5 @@ async def proxies(binding: Binding | None = None) -> AsyncIterator[ProxyWorld]:
 
 
 async def answers(futures: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """All answers, in order."""
+    """Return all answers, in order."""
     return list(await asyncio.wait_for(asyncio.gather(*futures), 600))

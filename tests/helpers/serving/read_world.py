@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings.settings import Settings
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.deliveries import batches_of, records_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from helpers.worlds.memory_bookies import PATIENT, BookieLink, MemoryBookie, MemoryNetwork
-from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.distributedlog.bindings import Binding
-from metadata.distributedlog.namespaces import NamespaceStore
-from metadata.zookeeper.memory import MemoryStore, MemoryTree
+from helpers.worlds.memory_bookies import BookieLink, MemoryBookie
+from helpers.worlds.memory_cluster import MemoryCluster
 from storage_node.protocol import v2
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import BatchReadRequest, ReadRequest
 
-URI = "distributedlog://memory:2181/dl"
 LOCATION = "proxy:8100"
 
 
@@ -58,40 +53,20 @@ class CountingBookie(MemoryBookie):
             self.served[request.ledger_id, entry_id] += 1
 
 
-class ReadWorld:
-    """A cluster in memory, and one read proxy of it."""
+class ReadWorld(MemoryCluster):
+    """A cluster in memory, and read proxies of it."""
+
+    defaults: ClassVar[Mapping[str, object]] = {
+        "lock_timeout_s": 5,
+        "long_poll_ms": 200,
+        "read_ahead_wait_ms": 20,
+        "rolling_concurrency": 0,
+    }
 
     def __init__(self) -> None:
-        self.tree = MemoryTree()
-        self.network = MemoryNetwork()
         self.served: Counter[tuple[int, int]] = Counter()
-        self.bookies = [CountingBookie(f"node{i}:3181", self.served) for i in range(3)]
-        self.operator = MemoryStore(self.tree)
-        self.clients: list[AsyncNamespace] = []
+        super().__init__([CountingBookie(f"node{i}:3181", self.served) for i in range(3)])
         self.services: list[ReadProxyService] = []
-
-    async def start(self) -> None:
-        await LedgerStore(self.operator).format()
-        registry = BookieRegistry(self.operator)
-        for bookie in self.bookies:
-            self.network.add(bookie)
-            await registry.register(bookie.address)
-        await NamespaceStore(self.operator, "/dl").bind(Binding.for_cluster("memory:2181"))
-
-    async def namespace(self, **settings: object) -> AsyncNamespace:
-        store = MemoryStore(self.tree)
-        values = {"lock_timeout_s": 5, "long_poll_ms": 200, "read_ahead_wait_ms": 20, "rolling_concurrency": 0}
-        namespace = await AsyncNamespace.over(
-            store,
-            URI,
-            Settings(**{**values, **settings}),  # type: ignore[arg-type]
-            network=self.network,
-            rng=random.Random(7),
-            client_settings=PATIENT,
-            own=(store,),
-        )
-        self.clients.append(namespace)
-        return namespace
 
     async def proxy(self, namespace: AsyncNamespace | None = None, **settings: object) -> ReadProxyService:
         own = ReadProxySettings(**{"linger_ms": 0, **settings})  # type: ignore[arg-type]
@@ -102,13 +77,11 @@ class ReadWorld:
     async def stop(self) -> None:
         for service in self.services:
             await service.close()
-        for namespace in self.clients:
-            await namespace.close()
-        await self.operator.close()
+        await super().stop()
 
 
 def submitted(service: ReadProxyService, request: object, caller: Caller) -> asyncio.Future[Answer]:
-    """The answer to one request, which has to come once."""
+    """Submit a request; its answer, which has to come once."""
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def reply(found: Answer) -> None:

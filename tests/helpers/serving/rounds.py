@@ -51,7 +51,7 @@ _READS_AT_ONCE: Final = 16
 
 
 class Written(NamedTuple):
-    """One record and what its client was told."""
+    """One record and the answer that its client had."""
 
     log: str
     writer: str
@@ -196,7 +196,7 @@ class Tier:
     # ------------------------------------------------------------------ the network
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between two hosts."""
+        """Let nothing pass between two hosts."""
         for way in ((one, other), (other, one)):
             self.network.block(*way)
 
@@ -218,7 +218,7 @@ class Tier:
         self.settle()
 
     def settle(self) -> list[Written]:
-        """Let them stop; what they were told since the last time, once every record has its outcome."""
+        """Let them stop; their answers since the last time, once every record has its outcome."""
         for host in CLIENTS:
             self.processes[host].send(SETTLE)
         told: list[Written] = []
@@ -230,7 +230,7 @@ class Tier:
         return told
 
     def owned_by(self, proxy: str) -> set[str]:
-        """The logs that a proxy says it owns."""
+        """Return the logs that a proxy says it owns."""
 
         async def ask() -> set[str]:
             peers = ProxyPeers(TcpNetwork())
@@ -246,7 +246,7 @@ class Tier:
     # ------------------------------------------------------------------ the verdict
 
     def check(self) -> int:
-        """Hold the logs against what was told so far; returns how many records there are. Raises AssertionError."""
+        """Compare the logs with the answers so far; returns how many records there are. Raises AssertionError."""
         asyncio.run(self._read())
         told: dict[str, list[Written]] = defaultdict(list)
         for one in self._told.values():
@@ -298,7 +298,7 @@ class Tier:
 
 
 def check_log(log: str, records: Sequence[tuple[DLSN, bytes]], told: Iterable[Written], plain: Collection[str]) -> None:
-    """Raise AssertionError unless a log's records are as its writers were told; `plain` are those without producers."""
+    """Raise AssertionError unless a log holds what its writers were answered; `plain` are those without producers."""
     outcomes = {(one.writer, one.number): one for one in told}
     found: dict[tuple[str, int], DLSN] = {}
     numbers: dict[str, list[int]] = defaultdict(list)
@@ -317,7 +317,7 @@ def check_log(log: str, records: Sequence[tuple[DLSN, bytes]], told: Iterable[Wr
 
 
 def first_acknowledgements(told: Iterable[Written], logs: Iterable[str], fault_s: float) -> dict[str, float]:
-    """By log, the seconds from a fault to the first acknowledgement of what was sent behind it."""
+    """Return, by log, the seconds from a fault to the first acknowledgement of what was sent behind it."""
     wanted = set(logs)
     first: dict[str, float] = {}
     for one in told:
@@ -327,12 +327,12 @@ def first_acknowledgements(told: Iterable[Written], logs: Iterable[str], fault_s
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all are not above."""
+    """Return the value that `share` of all are not above."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def row(name: str, values: Sequence[float], unit: float = 1.0) -> str:
-    """A line of a table: how many, p50, p99, the most; `unit` is a thousand for milliseconds."""
+    """Return a line of a table: how many, p50, p99, the most; `unit` is a thousand for milliseconds."""
     if not values:
         return f"{name:<28} {0:>6}"
     p50, p99 = percentile(values, 0.5) * unit, percentile(values, 0.99) * unit
@@ -340,5 +340,5 @@ def row(name: str, values: Sequence[float], unit: float = 1.0) -> str:
 
 
 def now_s() -> float:
-    """The clock of `Written`."""
+    """Return the time by the clock of `Written`."""
     return time.monotonic()

@@ -31,7 +31,7 @@ from dlspark.serving.protocol.operations import (
 
 
 def answer_to(request: Request, number: int = 0) -> Answer:
-    """The answer of a proxy for which all goes well."""
+    """Return the answer of a proxy for which all goes well."""
     if isinstance(request, WriteRecords):
         if len(request.payloads) == 1 or request.is_whole:
             return WriteReceipt(DLSN(1, number, 0), len(request.payloads))

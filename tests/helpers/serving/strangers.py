@@ -19,12 +19,12 @@ HEADER = struct.Struct(">BBHQ")
 
 
 def framed(body: bytes) -> bytes:
-    """A frame with its length."""
+    """Return a frame with its length."""
     return struct.pack(">i", len(body)) + body
 
 
 def frame(kind: int, body: bytes = b"", *, number: int = 7, version: int = 1, flags: int = 0) -> bytes:
-    """A frame of the serving tier."""
+    """Return a frame of the serving tier."""
     return framed(HEADER.pack(version, kind, flags, number) + body)
 
 
@@ -37,7 +37,7 @@ class Heard:
 
     @property
     def answers(self) -> list[tuple[int, Answer]]:
-        """The whole frames among it."""
+        """Return the whole frames in these bytes."""
         found, at = [], 0
         while at + 4 <= len(self.data):
             (length,) = struct.unpack_from(">i", self.data, at)
@@ -49,7 +49,7 @@ class Heard:
 
     @property
     def refusals(self) -> list[tuple[int, StatusCode]]:
-        """Number and code of each refusal."""
+        """Return number and code of each refusal."""
         return [(number, answer.code) for number, answer in self.answers if isinstance(answer, Refusal)]
 
 
@@ -65,7 +65,7 @@ class Stranger:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def send(self, data: bytes) -> None:
-        """As much as is taken; a connection that ends meanwhile is what a stranger expects."""
+        """Send as much as is taken; a connection that ends meanwhile is what a stranger expects."""
         with contextlib.suppress(OSError):
             self.writer.write(data)
             await self.writer.drain()

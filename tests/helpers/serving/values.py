@@ -57,7 +57,7 @@ STAMPS = st.builds(ProducerStamp, TEXT, I64, I64)
 
 @st.composite
 def writes(draw: st.DrawFn) -> WriteRecords:
-    """Writes of one payload as often as others, for they have a way of their own."""
+    """Draw writes of one payload as often as others, for they have a way of their own."""
     payloads = draw(BLOB.map(lambda one: (one,)) | st.lists(BLOB, min_size=1, max_size=4).map(tuple))
     each = st.lists(I64, min_size=len(payloads), max_size=len(payloads)).map(tuple)
     return draw(

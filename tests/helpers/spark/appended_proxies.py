@@ -70,7 +70,7 @@ class LinkedProxy:
             reply(answer)
 
     async def deliver(self, request: WriteRecords) -> Answer:
-        """A request arrives late, from a connection that is gone."""
+        """Deliver a request late, from a connection that is gone."""
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.service.submit(request, Caller("late"), done.set_result)
         return await done
@@ -99,7 +99,7 @@ class LinkedProxies:
         return proxy
 
     async def client(self) -> AsyncClient:
-        """A client of those that run now, and of those that will come with the first three numbers."""
+        """Open a client of those that run now, and of those that will come with the first three numbers."""
         settings = ThinClientSettings.from_mapping({"requestTimeoutMs": 20_000, "attemptTimeoutMs": 2_000})
         fleet = StaticFleet([f"proxy{number}:8000" for number in range(3)])
         client = AsyncClient([fleet], settings, self._connect, clock=ClusterClock())
@@ -133,7 +133,7 @@ class LinkedProxies:
             await proxy.namespace.close()
 
     async def crash(self, proxy: LinkedProxy, expire: Callable[[int], None]) -> None:
-        """The process dies; `expire` ends its session."""
+        """End the process as its death does; `expire` ends its session."""
         del self.up[proxy.address]
         self._dead.append(proxy)
         proxy.lose()

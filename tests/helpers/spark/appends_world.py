@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import ClassVar
 
 import pyarrow as pa
 
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.dynamic.features import FeatureProvider
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.settings.settings import Settings
-from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.errors import LogEmptyError
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -28,18 +30,14 @@ from dlspark.spark.sink.messages import InlineRows, JobId, Publication
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
 from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
-from helpers.worlds.memory_bookies import PATIENT, MemoryBookie, MemoryNetwork
-from metadata.bookkeeper.bookies import BookieRegistry
-from metadata.bookkeeper.ledgers import LedgerStore
-from metadata.distributedlog.bindings import Binding
+from helpers.worlds.memory_cluster import MemoryCluster
 from metadata.distributedlog.locks import LockId
-from metadata.distributedlog.namespaces import NamespaceStore
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.foundation.errors import OutcomeUnknownError
-from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+from metadata.zookeeper.memory import Fault
 
-URI = "distributedlog://memory:2181/dl"
 LOG = "flights"
 QUERY = "q-1"
 IDLE_MS = 60_000
@@ -61,68 +59,48 @@ def inline(values: list[bytes], *, partition: int = 0, txids: list[int] | None =
     return found
 
 
-class Cluster:
+class AppendsCluster(MemoryCluster):
     """What all processes share."""
 
+    defaults: ClassVar[Mapping[str, object]] = {
+        "lock_timeout_s": 30,
+        "zk_session_timeout_s": 2,
+        "long_poll_ms": 200,
+        "read_ahead_wait_ms": 20,
+    }
+
     def __init__(self) -> None:
-        self.tree = MemoryTree()
-        self.network = MemoryNetwork()
-        self.bookies = [MemoryBookie(f"node{number}:3181") for number in range(4)]
+        self.clock = ClusterClock()
+        super().__init__(clock=self.clock)
         self.drivers: list[Driver] = []
         self.proxies = LinkedProxies()
-        self.clock = ClusterClock()
         self.settings: dict[str, object] = {}
-        """Of all namespaces."""
+        """Of all clients."""
 
-    async def start(self) -> None:
-        operator = MemoryStore(self.tree)
-        await LedgerStore(operator).format()
-        registry = BookieRegistry(operator)
-        for bookie in self.bookies:
-            self.network.add(bookie)
-            await registry.register(bookie.address)
-        await NamespaceStore(operator, "/dl").bind(Binding.for_cluster("memory:2181"))
-        self._operator = operator  # the nodes are registered as long as it lives
-
-    async def namespace(self, **settings: object) -> AsyncNamespace:
-        store = MemoryStore(self.tree)
-        values: dict[str, object] = {
-            "lock_timeout_s": 30,
-            "zk_session_timeout_s": 2,
-            "long_poll_ms": 200,
-            "read_ahead_wait_ms": 20,
-            **self.settings,
-            **settings,
-        }
-        return await AsyncNamespace.over(
-            store,
-            URI,
-            Settings(**values),  # type: ignore[arg-type]
-            network=self.network,
-            rng=random.Random(7),
-            clock=self.clock,
-            client_settings=PATIENT,
-            own=(store,),
-        )
+    async def namespace(
+        self, features: FeatureProvider | None = None, *, statistics: Statistics | None = None, **settings: object
+    ) -> AsyncNamespace:
+        """Return a new client, which its user closes."""
+        return await self.connect({**self.settings, **settings}, features, statistics)
 
     async def proxy(self, number: int = 0, **settings: object) -> LinkedProxy:
-        """A write proxy that the namespace announces."""
+        """Start a write proxy that the namespace announces."""
         return await self.proxies.start(number, await self.namespace(lock_timeout_s=0), **settings)
 
     async def kill_proxy(self, proxy: LinkedProxy) -> None:
-        """Its process dies."""
+        """End a proxy as its process's death does."""
         await self.proxies.crash(proxy, self.tree.expire)
 
     async def driver(
         self, *, proxied: bool = False, neighbour: bool = True, sink: str = QUERY, **settings: object
     ) -> Driver:
-        """A driver; `proxied`: the option proxy is given; `neighbour`: on the others' machine; `sink`: its query."""
-        driver = Driver(self, await self.namespace(**settings), proxied, neighbour, sink)
+        """Start a driver; `proxied`: with the option proxy; `neighbour`: on the others' machine; `sink`: its query."""
+        driver = Driver(self, await self.connect({**self.settings, **settings}), proxied, neighbour, sink)
         self.drivers.append(driver)
         return driver
 
     async def contents(self) -> list[bytes]:
-        """The log's records, those of an open segment that are acknowledged included."""
+        """Return the log's records, those of an open segment that are acknowledged included."""
         await self.proxies.make_visible(LOG)
         namespace = await self.namespace()
         try:
@@ -135,7 +113,7 @@ class Cluster:
             await namespace.close()
 
     async def forget_segments(self, how: str = "purge", before: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Writers without producers write newer segments, and those that were there are deleted: by a purge, or as
+        """Write newer segments by writers without producers, and delete those that were there: by a purge, or as
         another writer finds that they are a week old. `before` is called before that."""
         await self.write_plainly(retention_hours=0)
         last = await self.write_plainly(retention_hours=0)
@@ -177,7 +155,7 @@ class Cluster:
         for driver in list(self.drivers):
             await driver.stop()
         await self.proxies.stop()
-        await self._operator.close()
+        await super().stop()
 
 
 async def _all(reader: AsyncLogReader) -> list[LogRecord]:
@@ -200,7 +178,7 @@ class Neighbour:
             return None
         appending = asyncio.ensure_future(driver.appender.append_as_owner(batch))
         appending.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # What it has begun it goes on with, whoever waits for it; and where it dies, nobody answers.
+        # It goes on with what it has begun, though its caller may have gone; and where it dies there is no answer.
         while not (await asyncio.wait([appending], timeout=1))[0]:
             if driver.crashed:
                 raise OutcomeUnknownError("it died")
@@ -210,13 +188,15 @@ class Neighbour:
         return appending.result()
 
     async def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""
 
 
 class Driver:
     """One process that commits batches of the query."""
 
-    def __init__(self, cluster: Cluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str) -> None:
+    def __init__(
+        self, cluster: AppendsCluster, namespace: AsyncNamespace, proxied: bool, neighbour: bool, sink: str
+    ) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.proxied = proxied
@@ -266,7 +246,7 @@ class Driver:
         return None if found is None else found.value
 
     async def crash(self) -> None:
-        """The process dies: connections break, the session expires, nothing is said good-bye to."""
+        """End the process as its death does: connections break, and the session expires."""
         self.cluster.drivers.remove(self)
         self.crashed = True
         await self.namespace.ledgers.close()
@@ -287,7 +267,7 @@ class Strike:
     """Counts the requests to a cluster's metadata store from now on, and strikes the one of this number: with a fault,
     or, where that is None, its session ends."""
 
-    def __init__(self, cluster: Cluster, fault: Fault | None, strike_at: int) -> None:
+    def __init__(self, cluster: AppendsCluster, fault: Fault | None, strike_at: int) -> None:
         self.requests = 0
         self._tree = cluster.tree
         self._fault = fault

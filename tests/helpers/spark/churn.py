@@ -22,7 +22,7 @@ class Churn:
     """Logs `in-0`, `in-1`, ... of one sandbox; `done` counts the steps by kind, `written` the records by log."""
 
     def __init__(self, sandbox: Sandbox, seed: int, consumed: Callable[[], dict[str, DLSN]]) -> None:
-        """`consumed` gives, by log, a position whose earlier records nobody needs any more."""
+        """Begin without logs. `consumed` gives, by log, a position whose earlier records no query needs any more."""
         self.done: Counter[str] = Counter()
         self.written: dict[str, int] = {}
         self._sandbox = sandbox
@@ -36,7 +36,7 @@ class Churn:
             self._create()
 
     def step(self) -> None:
-        """One thing happens; a record is appended in every case, so that there is news."""
+        """Do one thing; a record is appended in every case, so that there is news."""
         kind = self._random.choices(list(STEPS), list(STEPS.values()))[0]
         happened = {
             "append": lambda: True,
@@ -103,7 +103,7 @@ class Churn:
         return True
 
     def _kill_or_start_a_node(self) -> bool:
-        """At most one node is down: three replicas need the other three."""
+        """Kill a node, or start the one that is down: three replicas need the other three."""
         if self._down is None:
             self._down = self._random.randrange(self._sandbox.node_count)
             self._sandbox.kill_node(self._down)

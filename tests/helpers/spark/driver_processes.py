@@ -37,7 +37,7 @@ class Spawner:
 
 
 def drive(plan: Plan, seed: int, environment: dict[str, str]) -> None:
-    """A driver process: the environment is set first, as Spark's would be."""
+    """Be a driver's process: the environment is set first, as Spark's would be."""
     os.environ.update({SESSION_VARIABLE: SESSION_TIMEOUT_S, **environment})
     run_driver(plan, seed)
 
@@ -48,6 +48,6 @@ def finish(process: ForkServerProcess) -> int | None:
 
 
 def fault(point: str, do: str, flag: Path, after: int = 0, until: Path | None = None) -> dict[str, str]:
-    """The environment in which `point` strikes once, on its `after`-th passage but one; `wait` goes on at `until`."""
+    """Return the environment where `point` strikes once, on its `after`-th passage but one; `wait` ends at `until`."""
     action = {"do": do, "flag": str(flag), "after": after, **({"until": str(until)} if until is not None else {})}
     return {fault_points.VARIABLE: json.dumps({point: action})}

@@ -28,7 +28,7 @@ class Logs:
         self._writers: dict[str, AsyncLogWriter] = {}
 
     def name(self, name: str = "log") -> str:
-        """A name that no other test uses."""
+        """Return a name that no other test uses."""
         return f"{name}-{self._mark}"
 
     def create(self, name: str) -> str:
@@ -50,7 +50,7 @@ class Logs:
         self._runtime.run(self._seal(name))
 
     def control(self, name: str) -> None:
-        """A control record into the segment that `keep_open` left open."""
+        """Write a control record into the segment that `keep_open` left open."""
         self._runtime.run(self._writers[name].commit())
 
     def segments(self, name: str) -> list[SegmentMetadata]:
@@ -67,7 +67,7 @@ class Logs:
         self._runtime.run(self._namespace.logs_store.delete_segment(name, self.segments(name)[0]))
 
     def sessions(self) -> set[str]:
-        """Ids of the sessions that clients have with ZooKeeper now."""
+        """Return the ids of the sessions that clients have with ZooKeeper now."""
         host, port = self.uri.split("/")[2].split(":")
         with socket.create_connection((host, int(port)), timeout=5) as link:
             link.sendall(b"cons")

@@ -1,4 +1,4 @@
-"""Read proxies over the storage nodes of a `World`, in this process, and what tests do to them on the way to a task.
+"""Read proxies over the storage nodes of a `DriverWorld`, in this process, and what a test does to their answers.
 
 Each address is a whole `ReadProxyService`. `ProxyFleet.connect` connects to them as a task's `TaskProxies` does over
 frames; between the two a test takes a proxy away, lets it stand still, or changes what it delivers.
@@ -18,7 +18,7 @@ from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import Answer, Delivery, ReadBatch, Refusal, Request
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
-from helpers.spark.memory_world import URI, World
+from helpers.spark.memory_world import URI, DriverWorld
 
 Tamper = Callable[[list[StoredEntry]], list[StoredEntry]]
 
@@ -80,7 +80,7 @@ class ServedLink:
         return number
 
     def forget(self, number: int) -> None:
-        """The answer is not wanted any more."""
+        """Drop the answer, which is not wanted any more."""
         self._replies.pop(number, None)
 
     def _answered(self, number: int, answer: Answer) -> None:
@@ -103,7 +103,7 @@ class ServedLink:
             reply(answer)
 
     def lose(self) -> None:
-        """The connection is lost."""
+        """Break the connection."""
         if self.closed:
             return
         self.closed = True
@@ -125,7 +125,7 @@ class ServedLink:
 class ProxyFleet:
     """The read proxies of a world, by address."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: DriverWorld) -> None:
         self._world = world
         self.proxies: dict[str, ServedProxy] = {}
 
@@ -137,12 +137,12 @@ class ProxyFleet:
         return tuple(self.proxies)
 
     async def add(self, address: str, uri: str = URI) -> ServedProxy:
-        """One more proxy."""
+        """Start one more proxy."""
         made = self.proxies[address] = ServedProxy(await self._world.connect(uri), address)
         return made
 
     async def connect(self, address: str, on_closed: Callable[[], None]) -> ServedLink:
-        """As tasks connect. Raises ProxyUnreachableError."""
+        """Connect as tasks do. Raises ProxyUnreachableError."""
         proxy = self.proxies.get(address)
         if proxy is None or not proxy.up:
             raise ProxyUnreachableError("no such proxy, or it is down", node=address)

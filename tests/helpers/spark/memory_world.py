@@ -32,7 +32,7 @@ from storage_node.settings.client import ClientSettings
 URI = "distributedlog://memory:2181/dl"
 
 
-class World:
+class DriverWorld:
     """Three storage nodes in this process, and namespaces on them."""
 
     def __init__(self, directory: Path) -> None:
@@ -70,7 +70,7 @@ class World:
 
     @property
     def nodes(self) -> list[BookieAddress]:
-        """Where the storage nodes are."""
+        """Return where the storage nodes are."""
         return [bookie.address for bookie, _ in self._bookies]
 
     async def stop(self) -> None:
@@ -106,7 +106,7 @@ class World:
         return name
 
     async def write(self, name: str, ids: Sequence[int], *, entry: int = 10, keep_open: bool = False) -> None:
-        """One record an id, `entry` of them an entry, a control record behind; one segment."""
+        """Write one record an id, `entry` of them an entry, a control record behind; one segment."""
         if name not in self._writers:
             self._writers[name] = await (await self.namespace.open_log(name)).open_writer()
         writer = self._writers[name]
@@ -118,7 +118,7 @@ class World:
             await self._writers.pop(name).close()
 
     async def append(self, name: str, ids: Sequence[int]) -> None:
-        """An entry into the segment that `write` kept open, acknowledged: readers see up to the entry before it."""
+        """Append an acknowledged entry to the segment that `write` kept open: readers see up to the entry before it."""
         part = np.array(ids, dtype=np.int64)
         await self._writers[name].write_batch(part, pa.array([str(n).encode() for n in part], type=pa.binary()))
 
@@ -140,8 +140,8 @@ class World:
         await self.namespace.store.create(path, new.encode())
 
 
-async def answer_request(world: World, operation: str, **words: object) -> dict[str, object]:
-    """The SQL catalog's answer to a request. It connects as the catalog does: a lock's owner is named at once."""
+async def answer_request(world: DriverWorld, operation: str, **words: object) -> dict[str, object]:
+    """Answer a request as the SQL catalog does. It connects as the catalog does: a lock's owner is named at once."""
 
     async def connect(uri: str) -> AsyncNamespace:
         store = MemoryStore(world.tree)

@@ -27,11 +27,11 @@ class ReadProxyProcesses:
 
     @property
     def option(self) -> str:
-        """The value of option `proxy` that names all of them."""
+        """Return the value of option `proxy` that names all of them."""
         return ",".join(self.addresses)
 
     def asked_by(self, pid: int) -> list[int]:
-        """Which of them a process has connections to."""
+        """Return those that a process has connections to."""
         ports = {
             link.raddr.port
             for link in psutil.Process(pid).net_connections("tcp")
@@ -40,7 +40,7 @@ class ReadProxyProcesses:
         return [number for number, address in enumerate(self.addresses) if int(address.rpartition(":")[2]) in ports]
 
     def kill(self, number: int) -> None:
-        """SIGKILL one."""
+        """Send SIGKILL to one."""
         self._processes[number].kill()
         self._processes[number].wait()
 
@@ -81,7 +81,7 @@ class ReadProxyProcesses:
             )
 
     def _served(self, process: subprocess.Popen[str]) -> str:
-        """The address of one that serves now, by the line that it prints then."""
+        """Return the address of one that serves now, by the line that it prints then."""
         assert process.stdout is not None
         with process.stdout:
             line = process.stdout.readline().strip()

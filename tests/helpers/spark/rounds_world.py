@@ -45,7 +45,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 """One worker each: Spark runs a second attempt of a task on another host only."""
 
 
-class Cluster:
+class StandaloneCluster:
     """A Spark standalone cluster: a master and a worker of one core on each host, as processes of ours."""
 
     def __init__(self, place: Path) -> None:
@@ -82,7 +82,7 @@ class Cluster:
         output.close()
 
     def executors(self) -> list[psutil.Process]:
-        """The executors' JVMs that run now."""
+        """Return the executors' JVMs that run now."""
         return [
             child
             for process in self._processes[1:]
@@ -162,7 +162,7 @@ class SparkProcess:
         return conf
 
     def ask(self, do: str, **arguments: object) -> Any:
-        """Send one command; what it told."""
+        """Send one command; its answer."""
         self.start()
         process = self._process
         assert process is not None
@@ -184,7 +184,7 @@ class SparkProcess:
         return (self._place / "driver.log").read_text(errors="replace")[-4000:]
 
     def kill(self) -> None:
-        """SIGKILL to the driver, its JVM and its Python workers, as the loss of its machine would."""
+        """Send SIGKILL to the driver, its JVM and its Python workers, as the loss of its machine would."""
         process, self._process = self._process, None
         if process is not None:
             _kill_family(process.pid)
@@ -237,12 +237,12 @@ class Stream:
         )
 
     def expected(self, log: str, first: int = 0) -> list[bytes]:
-        """What `log` must hold of the batches from `first` on, in order."""
+        """Return what `log` must hold of the batches from `first` on, in order."""
         rows = (row for batch in range(first, self.next) for row in self.plan.batch_rows(batch))
         return [value for _, name, value in rows if name == log]
 
     def check(self) -> None:
-        """One copy of everything, in order, and nothing left of failed attempts."""
+        """Assert one copy of everything, in order, and nothing left of failed attempts."""
         for log in self.plan.logs:
             txids, values = read_values(self.plan.uri, log)
             assert txids == sorted(txids), log
@@ -287,12 +287,12 @@ class Round:
         self.mend()
 
     def strike(self, point: str, do: str, *, everyone: bool = False) -> None:
-        """From now on `point` strikes, once or everyone."""
+        """Have `point` strike from now on, once or everyone."""
         action = {"do": do, "flag": str(self.flag), "until": str(self.go_on), "everyone": everyone}
         self._script({point: action})
 
     def mend(self) -> None:
-        """No fault from now on."""
+        """Have no fault from now on."""
         self._script({})
 
     def _script(self, script: dict[str, dict[str, object]]) -> None:
@@ -391,7 +391,7 @@ def _await(condition: Any, what: str) -> None:
 
 
 def _scala_version() -> str:
-    """Workers ask for it before they start an executor; Spark's own scripts would have looked at the jars' names."""
+    """Return what workers ask for before they start an executor; Spark's own scripts look at the jars' names."""
     (core,) = SPARK_HOME.glob("jars/spark-core_*.jar")
     return core.name.partition("_")[2].partition("-")[0]
 

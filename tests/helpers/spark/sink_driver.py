@@ -54,7 +54,7 @@ class Plan:
     """Option proxy; empty: it is not given."""
 
     def batch_rows(self, batch: int) -> list[tuple[int, str, bytes]]:
-        """(transaction id, log, value) of each row, in order."""
+        """Return (transaction id, log, value) of each row, in order."""
         rng = random.Random(f"{self.query_id}/{batch}")
         count = 0 if rng.random() < self.empty else self.rows
         rows = [
@@ -67,11 +67,11 @@ class Plan:
 
     @property
     def last_with_rows(self) -> int:
-        """The last batch that brings any rows."""
+        """Return the last batch that brings any rows."""
         return max((batch for batch in range(self.batches) if self.batch_rows(batch)), default=-1)
 
     def expected(self, log: str) -> list[bytes]:
-        """What `log` must hold after all batches, in order."""
+        """Return what `log` must hold after all batches, in order."""
         return [value for batch in range(self.batches) for _, name, value in self.batch_rows(batch) if name == log]
 
 
@@ -105,7 +105,7 @@ def run_batch(plan: Plan, batch: int, rng: random.Random) -> None:
 def run_with_retries(
     plan: Plan, options: Options, job: JobId, partition: int, stamp_ms: int, rows: list[tuple[int, str, bytes]]
 ) -> SinkMessage:
-    """One task as Spark runs it: a failed try is repeated from the start."""
+    """Run one task as Spark does: a failed try is repeated from the start."""
     fields = [StructField("value", BinaryType()), StructField("log", StringType())]
     if not plan.stamped:
         fields.append(StructField("transaction_id", LongType()))
@@ -132,7 +132,7 @@ def arrow_batches(rows: list[tuple[int, str, bytes]], stamped: bool, size: int =
 
 
 def read_values(uri: str, log: str) -> tuple[list[int], list[bytes]]:
-    """Transaction ids and payloads of a whole log, as far as it was not truncated (at a segment's beginning).
+    """Return transaction ids and payloads of a whole log, as far as it was not truncated (at a segment's beginning).
 
     Records of a segment that is being written included: all that were acknowledged before.
     """

@@ -27,7 +27,7 @@ SINK = "q-1"
 
 
 @dataclass
-class World:
+class SinkWorld:
     """What all processes share: the metadata tree, and the ids of ledgers that exist, with what they hold."""
 
     tree: MemoryTree = field(default_factory=MemoryTree)
@@ -47,7 +47,7 @@ class Process:
 
     def __init__(
         self,
-        world: World,
+        world: SinkWorld,
         *,
         seed: int = 0,
         owner: str = "sink",
@@ -70,7 +70,7 @@ class Process:
         self.world.ledgers.pop(ledger_id, None)
 
     async def recover(self, log: str) -> None:
-        """A dead writer's segments hold one record each here."""
+        """Complete a dead writer's segments, which hold one record each here."""
         self.recovered.append(log)
         for segment in await self.log_store.segments(log):
             if segment.in_progress:
@@ -134,7 +134,7 @@ class Process:
         return (await sweep_leftovers(self.sweeper, self.sinks, found))[0]
 
     async def mark(self, log: str, sink: str = SINK) -> LogMark | None:
-        """The sink's mark in a log."""
+        """Return the sink's mark in a log."""
         found = await self.sinks.mark_in(self.log_store.paths(log), sink)
         return None if found is None else found.value
 

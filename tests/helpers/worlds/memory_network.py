@@ -49,7 +49,7 @@ class PipeEnd(Link):
             self.other.wake()
 
     def send_raw(self, data: bytes) -> None:
-        """Bytes that need not be whole frames."""
+        """Send bytes that need not be whole frames."""
         self.send(data)
 
     def wake(self) -> None:
@@ -111,7 +111,7 @@ class PipeEnd(Link):
         self.wake()
 
     def close(self) -> None:
-        """What was sent before still arrives."""
+        """Close the link; what was sent before still arrives."""
         self.shut(None)
 
     def shut(self, error: Exception | None) -> None:

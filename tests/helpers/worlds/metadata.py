@@ -46,7 +46,7 @@ class Heard:
             await self.wait(seen + 1)
 
 
-class World(Protocol):
+class MetadataServer(Protocol):
     """A metadata server that stores can be opened on and that can be made to fail."""
 
     root: str
@@ -62,7 +62,7 @@ class World(Protocol):
     def thaw(self) -> None: ...
 
 
-class MemoryWorld:
+class MemoryServer:
     def __init__(self) -> None:
         self.root = f"/t{next(_NUMBERS)}"
         self.tree = MemoryTree()
@@ -86,7 +86,7 @@ class MemoryWorld:
         self.tree.resume()
 
 
-class ZooKeeperWorld:
+class ZooKeeperServer:
     def __init__(self, server: EmbeddedZooKeeper) -> None:
         self.root = f"/t{next(_NUMBERS)}"
         self.server = server
@@ -101,7 +101,7 @@ class ZooKeeperWorld:
         return self.stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:
-        """A second client that takes over the session and closes it ends it for both."""
+        """End a session by a second client that takes it over and closes it."""
         assert isinstance(store, ZooKeeperStore)
         identity = store._client.client_id
 

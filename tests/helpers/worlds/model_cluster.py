@@ -67,7 +67,7 @@ class Ledger:
 class ModelBookie:
     """A bookie without a disk, with knobs for everything that can go wrong."""
 
-    def __init__(self, name: str, world: Cluster) -> None:
+    def __init__(self, name: str, world: ModelCluster) -> None:
         self.name = name
         self.world = world
         self.ledgers: dict[int, Ledger] = {}
@@ -93,13 +93,13 @@ class ModelBookie:
         return self.ledgers.setdefault(ledger_id, Ledger())
 
     def kill(self) -> None:
-        """Connections break, new ones are refused; what is stored stays."""
+        """Break its connections and refuse new ones; what is stored stays."""
         self.down = True
         for link in list(self.links):
             link.break_both()
 
     def crash(self) -> None:
-        """Like `kill`, and what was not synced is gone."""
+        """Do as `kill` does, and lose what was not synced."""
         self.kill()
         for ledger_id, entries in self.unsynced.items():
             for entry_id in entries:
@@ -256,7 +256,7 @@ class ModelBookie:
 class ModelLink:
     """The client's end of a connection to a model bookie."""
 
-    def __init__(self, world: Cluster, bookie: ModelBookie, handler: FrameHandler) -> None:
+    def __init__(self, world: ModelCluster, bookie: ModelBookie, handler: FrameHandler) -> None:
         self.peer = bookie.name
         self.queued_bytes = 0
         self._world = world
@@ -276,7 +276,7 @@ class ModelLink:
         self._later(0, lambda: self._arrive(data))
 
     def _later(self, direction: int, action: Callable[[], None]) -> None:
-        """After a random time, but never before what was sent earlier."""
+        """Call after a random time, but never before what was sent earlier."""
         loop = self._world.loop
         when = max(loop.time() + self._world.rng.uniform(0, self._world.jitter_s), self._last[direction])
         self._last[direction] = when
@@ -323,7 +323,7 @@ class ModelLink:
             self._world.loop.call_soon(self._handler.link_closed, None)
 
 
-class Cluster:
+class ModelCluster:
     """Model bookies, their registrations in a memory store, and clients."""
 
     def __init__(self, bookies: int = 4, *, seed: int = 0, jitter_s: float = 0.003) -> None:
@@ -338,7 +338,7 @@ class Cluster:
         self.bookies = {f"b{i}:3181": ModelBookie(f"b{i}:3181", self) for i in range(bookies)}
         self.clients: list[LedgerClient] = []
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> ModelCluster:
         await self.ledgers.format()
         for name in self.bookies:
             await self.registry.register(BookieAddress(name, name, 3181))
@@ -398,7 +398,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
     return [await f for f in [writer.add(payload(writer.last_add_pushed + 1)) for _ in range(count)]]
 
 
-async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
+async def contents(cluster: ModelCluster, ledger_id: int) -> list[bytes]:
     reader = await cluster.client().open(ledger_id, recover=True)
     if reader.last_add_confirmed < 0:
         return []

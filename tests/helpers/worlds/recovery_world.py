@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata
@@ -31,7 +31,7 @@ QUICK = AutoRecoverySettings(
 MARK_FOLDER = re.compile(r"/underreplication/ledgers/(\w{4})/(\w{4})/(\w{4})/(\w{4})(?:/urL\d+)?$")
 
 
-class World(Cluster):
+class RecoveryWorld(ModelCluster):
     """The cluster, and auto-recovery processes, each with a session of its own."""
 
     def __init__(self, bookies: int = 4, *, seed: int = 0) -> None:
@@ -50,7 +50,7 @@ class World(Cluster):
             self.ever_marked.add(int("".join(folder.groups()), 16))
         return None if self.faults is None else self.faults(session_id, operation, path)
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> RecoveryWorld:
         await super().__aenter__()
         await self.marks.prepare()
         return self
@@ -77,7 +77,7 @@ class World(Cluster):
         assert recovery.failure is None, recovery.failure
 
     async def crash(self, name: str) -> None:
-        """As if it were killed: its session ends, nothing is given back by itself."""
+        """End it as if it were killed: its session ends, nothing is given back by itself."""
         recovery, store = self.recoveries.pop(name)
         await store.close()
         await recovery.stop()
@@ -85,12 +85,12 @@ class World(Cluster):
     # ---- bookies
 
     async def lose(self, name: str) -> None:
-        """The node dies; its registration goes with its session."""
+        """End a node for good; its registration goes with its session."""
         self.bookies[name].kill()
         await self.registry.unregister(name)
 
     async def bring_back(self, name: str) -> None:
-        """It is back with what it had."""
+        """Start a node again with what it had."""
         self.bookies[name].down = False
         await self.registry.register(BookieAddress(name, name, 3181))
 
@@ -100,7 +100,7 @@ class World(Cluster):
     # ---- ledgers
 
     async def writer(self, entries: int, e: int = 3, w: int = 3, a: int = 2) -> LedgerWriter:
-        """An open ledger with so many acknowledged entries."""
+        """Open a ledger and write so many acknowledged entries."""
         writer = await self.client(replace(FAST, delay_ensemble_change=True)).create(
             ensemble_size=e, write_quorum=w, ack_quorum=a, password=b"secret"
         )
@@ -109,7 +109,7 @@ class World(Cluster):
         return writer
 
     async def closed(self, entries: int, e: int = 3, w: int = 3, a: int = 2) -> int:
-        """A closed ledger."""
+        """Write a closed ledger."""
         writer = await self.writer(entries, e, w, a)
         await writer.close()
         return writer.ledger_id
@@ -121,7 +121,7 @@ class World(Cluster):
         return [ledger_id async for ledger_id in self.marks.marked()]
 
     async def assert_whole(self, ledger_id: int, entries: int) -> LedgerMetadata:
-        """The ledger is closed with so many entries, and each is on every bookie that should have it, which lives."""
+        """Assert that the ledger is closed with so many entries, each on all its bookies, which are alive."""
         metadata = await self.metadata(ledger_id)
         assert metadata.is_closed
         assert metadata.last_entry == entries - 1

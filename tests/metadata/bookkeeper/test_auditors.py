@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 
 from metadata.bookkeeper.auditors import AuditorStore, PeriodicCheck
 from metadata.bookkeeper.ledgers import LedgerStore
@@ -74,11 +74,13 @@ async def test_a_vote_whose_answer_was_lost_is_found_again() -> None:
     assert await auditors.votes() == [vote]
 
 
-async def test_a_vote_ends_with_its_session(auditors: AuditorStore, elsewhere: AuditorStore, world: World) -> None:
+async def test_a_vote_ends_with_its_session(
+    auditors: AuditorStore, elsewhere: AuditorStore, metadata_server: MetadataServer
+) -> None:
     first, second = await auditors.vote("a"), await elsewhere.vote("b")
     heard = Heard()
     assert await elsewhere.watch_vote(first, heard)
-    await world.expire(auditors.store)
+    await metadata_server.expire(auditors.store)
     await asyncio.wait_for(heard.wait(1), 20)
     assert await elsewhere.votes() == [second]
     assert await elsewhere.auditor() == "b"

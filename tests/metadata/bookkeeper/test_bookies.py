@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,7 +213,11 @@ async def test_a_predecessor_that_stays_is_an_error(
 
 
 async def test_an_expired_session_registers_again_by_itself(
-    world: World, store: MetadataStore, other: MetadataStore, registry: BookieRegistry, ledgers_root: str
+    metadata_server: MetadataServer,
+    store: MetadataStore,
+    other: MetadataStore,
+    registry: BookieRegistry,
+    ledgers_root: str,
 ) -> None:
     await registry.register(FIRST, readonly=True)
     changes = Heard()
@@ -221,7 +225,7 @@ async def test_an_expired_session_registers_again_by_itself(
     stop = view.watch(changes)
     await changes.wait(1)
     old = store.session_id
-    await world.expire(store)
+    await metadata_server.expire(store)
     path = f"{ledgers_root}/available/readonly/{FIRST.bookie_id}"
 
     async def registered_again() -> bool:
@@ -245,13 +249,13 @@ async def test_a_bookie_that_changes_its_mode_while_it_is_registered_again_stays
 
 
 async def test_a_bookie_that_unregistered_stays_away_after_an_expiry(
-    world: World, store: MetadataStore, registry: BookieRegistry
+    metadata_server: MetadataServer, store: MetadataStore, registry: BookieRegistry
 ) -> None:
     await registry.register(FIRST)
     await registry.unregister(FIRST.bookie_id)
     expired = Heard()
     store.on_session(expired)
-    await world.expire(store)
+    await metadata_server.expire(store)
     await expired.wait(2)
     assert await reconnected(store, 20_000)
     assert await registry.writable() == []
@@ -316,7 +320,11 @@ async def test_a_missing_readonly_folder_is_made(
 
 
 async def test_a_watch_hears_of_both_lists_until_it_is_ended(
-    world: World, store: MetadataStore, other: MetadataStore, registry: BookieRegistry, ledgers_root: str
+    metadata_server: MetadataServer,
+    store: MetadataStore,
+    other: MetadataStore,
+    registry: BookieRegistry,
+    ledgers_root: str,
 ) -> None:
     changes, kept = Heard(), Heard()
     stop, stop_kept = registry.watch(changes), registry.watch(kept)
@@ -332,7 +340,7 @@ async def test_a_watch_hears_of_both_lists_until_it_is_ended(
     await changes.until(moved)
     stop()
     count = len(changes.items)
-    await world.break_connection(store)
+    await metadata_server.break_connection(store)
     await rival.unregister(FIRST.bookie_id)
 
     async def empty() -> bool:

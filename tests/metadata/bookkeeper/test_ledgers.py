@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.bookkeeper.ledgers import LedgerLayout, LedgerStore
@@ -551,12 +551,14 @@ async def test_ids_come_in_ascending_order_and_foreign_znodes_are_skipped(
     assert [number async for number in ledgers.ids()] == sorted(ids)
 
 
-async def test_a_session_lost_during_a_scan_does_not_cut_it_short(world: World, ledgers: LedgerStore) -> None:
+async def test_a_session_lost_during_a_scan_does_not_cut_it_short(
+    metadata_server: MetadataServer, ledgers: LedgerStore
+) -> None:
     for ledger_id in range(0, 40_000, 10_000):
         await ledgers.create(ledger_id, METADATA)
     found = []
     async for number in ledgers.ids():
         found.append(number)
         if number == 10_000:
-            await world.break_connection(ledgers.store)
+            await metadata_server.break_connection(ledgers.store)
     assert found == [0, 10_000, 20_000, 30_000]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,7 +251,7 @@ async def test_one_holds_a_lock(replication: ReplicationStore, elsewhere: Replic
 
 
 async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
-    replication: ReplicationStore, elsewhere: ReplicationStore, world: World
+    replication: ReplicationStore, elsewhere: ReplicationStore, metadata_server: MetadataServer
 ) -> None:
     await replication.mark(LEDGER, ["a"])
     claim = await RepairQueue(replication, "w", random.Random(0)).next()
@@ -259,7 +259,7 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     session = replication.store.session_id
     ended = asyncio.Event()
     replication.store.on_session(lambda _state: ended.set() if replication.store.session_id != session else None)
-    await world.expire(replication.store)
+    await metadata_server.expire(replication.store)
     await asyncio.wait_for(ended.wait(), 20)
     taken: LedgerLock | None = None
     while taken is None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from helpers.worlds.metadata import World
+from helpers.worlds.metadata import MetadataServer
 
 from metadata.distributedlog import log_folders as federation
 from metadata.distributedlog.bindings import Binding
@@ -40,9 +40,9 @@ async def logs(store: MetadataStore, ns: str) -> LogStore:
 
 
 @pytest.fixture
-async def others(world: World, ns: str) -> AsyncIterator[LogStore]:
+async def others(metadata_server: MetadataServer, ns: str) -> AsyncIterator[LogStore]:
     """Another process's view."""
-    return federated(await world.open(), ns)
+    return federated(await metadata_server.open(), ns)
 
 
 async def placed(logs: LogStore, name: str) -> str:
@@ -143,9 +143,9 @@ async def test_nested_logs_are_together_with_the_first_component_of_their_names(
 
 @pytest.mark.parametrize("count", [12])
 async def test_concurrent_creators_put_each_log_in_one_place_and_keep_the_limit(
-    world: World, store: MetadataStore, ns: str, count: int
+    metadata_server: MetadataServer, store: MetadataStore, ns: str, count: int
 ) -> None:
-    stores = [federated(await world.open(), ns, max_logs=4) for _ in range(3)]
+    stores = [federated(await metadata_server.open(), ns, max_logs=4) for _ in range(3)]
     names = [f"log-{number}" for number in range(count)]
     outcomes = await asyncio.gather(*(one.create(name) for name in names for one in stores), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} <= {type(None), LogExistsError}
@@ -242,10 +242,10 @@ class TestTrustingTheLists:
         assert asked == []
 
     async def test_a_log_of_ones_own_and_later_one_of_another_process_is_found(
-        self, world: World, store: MetadataStore, ns: str
+        self, metadata_server: MetadataServer, store: MetadataStore, ns: str
     ) -> None:
         logs = federated(store, ns, ask_on_miss=False)
-        other = federated(await world.open(), ns)
+        other = federated(await metadata_server.open(), ns)
         for name in "abc":
             await logs.create(name)
             assert await logs.exists(name)

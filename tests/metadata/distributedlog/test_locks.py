@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 from helpers.reference_vectors import vectors
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 
 from metadata.distributedlog.locks import (
     DistributedLock,
@@ -167,9 +167,9 @@ async def test_waiting_ends_with_the_timeout_and_leaves_no_node(
 
 
 async def test_each_waiter_watches_only_its_predecessor(
-    world: World, store: MetadataStore, other: MetadataStore, path: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, path: str
 ) -> None:
-    third_store = await world.open()
+    third_store = await metadata_server.open()
     first, second, third = (
         DistributedLock(session, path, name)
         for session, name in ((store, "first"), (other, "second"), (third_store, "third"))
@@ -392,7 +392,7 @@ async def test_a_cancelled_acquisition_leaves_no_member(store: MetadataStore, pa
 
 
 async def test_the_member_can_guard_a_transaction(
-    world: World, store: MetadataStore, other: MetadataStore, path: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, path: str
 ) -> None:
     lock = DistributedLock(store, path, "me")
     await lock.acquire(0)
@@ -406,13 +406,15 @@ async def test_the_member_can_guard_a_transaction(
 # ---- losing the session ----------------------------------------------------------------------------------------------
 
 
-async def test_a_lock_lost_with_its_session_is_acquired_again(world: World, store: MetadataStore, path: str) -> None:
+async def test_a_lock_lost_with_its_session_is_acquired_again(
+    metadata_server: MetadataServer, store: MetadataStore, path: str
+) -> None:
     lock = DistributedLock(store, path, "me")
     await lock.acquire(0)
     old, old_session = lock.member_path, store.session_id
     states = Heard()
     store.on_session(states)
-    await world.expire(store)
+    await metadata_server.expire(store)
 
     async def renewed() -> bool:
         return store.session_id != old_session
@@ -436,13 +438,13 @@ async def test_a_lock_lost_with_its_session_is_acquired_again(world: World, stor
 
 
 async def test_a_lock_that_somebody_took_meanwhile_is_lost_for_good(
-    world: World, store: MetadataStore, other: MetadataStore, path: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, path: str
 ) -> None:
     lock, rival = DistributedLock(store, path, "me"), DistributedLock(other, path, "rival")
     await lock.acquire(0)
     waiting = asyncio.ensure_future(rival.acquire(60_000))
     await settled(waiting, other, path, 2)
-    await world.expire(store)
+    await metadata_server.expire(store)
     await asyncio.wait_for(waiting, 20)
     assert rival.held
 
@@ -469,13 +471,13 @@ async def store_turn(store: MetadataStore, other: MetadataStore, path: str) -> N
 
 
 async def test_a_session_that_expires_while_waiting_fails_the_acquisition(
-    world: World, store: MetadataStore, other: MetadataStore, path: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, path: str
 ) -> None:
     owner, waiter = DistributedLock(store, path, "owner"), DistributedLock(other, path, "waiter")
     await owner.acquire(0)
     waiting = asyncio.ensure_future(waiter.acquire(60_000))
     await settled(waiting, store, path, 2)
-    await world.expire(other)
+    await metadata_server.expire(other)
     with pytest.raises(LockSessionExpiredError):
         await asyncio.wait_for(waiting, 20)
     assert not waiter.held
@@ -486,7 +488,7 @@ async def test_a_session_that_expires_while_waiting_fails_the_acquisition(
 
 
 async def test_a_lost_connection_does_not_cost_the_lock_or_the_place_in_the_queue(
-    world: World, store: MetadataStore, other: MetadataStore, path: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, path: str
 ) -> None:
     owner, waiter = DistributedLock(store, path, "owner"), DistributedLock(other, path, "waiter")
     await owner.acquire(0)
@@ -495,7 +497,7 @@ async def test_a_lost_connection_does_not_cost_the_lock_or_the_place_in_the_queu
     for session in (store, other):
         back = Heard()
         unsubscribe = session.on_session(back)
-        await world.break_connection(session)
+        await metadata_server.break_connection(session)
         await back.wait(2)
         unsubscribe()
     assert owner.held

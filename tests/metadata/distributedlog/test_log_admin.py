@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.worlds.metadata import World
+from helpers.worlds.metadata import MetadataServer
 
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
@@ -114,9 +114,11 @@ async def test_a_name_that_is_taken_or_cannot_be_is_refused(logs: LogStore, admi
     assert await logs.list() == ["old", "taken"]
 
 
-async def test_a_log_is_not_renamed_while_somebody_writes_it(world: World, logs: LogStore, admin: LogAdmin) -> None:
+async def test_a_log_is_not_renamed_while_somebody_writes_it(
+    metadata_server: MetadataServer, logs: LogStore, admin: LogAdmin
+) -> None:
     segments = await filled(logs, "old")
-    writer = await world.open()
+    writer = await metadata_server.open()
     lock = DistributedLock(writer, logs.paths("old").lock, "the writer")
     await lock.acquire(0)
     with pytest.raises(OwnershipAcquireFailedError, match="the writer"):

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
-from helpers.worlds.metadata import World
+from helpers.worlds.metadata import MetadataServer
 
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_folders import FederatedFolders
@@ -77,21 +77,23 @@ async def test_logs_below_a_prefix_are_told_also_where_it_is_still_to_come(logs:
 
 
 async def test_what_changed_while_the_session_was_lost_is_told_after_it(
-    world: World, logs: LogStore, store: MetadataStore
+    metadata_server: MetadataServer, logs: LogStore, store: MetadataStore
 ) -> None:
-    other = LogStore(await world.open(), logs.namespace_path, log_folders=None)
+    other = LogStore(await metadata_server.open(), logs.namespace_path, log_folders=None)
     changes = watch_logs(logs, existing=True)
     await logs.create("a")
     assert await take(changes, 1) == [("a", True)]
     waiting = asyncio.ensure_future(take(changes, 2))
-    await world.expire(store)
+    await metadata_server.expire(store)
     await other.create("b")
     await other.create("c")
     assert sorted(await waiting) == [("b", True), ("c", True)]
     await changes.aclose()
 
 
-async def test_every_one_of_many_logs_is_told_whenever_it_comes(world: World, logs: LogStore) -> None:
+async def test_every_one_of_many_logs_is_told_whenever_it_comes(
+    metadata_server: MetadataServer, logs: LogStore
+) -> None:
     changes = watch_logs(logs, existing=True)
     names = [f"log-{number:02d}" for number in range(30)]
 

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-
-import pytest
 
 from metadata.foundation.descriptors import HIGHEST_LIMIT, current_limit, raise_limit
 
 
-@pytest.fixture
-def limits() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_the_soft_limit_is_raised_to_the_hard_one(limits: None) -> None:
+def test_the_soft_limit_is_raised_to_the_hard_one(open_file_limits: None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (700, hard))
     wanted = HIGHEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, HIGHEST_LIMIT)

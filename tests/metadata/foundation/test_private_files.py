@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from metadata.foundation.private_files import close_to_others, make_private_directory
 
-
-@pytest.fixture(autouse=True)
-def no_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
+pytestmark = pytest.mark.usefixtures("no_umask")
 
 
 def mode(path: Path) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from helpers.worlds.metadata import Heard, World
+from helpers.worlds.metadata import Heard, MetadataServer
 
 from metadata.foundation.errors import (
     BadVersionError,
@@ -400,7 +400,7 @@ async def test_observers_are_told_of_every_request_and_what_it_raised(store: Met
 
 
 async def test_a_session_can_be_ended_by_its_token_and_one_that_has_ended_too(
-    world: World, store: MetadataStore, other: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, root: str
 ) -> None:
     """What the restarted owner of a dead process's session does, instead of waiting for it to expire."""
     token, old = store.session_token, store.session_id
@@ -423,7 +423,7 @@ async def test_a_session_can_be_ended_by_its_token_and_one_that_has_ended_too(
 
 
 async def test_an_expired_session_loses_its_ephemerals_and_a_new_one_follows(
-    world: World, store: MetadataStore, other: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, other: MetadataStore, root: str
 ) -> None:
     states, watched, gone = Heard(), Heard(), Heard()
     store.on_session(states)
@@ -431,7 +431,7 @@ async def test_an_expired_session_loses_its_ephemerals_and_a_new_one_follows(
     await store.create(f"{root}/e", ephemeral=True)
     await store.exists(f"{root}/e", watched)
     await other.exists(f"{root}/e", gone)
-    await world.expire(store)
+    await metadata_server.expire(store)
     assert await gone.wait(1) == [WatchEvent(EventKind.DELETED, f"{root}/e")]
 
     async def expired() -> bool:
@@ -449,13 +449,13 @@ async def test_an_expired_session_loses_its_ephemerals_and_a_new_one_follows(
 
 
 async def test_a_watch_of_an_expired_session_says_that_it_is_void(
-    world: World, store: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, root: str
 ) -> None:
     watched = [Heard(), Heard(), Heard()]
     await store.get(root, watched[0])
     await store.exists(f"{root}/a", watched[1])
     await store.children(root, watched[2])
-    await world.expire(store)
+    await metadata_server.expire(store)
     for heard, path in zip(watched, (root, f"{root}/a", root), strict=True):
         assert await heard.wait(1) == [WatchEvent(EventKind.SESSION, path)]
     await repeat(store, lambda: store.create(f"{root}/a"))
@@ -464,7 +464,7 @@ async def test_a_watch_of_an_expired_session_says_that_it_is_void(
 
 
 async def test_a_lost_connection_keeps_the_session_and_voids_watches_once_it_is_back(
-    world: World, store: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, root: str
 ) -> None:
     heard: list[object] = []
     done = asyncio.Event()
@@ -477,7 +477,7 @@ async def test_a_lost_connection_keeps_the_session_and_voids_watches_once_it_is_
     session_id = store.session_id
     await store.create(f"{root}/e", ephemeral=True)
     await store.get(f"{root}/e", on_watch)
-    await world.break_connection(store)
+    await metadata_server.break_connection(store)
     await asyncio.wait_for(done.wait(), 20)
     assert heard == [
         SessionState.SUSPENDED,
@@ -489,7 +489,7 @@ async def test_a_lost_connection_keeps_the_session_and_voids_watches_once_it_is_
 
 
 async def test_a_request_while_the_connection_is_down_is_refused_unsent(
-    world: World, store: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, root: str
 ) -> None:
     refused: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
@@ -499,19 +499,19 @@ async def test_a_request_while_the_connection_is_down_is_refused_unsent(
             task.add_done_callback(lambda done: refused.set_result(done.exception()))
 
     store.on_session(on_state)
-    await world.break_connection(store)
+    await metadata_server.break_connection(store)
     assert isinstance(await asyncio.wait_for(refused, 20), MetadataUnavailableError)
     assert await reconnected(store, 20_000)
     assert await store.exists(f"{root}/never") is None
 
 
 async def test_a_request_under_way_when_the_connection_is_lost_has_an_unknown_outcome(
-    world: World, store: MetadataStore, root: str
+    metadata_server: MetadataServer, store: MetadataStore, root: str
 ) -> None:
     await store.create(f"{root}/a")
     suspended = Heard()
     store.on_session(suspended)
-    world.freeze()
+    metadata_server.freeze()
     try:
         requests = [
             asyncio.ensure_future(store.put(f"{root}/a", b"perhaps", 0)),
@@ -519,24 +519,26 @@ async def test_a_request_under_way_when_the_connection_is_lost_has_an_unknown_ou
             asyncio.ensure_future(store.get(f"{root}/a")),
         ]
         await asyncio.sleep(0.05)  # the requests leave; nothing answers, so there is no event to wait for
-        await world.break_connection(store)
+        await metadata_server.break_connection(store)
         await suspended.wait(1)
         results = await asyncio.gather(*requests, return_exceptions=True)
     finally:
-        world.thaw()
+        metadata_server.thaw()
     assert [type(result) for result in results] == [ConnectionLossError] * 3
     assert all(isinstance(result, OutcomeUnknownError) for result in results)
     assert await reconnected(store, 20_000)
     assert (await repeat(store, lambda: store.get(f"{root}/a")))[0] in (b"", b"perhaps")
 
 
-async def test_a_listener_that_unsubscribed_hears_nothing(world: World, store: MetadataStore, root: str) -> None:
+async def test_a_listener_that_unsubscribed_hears_nothing(
+    metadata_server: MetadataServer, store: MetadataStore, root: str
+) -> None:
     heard, kept = Heard(), Heard()
     unsubscribe = store.on_session(heard)
     store.on_session(kept)
     unsubscribe()
     unsubscribe()
-    await world.break_connection(store)
+    await metadata_server.break_connection(store)
     await kept.wait(2)
     assert heard.items == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.waiting import wait_until
-from helpers.worlds.metadata import Heard, ZooKeeperWorld
+from helpers.worlds.metadata import Heard, ZooKeeperServer
 
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
@@ -72,12 +72,12 @@ async def test_requests_under_way_are_answered_before_a_close(zookeeper: Embedde
 
 
 async def test_a_silent_server_does_not_hold_up_close(zookeeper: EmbeddedZooKeeper) -> None:
-    world = ZooKeeperWorld(zookeeper)
-    store = await world.open()
+    metadata_server = ZooKeeperServer(zookeeper)
+    store = await metadata_server.open()
     states = Heard()
     store.on_session(states)
     before = threading.active_count()
-    world.freeze()
+    metadata_server.freeze()
     try:
         started = time.monotonic()
         await store.close()
@@ -85,14 +85,14 @@ async def test_a_silent_server_does_not_hold_up_close(zookeeper: EmbeddedZooKeep
         assert states.items == [SessionState.CLOSED]
         assert threading.active_count() == before - 1
     finally:
-        world.thaw()
+        metadata_server.thaw()
 
 
 async def test_the_loop_goes_on_while_the_server_is_silent(zookeeper: EmbeddedZooKeeper) -> None:
-    world = ZooKeeperWorld(zookeeper)
-    store = await world.open()
+    metadata_server = ZooKeeperServer(zookeeper)
+    store = await metadata_server.open()
     loop = asyncio.get_running_loop()
-    world.freeze()
+    metadata_server.freeze()
     try:
         requests = [asyncio.ensure_future(store.exists("/zookeeper")) for _ in range(2_000)]
         started = loop.time()
@@ -100,7 +100,7 @@ async def test_the_loop_goes_on_while_the_server_is_silent(zookeeper: EmbeddedZo
             await asyncio.sleep(0)
         assert loop.time() - started < 2
     finally:
-        world.thaw()
+        metadata_server.thaw()
     await asyncio.gather(*requests)
     await store.close()
 

@@ -13,7 +13,7 @@ from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 from helpers.worlds.memory_network import PipeEnd, Pipes
 
-from dlspark.errors import CallerError, ProxyLostError, ProxyUnreachableError
+from dlspark.errors import ProxyLostError, ProxyUnreachableError
 from dlspark.serving.bindings.frames_client import LAST_NUMBER, FramesClient, host_and_port
 from dlspark.serving.bindings.frames_server import FramesServer
 from dlspark.serving.bindings.service import FramesClientLimits
@@ -34,6 +34,7 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_frames import decode_request
+from metadata.foundation.errors import CallerError
 from storage_node.edge import Link
 
 WRITE = WriteRecords("stream", (b"payload",))

@@ -10,16 +10,11 @@ from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    CallerError,
-    EndOfStreamError,
-    ReadCancelledError,
-    ReadError,
-)
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, ReadCancelledError, ReadError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.client.reading import AsyncProxyReader
 from dlspark.serving.protocol.operations import Applied, Delivery, ReadBatch, ReadForm, ReadFrom, Refusal, StatusCode
+from metadata.foundation.errors import CallerError
 from storage_node.errors import ProtocolError
 
 A = "a:1"

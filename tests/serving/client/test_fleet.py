@@ -9,12 +9,12 @@ from helpers.serving.memory_proxies import MemoryProxies
 from helpers.virtual_time import virtual_time
 from test_thin_client import LoopClock, bits, written
 
-from dlspark.errors import CallerError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import AnnouncedFleet, NoProxiesError, StaticFleet, fleet_of, fleets_of
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.process.membership import WRITE_PROXIES, Announcement, ProxyEndpoint, proxy_member
 from dlspark.serving.protocol.operations import ReadBatch, Refusal, StatusCode
+from metadata.foundation.errors import CallerError
 from metadata.zookeeper.memory import MemoryStore, MemoryTree
 
 URI = "distributedlog://zk:2181/ns"

@@ -11,17 +11,11 @@ from test_thin_client import opened
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_record_set
-from dlspark.errors import (
-    AlreadyClosedError,
-    CallerError,
-    NotAppliedError,
-    OutcomeUnknownError,
-    OverCapacityError,
-    SettingsError,
-)
+from dlspark.errors import AlreadyClosedError, OverCapacityError, SettingsError
 from dlspark.serving.client.monitor import is_mine
 from dlspark.serving.client.multi_stream import AsyncMultiStreamWriter, MultiStreamLimits, StreamPosition
 from dlspark.serving.protocol.operations import Answer, Applied, Refusal, StatusCode, WriteReceipt, WriteRecords
+from metadata.foundation.errors import CallerError, NotAppliedError, OutcomeUnknownError
 
 STREAMS = ["s0", "s1", "s2", "s3"]
 

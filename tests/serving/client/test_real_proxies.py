@@ -12,13 +12,14 @@ from helpers.serving.memory_proxies import MemoryLink
 from helpers.virtual_time import virtual_time
 from test_thin_client import bits, numbered
 
-from dlspark.errors import ConditionError, EndOfStreamError, LogNotFoundError, ProxyUnreachableError
+from dlspark.errors import ConditionError, EndOfStreamError, ProxyUnreachableError
 from dlspark.serving.bindings.service import Caller, ProxyService
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.read_proxy.service import ReadProxyService
 from dlspark.serving.read_proxy.settings import ReadProxySettings
+from metadata.distributedlog.log_names import LogNotFoundError
 
 sys.path.append(str(TESTS / "serving" / "write_proxy"))
 from helpers.serving.proxy_world import LoopClock, ProxyWorld, proxies

@@ -8,7 +8,7 @@ import pytest
 
 from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import OutcomeUnknownError
+from dlspark.errors import ProxyUnreachableError
 from dlspark.serving.client.answer_rules import (
     FINAL_REASONS,
     RULE_OF_CODE,
@@ -59,7 +59,7 @@ from dlspark.serving.protocol.operations import (
 from dlspark.serving.routing.hosts import ProxyHost, Route
 from dlspark.serving.routing.other_routes import RegionChain, ServerOrder
 from dlspark.serving.routing.ring import BoundedRing
-from metadata.foundation.errors import InvariantViolation
+from metadata.foundation.errors import DistributedLogError, InvariantViolation, OutcomeUnknownError
 from storage_node.protocol.tables import Reaction
 
 READ = ReadBatch("s", ReadFrom.OLDEST)
@@ -170,7 +170,7 @@ def test_what_a_refusal_leads_to(code: StatusCode) -> None:
 
 def test_every_name_that_says_a_reason_is_an_error_s() -> None:
     for name in REASON_OF_NAME:
-        assert issubclass(getattr(errors, name), errors.DistributedLogError)
+        assert issubclass(getattr(errors, name), DistributedLogError)
 
 
 def test_what_may_pass_is_not_final() -> None:
@@ -428,7 +428,7 @@ def test_a_request_whose_time_is_up_between_two_hosts_was_not_done() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.applied is Applied.NO
     assert "failed lately" in refusal.message
-    assert isinstance(error_of(refusal, stream="s"), errors.ProxyUnreachableError)
+    assert isinstance(error_of(refusal, stream="s"), ProxyUnreachableError)
 
 
 def test_reading_is_never_in_doubt() -> None:

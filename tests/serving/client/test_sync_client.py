@@ -16,11 +16,12 @@ from helpers.serving.memory_proxies import MemoryProxies
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.errors import AlreadyClosedError, CallerError, EndOfStreamError, InvalidRecordError
+from dlspark.errors import AlreadyClosedError, EndOfStreamError, InvalidRecordError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
 from dlspark.serving.client.settings import ThinClientSettings
 from dlspark.serving.client.sync import Client
+from metadata.foundation.errors import CallerError
 
 T = TypeVar("T")
 _SEEDS = count(1)
@@ -34,7 +35,7 @@ FORBIDDEN = (
 )
 
 
-class World:
+class BackgroundProxies:
     """Proxies in memory that live in the background loop, and a client of them."""
 
     def __init__(self, **values: object) -> None:
@@ -61,21 +62,21 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+def proxies() -> Iterator[BackgroundProxies]:
+    made = BackgroundProxies()
     yield made
     made.client.close()
     made.runtime.close()
 
 
-def test_what_is_written_is_read(world: World) -> None:
-    client = world.client
+def test_what_is_written_is_read(proxies: BackgroundProxies) -> None:
+    client = proxies.client
     first = client.write("x", b"one")
     assert isinstance(first, DLSN)
     places = client.write_bulk("x", [b"two", b"three"])
     assert first < places[0] < places[1]
     assert client.append("x", [b"four"], expected_position=3) > places[1]
-    world.seal("x")
+    proxies.seal("x")
     with client.reader("x") as reader:
         assert [record.payload for record in reader] == [b"one", b"two", b"three", b"four"]
         with pytest.raises(EndOfStreamError):
@@ -84,9 +85,9 @@ def test_what_is_written_is_read(world: World) -> None:
     assert client.counters.records == 4
 
 
-def test_records_of_many_threads_are_written_once_and_each_thread_s_in_order(world: World) -> None:
+def test_records_of_many_threads_are_written_once_and_each_thread_s_in_order(proxies: BackgroundProxies) -> None:
     def send(number: int) -> None:
-        producer = world.client.producer("x")
+        producer = proxies.client.producer("x")
         futures = [producer.send(b"%d:%04d" % (number, one)) for one in range(500)]
         places = [future.result(20) for future in futures]
         assert places == sorted(set(places))
@@ -96,7 +97,7 @@ def test_records_of_many_threads_are_written_once_and_each_thread_s_in_order(wor
         thread.start()
     for thread in threads:
         thread.join()
-    found = world.fleet.log("x").payloads
+    found = proxies.fleet.log("x").payloads
     assert len(set(found)) == len(found) == 4000
     for number in range(8):
         mine = [payload for payload in found if payload.startswith(b"%d:" % number)]
@@ -104,7 +105,7 @@ def test_records_of_many_threads_are_written_once_and_each_thread_s_in_order(wor
 
 
 def test_more_than_may_wait_makes_the_thread_wait_and_loses_nothing() -> None:
-    made = World(maxPendingBytes=10_000)
+    made = BackgroundProxies(maxPendingBytes=10_000)
     with made.client as client:
         producer = client.producer("x")
         futures = [producer.send(bytes(5000)) for _ in range(1000)]
@@ -114,50 +115,52 @@ def test_more_than_may_wait_makes_the_thread_wait_and_loses_nothing() -> None:
     made.runtime.close()
 
 
-def test_a_write_comes_behind_what_was_sent_before_it(world: World) -> None:
-    producer = world.client.producer("x")
+def test_a_write_comes_behind_what_was_sent_before_it(proxies: BackgroundProxies) -> None:
+    producer = proxies.client.producer("x")
     for number in range(100):
         producer.send(b"%03d" % number)
     producer.write(b"100")
     producer.append([b"101", b"102"])
     producer.send(b"103")
     producer.close()
-    assert world.fleet.log("x").payloads == [b"%03d" % number for number in range(104)]
+    assert proxies.fleet.log("x").payloads == [b"%03d" % number for number in range(104)]
     with pytest.raises(AlreadyClosedError):
         producer.send(b"late")
     with pytest.raises(InvalidRecordError):
-        world.client.producer("x").send("text")  # type: ignore[arg-type]
+        proxies.client.producer("x").send("text")  # type: ignore[arg-type]
 
 
-def test_a_reader_that_waits_in_vain_says_so_and_one_that_is_left_goes_on_where_it_was(world: World) -> None:
-    world.client.write_bulk("x", [b"%d" % number for number in range(10)])
-    with world.client.reader("x") as reader:
+def test_a_reader_that_waits_in_vain_says_so_and_one_that_is_left_goes_on_where_it_was(
+    proxies: BackgroundProxies,
+) -> None:
+    proxies.client.write_bulk("x", [b"%d" % number for number in range(10)])
+    with proxies.client.reader("x") as reader:
         for record in reader:
             if record.payload == b"3":
                 break
-        assert reader.position == world.fleet.log("x").records[3].dlsn.next
+        assert reader.position == proxies.fleet.log("x").records[3].dlsn.next
         assert reader.read_next().payload == b"4"
         assert [record.payload for record in reader.read_bulk(100)] == [b"%d" % number for number in range(5, 10)]
         assert reader.read_bulk(1, timeout_s=0.05) == []
         assert reader.read_bulk(3, timeout_s=0.05) == []
         reader.skip_to(reader.position)
-        world.client.write("x", b"10")
+        proxies.client.write("x", b"10")
         assert reader.read_next().payload == b"10"
 
 
-def test_many_streams_and_the_monitor(world: World) -> None:
-    with world.client.multi_stream_writer(["s1", "s2", "s3"]) as writer:
+def test_many_streams_and_the_monitor(proxies: BackgroundProxies) -> None:
+    with proxies.client.multi_stream_writer(["s1", "s2", "s3"]) as writer:
         positions = [writer.write(b"one").result(10) for _ in range(3)]
     assert {position.stream for position in positions} == {"s1", "s2", "s3"}
-    with world.client.monitor(["s1", "s2"], interval_ms=5) as monitor:
+    with proxies.client.monitor(["s1", "s2"], interval_ms=5) as monitor:
         while not all(health.answered > 2 for health in monitor.health.values()):
-            world.run(asyncio.sleep(0))
+            proxies.run(asyncio.sleep(0))
         monitor.watch(["s1"])
         assert set(monitor.health) == {"s1"}
 
 
 def test_closing_the_runtime_closes_the_client_and_a_closed_one_says_so() -> None:
-    made = World()
+    made = BackgroundProxies()
     future = made.client.producer("x").send(b"one")
     made.client.producer("x").flush()
     made.runtime.close()
@@ -179,17 +182,17 @@ def _in_child(client: Client, said: multiprocessing.SimpleQueue[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_is_refused_the_parent_s_client_and_the_parent_goes_on(world: World) -> None:
-    world.client.write("x", b"before")
+def test_a_forked_child_is_refused_the_parent_s_client_and_the_parent_goes_on(proxies: BackgroundProxies) -> None:
+    proxies.client.write("x", b"before")
     context = multiprocessing.get_context("fork")
     said = context.SimpleQueue()
-    child = context.Process(target=_in_child, args=(world.client, said))
+    child = context.Process(target=_in_child, args=(proxies.client, said))
     child.start()
     child.join(20)
     assert child.exitcode == 0
     assert [said.get() for _ in range(3)] == ["OpenedElsewhereError"] * 3
-    world.client.write("x", b"behind")
-    assert world.fleet.log("x").payloads == [b"before", b"behind"]
+    proxies.client.write("x", b"behind")
+    assert proxies.fleet.log("x").payloads == [b"before", b"behind"]
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,13 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.producers import Producers
 from dlspark.errors import (
     AlreadyClosedError,
-    CallerError,
     ConditionError,
     EndOfStreamError,
     InvalidRecordError,
-    OutcomeUnknownError,
     OverCapacityError,
-    OwnershipAcquireFailedError,
     ProducerFencedError,
     ProxyUnreachableError,
     RecordTooLongError,
-    RequestDeniedError,
 )
 from dlspark.serving.client.client import AsyncClient
 from dlspark.serving.client.fleet import StaticFleet
@@ -39,6 +35,9 @@ from dlspark.serving.protocol.operations import (
     WriteRecords,
 )
 from dlspark.serving.protocol.request_checks import request_checksum
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.distributedlog.permissions import RequestDeniedError
+from metadata.foundation.errors import CallerError, OutcomeUnknownError
 
 THREE = ("a:1", "b:1", "c:1")
 _SEEDS = count(1)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from helpers.waiting import until
-from helpers.worlds.metadata import Heard, MemoryWorld, World, ZooKeeperWorld
+from helpers.worlds.metadata import Heard, MetadataServer
 
 from dlspark.serving.process.membership import (
     MAX_MEMBER_BYTES,
@@ -23,7 +21,6 @@ from dlspark.serving.process.membership import (
 from dlspark.serving.routing.hosts import NO_SHARD
 from metadata.foundation.errors import CallerError, CorruptDataError, MetadataUnavailableError
 from metadata.store import MetadataStore, join
-from metadata.zookeeper.embedded import EmbeddedZooKeeper
 from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
 
 FIRST = proxy_member(ProxyEndpoint("10.0.0.1", 8000), 0, grpc=ProxyEndpoint("10.0.0.1", 8001))
@@ -35,34 +32,19 @@ UPSTREAM = (
 )
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.processes)])
-async def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    if request.param == "memory":
-        memory = MemoryWorld()
-        yield memory
-        for store in memory.stores:
-            await store.close()
-        return
-    with EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper"))) as server:
-        real = ZooKeeperWorld(server)
-        yield real
-        for store in real.stores:
-            await store.close()
+@pytest.fixture
+async def store(metadata_server: MetadataServer) -> MetadataStore:
+    return await metadata_server.open()
 
 
 @pytest.fixture
-async def store(world: World) -> MetadataStore:
-    return await world.open()
+async def other(metadata_server: MetadataServer) -> MetadataStore:
+    return await metadata_server.open()
 
 
 @pytest.fixture
-async def other(world: World) -> MetadataStore:
-    return await world.open()
-
-
-@pytest.fixture
-def folder(world: World) -> str:
-    return f"{world.root}/{WRITE_PROXIES}"
+def folder(metadata_server: MetadataServer) -> str:
+    return f"{metadata_server.root}/{WRITE_PROXIES}"
 
 
 def test_upstreams_json_is_read_and_written_as_it_is() -> None:
@@ -175,15 +157,15 @@ async def test_a_change_of_a_members_data_is_heard(store: MetadataStore, other: 
 
 
 async def test_a_lost_session_is_announced_again_and_watched_through(
-    store: MetadataStore, other: MetadataStore, world: World, folder: str
+    store: MetadataStore, other: MetadataStore, metadata_server: MetadataServer, folder: str
 ) -> None:
     announcement = Announcement(store, folder, FIRST)
     await announcement.begin()
     watch = await watch_members(other, folder)
     before = watch.members[0].name
-    await world.expire(store)
+    await metadata_server.expire(store)
     await until(lambda: watch.members == (FIRST,) and watch.members[0].name != before)
-    await world.expire(other)
+    await metadata_server.expire(other)
     second = Announcement(store, folder, SECOND)
     await second.begin()
     await until(lambda: watch.members == (FIRST, SECOND))
@@ -192,13 +174,15 @@ async def test_a_lost_session_is_announced_again_and_watched_through(
     await second.withdraw()
 
 
-async def test_who_withdrew_stays_withdrawn(store: MetadataStore, other: MetadataStore, world: World) -> None:
-    folder = f"{world.root}/{WRITE_PROXIES}"
+async def test_who_withdrew_stays_withdrawn(
+    store: MetadataStore, other: MetadataStore, metadata_server: MetadataServer
+) -> None:
+    folder = f"{metadata_server.root}/{WRITE_PROXIES}"
     announcement = Announcement(store, folder, FIRST)
     await announcement.begin()
     await announcement.withdraw()
     await announcement.withdraw()
-    await world.expire(store)
+    await metadata_server.expire(store)
     marker = Announcement(other, folder, SECOND)
     await marker.begin()
     await until(lambda: store.state.value == "connected")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.paths import DOCS
@@ -20,20 +22,22 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.ledger_allocators import AllocatorLostError
 from dlspark.core.writing.transactions import DeposedInDoubtError
 from dlspark.errors import (
-    CallerError,
+    ChecksumFailedError,
     ConditionError,
-    DistributedLogError,
-    InvariantViolation,
-    LockingError,
-    LogNotFoundError,
-    NotAppliedError,
-    OutcomeUnknownError,
+    OperationNotServedError,
     OverCapacityError,
-    OwnershipAcquireFailedError,
+    ProducerError,
+    ProducerFencedError,
     ProxyLostError,
+    ProxyUnreachableError,
+    RegionUnavailableError,
     SequenceGapError,
+    ServiceUnavailableError,
+    StreamUnavailableError,
+    TooManyStreamsError,
     TransmitError,
     WriterDeposedError,
+    __all__,
     status_code,
 )
 from dlspark.serving.protocol.answer_frames import decode_answer, encode_answer
@@ -46,6 +50,15 @@ from dlspark.serving.protocol.failures import (
     refusal_of,
 )
 from dlspark.serving.protocol.operations import REASON_OF_NAME, Applied, Reason, Refusal, StatusCode
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.foundation.errors import (
+    CallerError,
+    DistributedLogError,
+    InvariantViolation,
+    NotAppliedError,
+    OutcomeUnknownError,
+)
 from storage_node.errors import BookieError
 
 NO_PROXYS = (
@@ -117,7 +130,7 @@ def there_and_back(error: BaseException) -> DistributedLogError:
 
 
 def test_the_tree_is_whole() -> None:
-    assert {getattr(errors, name) for name in errors.__all__ if name != "status_code"} <= set(TREE)
+    assert {getattr(errors, name) for name in __all__ if name != "status_code"} <= set(TREE)
     assert len(TREE) > 100
 
 
@@ -142,6 +155,26 @@ def test_an_error_that_does_not_say_whether_it_was_done_may_have_been(root: type
 def test_an_error_that_only_the_core_knows_is_raised_as_the_nearest_that_clients_know() -> None:
     assert type(there_and_back(made(DeposedInDoubtError))) is WriterDeposedError
     assert type(there_and_back(made(AllocatorLostError))) is LockingError, "by its code"
+
+
+def names_of_errors_in(source: str) -> set[str]:
+    """Every name of an error that a module writes as a text."""
+    return {
+        one.value
+        for one in ast.walk(ast.parse(source))
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in ERROR_OF_NAME
+    }
+
+
+def test_a_name_of_an_error_is_written_in_the_protocol_alone() -> None:
+    assert names_of_errors_in('refusal.error == "ProducerFencedError"') == {"ProducerFencedError"}
+    serving = Path(dlspark.__file__).parent / "serving"
+    written = {
+        path.relative_to(serving).as_posix(): found
+        for path in sorted(serving.rglob("*.py"))
+        if (found := names_of_errors_in(path.read_text("utf-8")))
+    }
+    assert written == {"protocol/operations.py": set(REASON_OF_NAME)}
 
 
 def test_names_are_of_one_class_each() -> None:
@@ -255,19 +288,19 @@ def test_codes_without_a_class_are_those_that_no_one_can_act_upon() -> None:
 
 
 def test_errors_that_only_thin_clients_meet_have_the_right_outcome() -> None:
-    lost = {errors.ProxyLostError}
+    lost = {ProxyLostError}
     assert {applied_of(kind) for kind in lost} == {Applied.UNKNOWN}
     undone = {
-        errors.ProxyUnreachableError,
-        errors.ServiceUnavailableError,
-        errors.StreamUnavailableError,
-        errors.TooManyStreamsError,
-        errors.RegionUnavailableError,
-        errors.ChecksumFailedError,
+        ProxyUnreachableError,
+        ServiceUnavailableError,
+        StreamUnavailableError,
+        TooManyStreamsError,
+        RegionUnavailableError,
+        ChecksumFailedError,
         OverCapacityError,
     }
     assert {applied_of(kind) for kind in undone} == {Applied.NO}
-    assert applied_of(errors.OperationNotServedError) is applied_of(LogNotFoundError) is Applied.WRONG
+    assert applied_of(OperationNotServedError) is applied_of(LogNotFoundError) is Applied.WRONG
     assert applied_of(InvariantViolation) is applied_of(ProxyLostError) is Applied.UNKNOWN
 
 
@@ -275,7 +308,7 @@ def test_errors_that_only_thin_clients_meet_have_the_right_outcome() -> None:
 
 
 def test_a_new_kind_of_an_error_is_decided_about_as_the_old_one() -> None:
-    class FencedByAnOperatorError(errors.ProducerFencedError):
+    class FencedByAnOperatorError(ProducerFencedError):
         """A release of tomorrow raises it."""
 
     refusal = refusal_of(made(FencedByAnOperatorError))
@@ -293,12 +326,12 @@ def test_frames_carry_a_reason_by_a_name_that_older_sides_know(reason: Reason) -
 
 def test_an_error_whose_name_is_unknown_is_raised_by_its_reason() -> None:
     newer = Refusal(StatusCode.ILLEGAL_STATE, "fenced", error="AnErrorOfTomorrow", reason=Reason.PRODUCER_FENCED)
-    assert type(error_of(newer, stream="s")) is errors.ProducerFencedError
+    assert type(error_of(newer, stream="s")) is ProducerFencedError
 
 
 def test_every_producer_s_refusal_has_a_reason() -> None:
     for kind in TREE:
-        if issubclass(kind, errors.ProducerError):
+        if issubclass(kind, ProducerError):
             assert refusal_of(made(kind)).reason is not Reason.NONE, kind
 
 

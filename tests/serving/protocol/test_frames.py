@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError, RecordTooLongError
+from dlspark.errors import RecordTooLongError
 from dlspark.serving.protocol.answer_frames import (
     MAX_OWNERSHIPS,
     SHORT_MESSAGE,
@@ -46,6 +46,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_frames import decode_request, encode_request
 from dlspark.serving.protocol.write_frames import RequestKind
+from metadata.foundation.errors import CallerError
 from storage_node.errors import ProtocolError
 from storage_node.protocol.frames import LENGTH, MAX_FRAME_BYTES, Buffer, ChunkPool, FrameBuffer
 

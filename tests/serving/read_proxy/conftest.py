@@ -10,12 +10,12 @@ from helpers.serving.read_world import ReadWorld
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[ReadWorld]:
-    world = ReadWorld()
-    await world.start()
+async def read_world() -> AsyncIterator[ReadWorld]:
+    read_world = ReadWorld()
+    await read_world.start()
     before = asyncio.all_tasks()
-    yield world
-    await world.stop()
+    yield read_world
+    await read_world.stop()
     # I16: nothing runs on after everything was closed.
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     for task in left:

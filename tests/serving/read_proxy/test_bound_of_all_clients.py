@@ -238,10 +238,10 @@ async def test_a_client_that_may_try_once_is_sent_on_all_the_same():
 
 
 @asynccontextmanager
-async def running(world: ReadWorld, pipes: Pipes, **settings: object) -> AsyncIterator[ReadProxy]:
+async def running(read_world: ReadWorld, pipes: Pipes, **settings: object) -> AsyncIterator[ReadProxy]:
     values = {"advertised_host": "host", "port": 0, "linger_ms": 0, **settings}
-    namespace = await world.namespace()
-    world.clients.remove(namespace)
+    namespace = await read_world.namespace()
+    read_world.clients.remove(namespace)
     proxy = ReadProxy(None, ReadProxySettings(**values), network=pipes, namespace=namespace)  # type: ignore[arg-type]
     await proxy.start()
     try:
@@ -256,19 +256,23 @@ def known(proxy: ReadProxy) -> int:
     return len(proxy.service.balance.counts())
 
 
-async def logs_of(world: ReadWorld, count: int) -> AsyncNamespace:
-    namespace = await world.namespace()
+async def logs_of(read_world: ReadWorld, count: int) -> AsyncNamespace:
+    namespace = await read_world.namespace()
     for number in range(count):
         await written(namespace, f"log-{number}", [[b"a"]])
     return namespace
 
 
-async def test_whole_proxies_ask_each_other_and_share_what_a_client_of_one_reads(world: ReadWorld, monkeypatch):
+async def test_whole_proxies_ask_each_other_and_share_what_a_client_of_one_reads(read_world: ReadWorld, monkeypatch):
     monkeypatch.setattr(peer_counts, "INTERVAL_S", 0.05)
     monkeypatch.setattr(peer_counts, "BUSY_S", 0.01)
-    await logs_of(world, 20)
+    await logs_of(read_world, 20)
     pipes = Pipes()
-    async with running(world, pipes) as one, running(world, pipes) as two, running(world, pipes) as three:
+    async with (
+        running(read_world, pipes) as one,
+        running(read_world, pipes) as two,
+        running(read_world, pipes) as three,
+    ):
         await until(lambda: [known(proxy) for proxy in (one, two, three)] == [2, 2, 2])
         client = await AsyncClient.connect(str(one.member.endpoint), network=pipes)
         readers = [client.reader(f"log-{number}", "earliest") for number in range(20)]
@@ -283,14 +287,14 @@ async def test_whole_proxies_ask_each_other_and_share_what_a_client_of_one_reads
         await client.close()
 
 
-async def test_a_proxy_of_an_older_release_is_not_asked_and_not_sent_to(world: ReadWorld, monkeypatch):
+async def test_a_proxy_of_an_older_release_is_not_asked_and_not_sent_to(read_world: ReadWorld, monkeypatch):
     monkeypatch.setattr(peer_counts, "INTERVAL_S", 0.05)
-    await logs_of(world, 8)
+    await logs_of(read_world, 8)
     pipes = Pipes()
     asked: list[Handshake] = []
-    async with running(world, pipes) as new, running(world, pipes, read_balance=0.0) as old:
+    async with running(read_world, pipes) as new, running(read_world, pipes, read_balance=0.0) as old:
         old_submit = old.service.submit
-        store = world.operator
+        store = read_world.operator
         await old.host.withdraw()
         member = proxy_member(old.member.endpoint, -1)
         announcement = Announcement(store, f"/dl/{READ_PROXIES}", member)
@@ -308,10 +312,10 @@ async def test_a_proxy_of_an_older_release_is_not_asked_and_not_sent_to(world: R
         await announcement.withdraw()
 
 
-async def test_without_a_bound_a_proxy_reads_what_it_is_asked_for_and_says_how_much(world: ReadWorld):
-    await logs_of(world, 5)
+async def test_without_a_bound_a_proxy_reads_what_it_is_asked_for_and_says_how_much(read_world: ReadWorld):
+    await logs_of(read_world, 5)
     pipes = Pipes()
-    async with running(world, pipes, read_balance=0.0) as one, running(world, pipes) as two:
+    async with running(read_world, pipes, read_balance=0.0) as one, running(read_world, pipes) as two:
         assert one.service.balance is None
         await until(lambda: known(two) == 1)
         client = await AsyncClient.connect(str(one.member.endpoint), network=pipes)
@@ -323,7 +327,7 @@ async def test_without_a_bound_a_proxy_reads_what_it_is_asked_for_and_says_how_m
         assert count_in(await peers.call(one.member.location, Handshake())) is None
         await peers.close()
         await client.close()
-        members = await read_members(world.operator, f"/dl/{READ_PROXIES}")
+        members = await read_members(read_world.operator, f"/dl/{READ_PROXIES}")
         assert [member.logs_read == member.endpoint for member in members] == [True, True]
 
 
@@ -371,9 +375,9 @@ async def test_a_peer_that_stands_still_is_not_known_and_delays_no_other():
 # ---------------------------------------------------------------------- clients that are not this project's
 
 
-async def full_proxy(world: ReadWorld, *, grpc: bool) -> ReadProxyService:
+async def full_proxy(read_world: ReadWorld, *, grpc: bool) -> ReadProxyService:
     """A proxy that reads much more than the other one that there is."""
-    service = await world.proxy()
+    service = await read_world.proxy()
     directory = ProxyDirectory()
     endpoint = ProxyEndpoint("other", 8101) if grpc else None
     directory.use(ProxyKind.READ, [read_proxy_member(ProxyEndpoint("other", 8100), -1, grpc=endpoint)])
@@ -381,14 +385,14 @@ async def full_proxy(world: ReadWorld, *, grpc: bool) -> ReadProxyService:
     balance = service.balance = ReadBalance(1.0)
     balance.use_members([ProxyHost("other:8100")])
     balance.heard("other:8100", 0)
-    await written(await world.namespace(), "first", [[b"a"]])
+    await written(await read_world.namespace(), "first", [[b"a"]])
     assert isinstance(await submitted(service, ReadBatch("first", ReadFrom.OLDEST), Caller("c:1")), Delivery)
-    await written(await world.namespace(), "second", [[b"a"]])
+    await written(await read_world.namespace(), "second", [[b"a"]])
     return service
 
 
-async def test_a_client_of_grpc_is_sent_to_proxies_that_speak_it_and_need_not_say_whom_it_asked(world: ReadWorld):
-    service = await full_proxy(world, grpc=True)
+async def test_a_client_of_grpc_is_sent_to_proxies_that_speak_it_and_need_not_say_whom_it_asked(read_world: ReadWorld):
+    service = await full_proxy(read_world, grpc=True)
     request = ReadBatch("second", ReadFrom.OLDEST)
     sent = await submitted(service, request, Caller("client:5", grpc=True))
     assert isinstance(sent, Refusal)
@@ -398,14 +402,14 @@ async def test_a_client_of_grpc_is_sent_to_proxies_that_speak_it_and_need_not_sa
     assert again.next > DLSN.INITIAL
 
 
-async def test_a_client_of_grpc_is_served_where_the_others_do_not_speak_it(world: ReadWorld):
-    service = await full_proxy(world, grpc=False)
+async def test_a_client_of_grpc_is_served_where_the_others_do_not_speak_it(read_world: ReadWorld):
+    service = await full_proxy(read_world, grpc=False)
     request = ReadBatch("second", ReadFrom.OLDEST)
     assert isinstance(await submitted(service, request, Caller("client:5", grpc=True)), Delivery)
 
 
-async def test_a_client_that_was_sent_here_or_read_here_before_is_served(world: ReadWorld):
-    service = await full_proxy(world, grpc=True)
+async def test_a_client_that_was_sent_here_or_read_here_before_is_served(read_world: ReadWorld):
+    service = await full_proxy(read_world, grpc=True)
     came = ReadBatch("second", ReadFrom.OLDEST, context=RequestContext(("1;-1;other:8100",)))
     assert isinstance(await submitted(service, came, Caller("c:2")), Delivery)
     for log in ("first", "second"):

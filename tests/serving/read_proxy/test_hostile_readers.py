@@ -34,14 +34,14 @@ async def still_serves(service: ReadProxyService) -> None:
 
 
 @pytest.mark.parametrize("form", list(ReadForm))
-async def test_a_long_name_does_not_make_deliveries_that_no_frame_takes(world: ReadWorld, form: ReadForm) -> None:
-    namespace = await world.namespace()
+async def test_a_long_name_does_not_make_deliveries_that_no_frame_takes(read_world: ReadWorld, form: ReadForm) -> None:
+    namespace = await read_world.namespace()
     payloads = [b""] * 30_000
     log = await namespace.open_log(THREE_BYTE_NAME, {"writerOutputBufferSize": 1_000_000})
     async with await log.open_writer() as writer:
         for number, payload in enumerate(payloads):
             writer.write(number, payload)
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, THREE_BYTE_NAME, form=form, max_bytes=2**32 - 1)
     while len(reader.payloads) < len(payloads):
         answer = await reader.pull()
@@ -53,10 +53,10 @@ async def test_a_long_name_does_not_make_deliveries_that_no_frame_takes(world: R
 @pytest.mark.parametrize(
     "name", ["", "/honest", "a//b", "..", "a/../b", ".hidden", "a b", "\x00", "\ud800", "a/" * 16_000 + "a"]
 )
-async def test_a_name_that_no_log_can_have_is_refused_for_good(world: ReadWorld, name: str) -> None:
-    namespace = await world.namespace()
+async def test_a_name_that_no_log_can_have_is_refused_for_good(read_world: ReadWorld, name: str) -> None:
+    namespace = await read_world.namespace()
     await written(namespace, "honest", [[b"a", b"b"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     answer = await Puller(service, name).pull()
     assert isinstance(answer, Refusal)
     assert (answer.code, answer.applied) == (StatusCode.INVALID_STREAM_NAME, Applied.WRONG)
@@ -68,10 +68,10 @@ async def test_a_name_that_no_log_can_have_is_refused_for_good(world: ReadWorld,
     "start",
     [DLSN(-1, -1, -1), DLSN(-(2**63), 0, 0), DLSN(1, -5, -5), -1, -(2**63), 2**63 - 1, DLSN(2**63 - 1, 0, 0)],
 )
-async def test_a_start_that_makes_no_sense_ends_no_reader_but_its_own(world: ReadWorld, start: DLSN | int) -> None:
-    namespace = await world.namespace()
+async def test_a_start_that_makes_no_sense_ends_no_reader_but_its_own(read_world: ReadWorld, start: DLSN | int) -> None:
+    namespace = await read_world.namespace()
     await written(namespace, "honest", [[b"a", b"b"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     strange = Puller(service, "honest", start, wait_ms=50)
     assert isinstance(await strange.pull(), Delivery | Refusal)
     await still_serves(service)
@@ -79,10 +79,10 @@ async def test_a_start_that_makes_no_sense_ends_no_reader_but_its_own(world: Rea
     await still_serves(service)
 
 
-async def test_readers_numbers_that_are_used_again_and_again_leave_one_reader(world: ReadWorld) -> None:
-    namespace = await world.namespace()
+async def test_readers_numbers_that_are_used_again_and_again_leave_one_reader(read_world: ReadWorld) -> None:
+    namespace = await read_world.namespace()
     await written(namespace, "honest", [[b"a", b"b"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     caller, answers = Caller("stranger:1"), []
     for turn in range(500):
         start = ReadFrom.LATEST if turn % 2 else ReadFrom.OLDEST

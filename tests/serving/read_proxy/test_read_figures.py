@@ -42,15 +42,15 @@ def value(registry: CollectorRegistry, name: str) -> float | None:
     return registry.get_sample_value(f"read_proxy_{name}")
 
 
-async def test_the_page_says_who_reads_what_and_what_that_cost(world: ReadWorld):
-    writing, serving = await world.namespace(), await world.namespace()
+async def test_the_page_says_who_reads_what_and_what_that_cost(read_world: ReadWorld):
+    writing, serving = await read_world.namespace(), await read_world.namespace()
     await written(writing, "log", [[b"a", b"b"], [b"c"]])
     registry = CollectorRegistry()
     proxy = ReadProxy(None, SETTINGS, namespace=serving, statistics=Statistics(registry))
     assert (proxy.ready, proxy.streams_shown()) == (False, {})
     assert proxy.state() == {"location": "", "announced": False, "readers": 0, "streams": 0}
     await proxy.start()
-    (member,) = await read_members(world.operator, f"/dl/{READ_PROXIES}")
+    (member,) = await read_members(read_world.operator, f"/dl/{READ_PROXIES}")
     page = member.stats
     assert page is not None
     readers = [Puller(proxy.service, "log", number=number) for number in range(3)]
@@ -78,11 +78,11 @@ async def test_the_page_says_who_reads_what_and_what_that_cost(world: ReadWorld)
     assert value(registry, "deliveries_total") == figures.deliveries, "what was counted stays"
     with pytest.raises(OSError):
         await shown(page, "/heartbeat")
-    world.clients.remove(serving)
+    read_world.clients.remove(serving)
 
 
-async def test_without_a_port_there_is_no_page_and_one_that_is_taken_is_named(world: ReadWorld):
-    serving = await world.namespace()
+async def test_without_a_port_there_is_no_page_and_one_that_is_taken_is_named(read_world: ReadWorld):
+    serving = await read_world.namespace()
     without = ReadProxy(None, replace(SETTINGS, stats_port=-1), namespace=serving)
     await without.start()
     assert without.member.stats is None
@@ -90,13 +90,13 @@ async def test_without_a_port_there_is_no_page_and_one_that_is_taken_is_named(wo
     with pytest.raises(CallerError, match="statsPort"):
         await ReadProxy("distributedlog://nowhere/dl", replace(SETTINGS, stats_port=taken)).start()
     await without.stop()
-    world.clients.remove(serving)
+    read_world.clients.remove(serving)
 
 
-async def test_a_reader_that_waits_counts_as_waiting_until_it_is_answered(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_reader_that_waits_counts_as_waiting_until_it_is_answered(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", wait_ms=60_000)
     await reader.until(1)
     assert (service.figures().readers, service.figures().waiting) == (1, 0)

@@ -44,13 +44,13 @@ def test_settings_that_cannot_be_honoured_are_refused(values):
         ReadProxySettings.from_mapping(values)
 
 
-async def test_readers_come_over_frames_and_find_the_proxy_by_its_member(world: ReadWorld):
-    writing, serving = await world.namespace(), await world.namespace()
+async def test_readers_come_over_frames_and_find_the_proxy_by_its_member(read_world: ReadWorld):
+    writing, serving = await read_world.namespace(), await read_world.namespace()
     await written(writing, "log", [[b"a", b"b"], [b"c"]])
     settings = ReadProxySettings(host="127.0.0.1", port=0, advertised_host="127.0.0.1", linger_ms=0)
     proxy = ReadProxy(None, settings, namespace=serving)
     await proxy.start()
-    (member,) = await read_members(world.operator, f"/dl/{READ_PROXIES}")
+    (member,) = await read_members(read_world.operator, f"/dl/{READ_PROXIES}")
     assert member == proxy.member
     assert member.frames is not None
     client = await FramesClient.connect(TcpNetwork(), str(member.frames))
@@ -66,13 +66,13 @@ async def test_readers_come_over_frames_and_find_the_proxy_by_its_member(world: 
     refused = await waiting
     assert isinstance(refused, Refusal)
     assert refused.code is StatusCode.SERVICE_UNAVAILABLE
-    assert await read_members(world.operator, f"/dl/{READ_PROXIES}") == ()
+    assert await read_members(read_world.operator, f"/dl/{READ_PROXIES}") == ()
     await client.close()
-    world.clients.remove(serving)
+    read_world.clients.remove(serving)
 
 
-async def test_a_connection_that_breaks_frees_its_readers(world: ReadWorld):
-    writing, serving = await world.namespace(), await world.namespace()
+async def test_a_connection_that_breaks_frees_its_readers(read_world: ReadWorld):
+    writing, serving = await read_world.namespace(), await read_world.namespace()
     await written(writing, "log", [[b"a"]])
     settings = ReadProxySettings(host="127.0.0.1", port=0, advertised_host="127.0.0.1", linger_ms=0)
     proxy = ReadProxy(None, settings, namespace=serving)
@@ -85,7 +85,7 @@ async def test_a_connection_that_breaks_frees_its_readers(world: ReadWorld):
     await client.close()
     await until(lambda: not proxy.service.figures().readers)
     await proxy.stop()
-    world.clients.remove(serving)
+    read_world.clients.remove(serving)
 
 
 def test_a_process_that_cannot_start_says_why(capsys):

@@ -47,10 +47,10 @@ async def in_one_entry_each(namespace, name, segments):
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_reader_gets_every_record_of_the_log_and_then_what_is_written(world: ReadWorld, form):
-    namespace = await world.namespace()
+async def test_a_reader_gets_every_record_of_the_log_and_then_what_is_written(read_world: ReadWorld, form):
+    namespace = await read_world.namespace()
     log = await written(namespace, "log", SEGMENTS)
-    reader = Puller(await world.proxy(), "log", form=form)
+    reader = Puller(await read_world.proxy(), "log", form=form)
     assert await reader.until(len(FLAT)) is None
     assert reader.payloads == FLAT
     # Stored entries without records, the writer's control records, are an answer too.
@@ -85,10 +85,12 @@ async def test_a_reader_gets_every_record_of_the_log_and_then_what_is_written(wo
         (80, 8),
     ],
 )
-async def test_a_reader_starts_at_any_position_also_in_the_middle_of_an_entry(world: ReadWorld, form, start, first):
-    namespace = await world.namespace()
+async def test_a_reader_starts_at_any_position_also_in_the_middle_of_an_entry(
+    read_world: ReadWorld, form, start, first
+):
+    namespace = await read_world.namespace()
     await in_one_entry_each(namespace, "log", SEGMENTS)
-    reader = Puller(await world.proxy(), "log", start, form=form)
+    reader = Puller(await read_world.proxy(), "log", start, form=form)
     assert await reader.until(len(FLAT) - first) is None
     assert reader.payloads == FLAT[first:]
     direct = await (await namespace.open_log("log")).open_reader(0 if isinstance(start, ReadFrom) else start)
@@ -99,10 +101,10 @@ async def test_a_reader_starts_at_any_position_also_in_the_middle_of_an_entry(wo
 
 
 @pytest.mark.parametrize("start", [ReadFrom.LATEST, DLSN(4, 0, 0), DLSN(3, 0, 4), 81])
-async def test_a_reader_at_the_end_gets_what_comes(world: ReadWorld, start):
-    namespace = await world.namespace()
+async def test_a_reader_at_the_end_gets_what_comes(read_world: ReadWorld, start):
+    namespace = await read_world.namespace()
     await in_one_entry_each(namespace, "log", SEGMENTS)
-    reader = Puller(await world.proxy(), "log", start, wait_ms=100)
+    reader = Puller(await read_world.proxy(), "log", start, wait_ms=100)
     empty = await reader.pull()
     assert isinstance(empty, Delivery)
     assert empty.parts == ()
@@ -112,10 +114,10 @@ async def test_a_reader_at_the_end_gets_what_comes(world: ReadWorld, start):
     assert reader.payloads == [b"new"]
 
 
-async def test_a_position_in_the_future_is_waited_for(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_position_in_the_future_is_waited_for(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    reader = Puller(await world.proxy(), "log", DLSN(2, 1, 0))
+    reader = Puller(await read_world.proxy(), "log", DLSN(2, 1, 0))
     waiting = asyncio.ensure_future(reader.pull())
     await written(namespace, "log", [[b"b", b"c"], [b"d"]], start=100)
     await waiting
@@ -123,12 +125,12 @@ async def test_a_position_in_the_future_is_waited_for(world: ReadWorld):
     assert reader.payloads == [b"c", b"d"]
 
 
-async def test_a_reader_waits_over_rolling_segments_and_gets_each_record_once(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_reader_waits_over_rolling_segments_and_gets_each_record_once(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     log = await namespace.open_log("log")
     await log.open_writer()
     await log.close()
-    service = await world.proxy()
+    service = await read_world.proxy()
     readers = [Puller(service, "log", caller=Caller(f"c{i}"), form=FORMS[i % 3]) for i in range(9)]
     payloads = [b"%d" % i for i in range(60)]
     reading = [asyncio.ensure_future(reader.until(len(payloads))) for reader in readers]
@@ -142,13 +144,13 @@ async def test_a_reader_waits_over_rolling_segments_and_gets_each_record_once(wo
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_sealed_log_ends_for_its_readers_and_for_those_who_ask_again(world: ReadWorld, form):
-    namespace = await world.namespace()
+async def test_a_sealed_log_ends_for_its_readers_and_for_those_who_ask_again(read_world: ReadWorld, form):
+    namespace = await read_world.namespace()
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         writer.write(1, b"a")
         await writer.mark_end_of_stream()
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", form=form)
     assert await reader.to_end() is None
     assert reader.payloads == [b"a"]
@@ -162,10 +164,10 @@ async def test_a_sealed_log_ends_for_its_readers_and_for_those_who_ask_again(wor
     assert other.position == reader.position
 
 
-async def test_a_log_that_is_sealed_while_readers_wait_ends_for_them(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_log_that_is_sealed_while_readers_wait_ends_for_them(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     log = await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     readers = [Puller(service, "log", caller=Caller(str(i))) for i in range(5)]
     ends = [asyncio.ensure_future(reader.to_end()) for reader in readers]
     await until(lambda: service.figures().waiting == 5)
@@ -176,14 +178,14 @@ async def test_a_log_that_is_sealed_while_readers_wait_ends_for_them(world: Read
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_control_records_are_hidden_and_record_sets_expanded(world: ReadWorld, form):
-    namespace = await world.namespace()
+async def test_control_records_are_hidden_and_record_sets_expanded(read_world: ReadWorld, form):
+    namespace = await read_world.namespace()
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         writer.write(1, b"a")
         await writer.commit()  # ends with a control record
         writer.write_record_set(2, [b"b", b"c", b"d"])
-    reader = Puller(await world.proxy(), "log", form=form)
+    reader = Puller(await read_world.proxy(), "log", form=form)
     assert await reader.until(4) is None
     assert reader.payloads == [b"a", b"b", b"c", b"d"]
     middle = Puller(reader.service, "log", DLSN(1, 2, 1), form=form, number=1)
@@ -191,10 +193,10 @@ async def test_control_records_are_hidden_and_record_sets_expanded(world: ReadWo
     assert middle.payloads == [b"c", b"d"]
 
 
-async def test_an_answer_without_data_says_where_to_go_on(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_an_answer_without_data_says_where_to_go_on(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a", b"b"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", wait_ms=50)
     assert await reader.until(2) is None
     before = reader.position
@@ -204,10 +206,10 @@ async def test_an_answer_without_data_says_where_to_go_on(world: ReadWorld):
     assert empty.next >= before
 
 
-async def test_a_delivery_is_bounded_and_one_entry_comes_always(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_delivery_is_bounded_and_one_entry_comes_always(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"x" * 1000 for _ in range(50)]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", max_bytes=1)
     await reader.pull()
     assert len(reader.records) == 1
@@ -220,8 +222,8 @@ async def test_a_delivery_is_bounded_and_one_entry_comes_always(world: ReadWorld
     assert max(sizes) <= 10
 
 
-async def test_what_a_read_proxy_does_not_do_is_refused(world: ReadWorld):
-    service = await world.proxy()
+async def test_what_a_read_proxy_does_not_do_is_refused(read_world: ReadWorld):
+    service = await read_world.proxy()
     caller = Caller("c")
     refused = await submitted(service, WriteRecords("log", (b"x",)), caller)
     assert isinstance(refused, Refusal)
@@ -233,9 +235,9 @@ async def test_what_a_read_proxy_does_not_do_is_refused(world: ReadWorld):
     assert not info.ownerships
 
 
-async def test_a_log_that_does_not_exist_or_has_no_name_is_refused_and_may_come_later(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy()
+async def test_a_log_that_does_not_exist_or_has_no_name_is_refused_and_may_come_later(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy()
     for start in (ReadFrom.OLDEST, ReadFrom.LATEST, 5, DLSN(1, 0, 0)):
         refused = await Puller(service, "log", start).pull()
         assert isinstance(refused, Refusal)
@@ -250,20 +252,20 @@ async def test_a_log_that_does_not_exist_or_has_no_name_is_refused_and_may_come_
     assert await reader.until(1) is None
 
 
-async def test_a_read_waits_no_longer_than_its_client(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_read_waits_no_longer_than_its_client(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     request = ReadBatch("log", ReadFrom.LATEST, wait_ms=60_000, context=RequestContext(timeout_ms=50))
     answer = await asyncio.wait_for(submitted(service, request, Caller("c")), 5)
     assert isinstance(answer, Delivery)
     assert answer.parts == ()
 
 
-async def test_a_read_that_is_asked_again_takes_the_place_of_the_first(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_read_that_is_asked_again_takes_the_place_of_the_first(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", ReadFrom.LATEST, wait_ms=0)
     await reader.pull()
     reader.wait_ms = 10_000
@@ -279,11 +281,11 @@ async def test_a_read_that_is_asked_again_takes_the_place_of_the_first(world: Re
     assert reader.payloads == [b"new"]
 
 
-async def test_a_reader_may_go_back_and_elsewhere(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_reader_may_go_back_and_elsewhere(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a", b"b", b"c"]])
     await written(namespace, "other", [[b"z"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log")
     await reader.until(3)
     reader.position = DLSN(1, 1, 0)
@@ -295,10 +297,10 @@ async def test_a_reader_may_go_back_and_elsewhere(world: ReadWorld):
     assert service.figures().readers == 1
 
 
-async def test_a_connection_that_ends_frees_everything(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_connection_that_ends_frees_everything(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     caller = Caller("c")
     readers = [Puller(service, "log", caller=caller, number=i) for i in range(10)]
     waiting = [reader.ask() for reader in readers]
@@ -310,10 +312,10 @@ async def test_a_connection_that_ends_frees_everything(world: ReadWorld):
     await until(lambda: service.figures().ring_bytes == 0)
 
 
-async def test_a_stopped_proxy_refuses_what_waits_and_what_comes(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_stopped_proxy_refuses_what_waits_and_what_comes(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log", ReadFrom.LATEST)
     waiting = reader.ask()
     await until(lambda: service.figures().waiting == 1)
@@ -325,9 +327,9 @@ async def test_a_stopped_proxy_refuses_what_waits_and_what_comes(world: ReadWorl
 
 @pytest.mark.parametrize("skipping", [False, True])
 async def test_a_damaged_entry_is_refused_for_good_or_leaves_a_hole_that_its_reader_sees(
-    world: ReadWorld, skipping: bool
+    read_world: ReadWorld, skipping: bool
 ):
-    namespace = await world.namespace(skip_broken_entries=skipping)
+    namespace = await read_world.namespace(skip_broken_entries=skipping)
     log = await namespace.open_log("log")
     async with await log.open_writer() as writer:
         for payload in (b"a", b"b", b"c"):
@@ -335,11 +337,11 @@ async def test_a_damaged_entry_is_refused_for_good_or_leaves_a_hole_that_its_rea
             await writer.commit()
     (segment,) = await log.segments()
     damaged = 0
-    for bookie in world.bookies:
+    for bookie in read_world.bookies:
         entries = bookie.ledgers[segment.ledger_id].entries
         damaged = next(entry_id for entry_id, entry in sorted(entries.items()) if entry.endswith(b"b"))
         entries[damaged] = entries[damaged][:-1] + b"x"
-    reader = Puller(await world.proxy(namespace), "log", form=ReadForm.ENTRIES)
+    reader = Puller(await read_world.proxy(namespace), "log", form=ReadForm.ENTRIES)
     ids: list[int] = []
     refused: Refusal | None = None
     while len(ids) <= damaged and refused is None:
@@ -360,12 +362,12 @@ async def test_a_damaged_entry_is_refused_for_good_or_leaves_a_hole_that_its_rea
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_reader_that_asks_for_another_place_or_log_under_its_number_gets_what_it_asks_for(
-    world: ReadWorld, form
+    read_world: ReadWorld, form
 ):
-    namespace = await world.namespace()
+    namespace = await read_world.namespace()
     await in_one_entry_each(namespace, "log", SEGMENTS)
     await in_one_entry_each(namespace, "other", [[b"x0", b"x1"]])
-    service, caller = await world.proxy(), Caller("client:1")
+    service, caller = await read_world.proxy(), Caller("client:1")
 
     async def found_at(stream: str, start: DLSN | int | ReadFrom, count: int) -> list[bytes]:
         reader = Puller(service, stream, start, form=form, caller=caller)

@@ -19,8 +19,8 @@ FORMS = list(ReadForm)
 MIB = 1024 * 1024
 
 
-def entries_read(world: ReadWorld) -> int:
-    return sum(world.served.values())
+def entries_read(read_world: ReadWorld) -> int:
+    return sum(read_world.served.values())
 
 
 async def one_entry_each(namespace, name, count, *, start=0, size=10):
@@ -34,38 +34,38 @@ async def one_entry_each(namespace, name, count, *, start=0, size=10):
     return payloads
 
 
-async def reads_of(world: ReadWorld, readers: int) -> int:
+async def reads_of(read_world: ReadWorld, readers: int) -> int:
     """How often entries are read where so many readers follow one log from its beginning to what comes."""
-    namespace = await world.namespace()
+    namespace = await read_world.namespace()
     payloads = await one_entry_each(namespace, "log", 40)
-    service = await world.proxy()
-    before = entries_read(world)
+    service = await read_world.proxy()
+    before = entries_read(read_world)
     all_readers = [Puller(service, "log", caller=Caller(f"c{i}"), form=FORMS[i % 3]) for i in range(readers)]
     reading = [asyncio.ensure_future(reader.until(80)) for reader in all_readers]
     await until(lambda: all(len(reader.payloads) == 40 for reader in all_readers))
     payloads += await one_entry_each(namespace, "log", 40, start=40)
     assert await asyncio.gather(*reading) == [None] * readers
     assert [reader.payloads for reader in all_readers] == [payloads] * readers
-    return entries_read(world) - before
+    return entries_read(read_world) - before
 
 
-async def test_two_hundred_readers_cost_the_storage_nodes_as_many_reads_as_one(world: ReadWorld):
+async def test_two_hundred_readers_cost_the_storage_nodes_as_many_reads_as_one(read_world: ReadWorld):
     other = ReadWorld()
     await other.start()
     try:
         alone = await reads_of(other, 1)
     finally:
         await other.stop()
-    together = await reads_of(world, 200)
+    together = await reads_of(read_world, 200)
     # Beside the entries of the log: a few that hold a writer's control records, and where the end was asked for.
     assert 80 <= alone <= 90
     assert together <= alone + 5
 
 
-async def test_a_chunk_is_decoded_once_for_all_readers_of_a_form(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_chunk_is_decoded_once_for_all_readers_of_a_form(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await one_entry_each(namespace, "log", 10)
-    service = await world.proxy()
+    service = await read_world.proxy()
     readers = [Puller(service, "log", caller=Caller(f"c{i}")) for i in range(50)]
     await asyncio.gather(*(reader.until(10) for reader in readers))
     figures = service.figures()
@@ -73,9 +73,9 @@ async def test_a_chunk_is_decoded_once_for_all_readers_of_a_form(world: ReadWorl
     assert figures.chunks_shared >= 40
 
 
-async def test_a_slow_reader_loses_only_its_place_in_the_ring(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy(ring_bytes=2 * MIB, rings_bytes=2 * MIB)
+async def test_a_slow_reader_loses_only_its_place_in_the_ring(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(ring_bytes=2 * MIB, rings_bytes=2 * MIB)
     payloads = await one_entry_each(namespace, "log", 5, size=10_000)
     slow = Puller(service, "log", caller=Caller("slow"), max_bytes=1)
     quick = Puller(service, "log", caller=Caller("quick"))
@@ -85,18 +85,18 @@ async def test_a_slow_reader_loses_only_its_place_in_the_ring(world: ReadWorld):
         payloads += await one_entry_each(namespace, "log", 100, start=len(payloads), size=10_000)
         assert await asyncio.wait_for(quick.until(len(payloads)), 20) is None
         assert service.figures().ring_bytes <= 2 * MIB, turn
-    before = entries_read(world)
+    before = entries_read(read_world)
     slow.max_bytes = MIB
     assert await asyncio.wait_for(slow.until(len(payloads)), 20) is None
     assert slow.payloads == quick.payloads == payloads
     # It has read what was missing by itself, once, and then joined the others.
-    assert entries_read(world) - before <= 450
+    assert entries_read(read_world) - before <= 450
     await until(lambda: service.figures().catch_ups == 0)
 
 
-async def test_those_who_catch_up_wait_for_their_turn_and_all_get_it(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy(max_catch_ups=2, catch_up_turn_bytes=3000, catch_up_idle_ms=1)
+async def test_those_who_catch_up_wait_for_their_turn_and_all_get_it(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(max_catch_ups=2, catch_up_turn_bytes=3000, catch_up_idle_ms=1)
     payloads = {name: await one_entry_each(namespace, name, 30, size=200) for name in ("a", "b", "c", "d", "e")}
     readers = [
         Puller(service, name, DLSN(1, i, 0), caller=Caller(f"{name}{i}"), max_bytes=600)
@@ -120,9 +120,9 @@ async def test_those_who_catch_up_wait_for_their_turn_and_all_get_it(world: Read
     await until(lambda: service.figures().catch_ups == 0)
 
 
-async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy(max_catch_ups=1, catch_up_idle_ms=1)
+async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(max_catch_ups=1, catch_up_idle_ms=1)
     for name in ("a", "b"):
         await one_entry_each(namespace, name, 20, size=200)
     idle, other = Puller(service, "a", max_bytes=1), Puller(service, "b", number=1)
@@ -132,13 +132,13 @@ async def test_a_reader_that_asks_for_nothing_loses_its_turn_to_one_that_waits(w
 
 
 async def test_a_reader_that_asks_for_little_again_and_again_does_not_keep_its_turn(
-    world: ReadWorld, monkeypatch: pytest.MonkeyPatch
+    read_world: ReadWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """One for each turn that there is, and nobody else would ever catch up."""
     monkeypatch.setattr("dlspark.serving.read_proxy.service.SWEEP_S", 0.01)
     monkeypatch.setattr("dlspark.serving.read_proxy.service.LONGEST_TURN_S", 0.0)
-    namespace = await world.namespace()
-    service = await world.proxy(max_catch_ups=1, catch_up_idle_ms=60_000)
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(max_catch_ups=1, catch_up_idle_ms=60_000)
     payloads = {name: await one_entry_each(namespace, name, 20, size=200) for name in ("a", "b")}
     slow, other = Puller(service, "a", max_bytes=1), Puller(service, "b", caller=Caller("client:2"), max_bytes=1)
     await slow.pull()
@@ -147,10 +147,10 @@ async def test_a_reader_that_asks_for_little_again_and_again_does_not_keep_its_t
     assert [slow.payloads, other.payloads] == [payloads["a"], payloads["b"]]
 
 
-async def test_calls_of_one_connection_wait_for_their_turns_behind_each_other(world: ReadWorld):
+async def test_calls_of_one_connection_wait_for_their_turns_behind_each_other(read_world: ReadWorld):
     """Each call of gRPC is a caller of its own: a client that begins many must not keep another connection waiting."""
-    namespace = await world.namespace()
-    service = await world.proxy(max_catch_ups=1, catch_up_idle_ms=1)
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(max_catch_ups=1, catch_up_idle_ms=1)
     order = []
     asked = []
     for name in [*(f"greedy-{number}" for number in range(3)), "modest"]:
@@ -163,9 +163,9 @@ async def test_calls_of_one_connection_wait_for_their_turns_behind_each_other(wo
     assert order.index("modest") < 3, order
 
 
-async def test_the_rings_of_all_logs_together_are_bounded(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy(ring_bytes=2 * MIB, rings_bytes=3 * MIB, decoded_bytes=MIB)
+async def test_the_rings_of_all_logs_together_are_bounded(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(ring_bytes=2 * MIB, rings_bytes=3 * MIB, decoded_bytes=MIB)
     readers = []
     for name in ("a", "b", "c"):
         await one_entry_each(namespace, name, 1)
@@ -186,10 +186,10 @@ async def test_the_rings_of_all_logs_together_are_bounded(world: ReadWorld):
 # ---------------------------------------------------------------------- bounds
 
 
-async def test_readers_are_bounded_for_each_connection_and_together(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_readers_are_bounded_for_each_connection_and_together(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy(max_readers=3, max_caller_readers=2)
+    service = await read_world.proxy(max_readers=3, max_caller_readers=2)
     caller = Caller("c")
     for i in range(2):
         await Puller(service, "log", caller=caller, number=i).until(1)
@@ -205,11 +205,11 @@ async def test_readers_are_bounded_for_each_connection_and_together(world: ReadW
     assert await Puller(service, "log", caller=other, number=1).until(1) is None
 
 
-async def test_logs_are_bounded_and_one_without_readers_makes_room(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_logs_are_bounded_and_one_without_readers_makes_room(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     for name in ("a", "b", "c"):
         await written(namespace, name, [[b"x"]])
-    service = await world.proxy(max_logs=2, linger_ms=60_000)
+    service = await read_world.proxy(max_logs=2, linger_ms=60_000)
     callers = [Caller(name) for name in "ab"]
     for caller in callers:
         await Puller(service, caller.address, caller=caller).until(1)
@@ -221,10 +221,10 @@ async def test_logs_are_bounded_and_one_without_readers_makes_room(world: ReadWo
     assert service.figures().logs == 2
 
 
-async def test_the_place_of_a_reader_that_never_comes_back_is_given_up(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_the_place_of_a_reader_that_never_comes_back_is_given_up(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a", b"b"]])
-    service = await world.proxy(reader_idle_ms=1)
+    service = await read_world.proxy(reader_idle_ms=1)
     reader = Puller(service, "log", max_bytes=1)
     await reader.pull()
     await until(lambda: service.figures().readers == 0)
@@ -233,30 +233,30 @@ async def test_the_place_of_a_reader_that_never_comes_back_is_given_up(world: Re
     assert reader.payloads == [b"a", b"b"]
 
 
-async def test_a_log_is_read_on_for_a_while_after_its_last_reader(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_a_log_is_read_on_for_a_while_after_its_last_reader(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await one_entry_each(namespace, "log", 1)
-    service = await world.proxy(linger_ms=60_000)
+    service = await read_world.proxy(linger_ms=60_000)
     caller = Caller("c")
     reader = Puller(service, "log", caller=caller)
     await reader.until(1)
     service.caller_gone(caller)
     await one_entry_each(namespace, "log", 10, start=1)
     await until(lambda: service.figures().ring_bytes > 10 * 500)
-    before = entries_read(world)
+    before = entries_read(read_world)
     reader.position = DLSN(2, 0, 0)
     assert await reader.until(11) is None
-    assert entries_read(world) == before
+    assert entries_read(read_world) == before
 
 
 # ---------------------------------------------------------------------- what happens to the log
 
 
-async def test_truncation_is_an_error_with_the_way_on(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_truncation_is_an_error_with_the_way_on(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     log = await written(namespace, "log", [[b"a0", b"a1"], [b"b0", b"b1"], [b"c0"]])
     await log.truncate(DLSN(2, 1, 0))
-    service = await world.proxy()
+    service = await read_world.proxy()
     refused = await Puller(service, "log", DLSN(1, 0, 1)).pull()
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.error) == (StatusCode.TRUNCATED_TRANSACTION, "AlreadyTruncatedError")
@@ -269,9 +269,9 @@ async def test_truncation_is_an_error_with_the_way_on(world: ReadWorld):
         assert reader.payloads == [b"b1", b"c0"]
 
 
-async def test_truncation_is_seen_by_who_comes_after_it_though_the_ring_has_the_records(world: ReadWorld):
-    namespace = await world.namespace()
-    service = await world.proxy(linger_ms=60_000)
+async def test_truncation_is_seen_by_who_comes_after_it_though_the_ring_has_the_records(read_world: ReadWorld):
+    namespace = await read_world.namespace()
+    service = await read_world.proxy(linger_ms=60_000)
     log = await written(namespace, "log", [[b"z"]])
     tailing = Puller(service, "log")
     await tailing.until(1)
@@ -288,10 +288,10 @@ async def test_truncation_is_seen_by_who_comes_after_it_though_the_ring_has_the_
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_log_that_is_deleted_ends_for_its_readers_and_may_come_again(world: ReadWorld, form):
-    namespace = await world.namespace()
+async def test_a_log_that_is_deleted_ends_for_its_readers_and_may_come_again(read_world: ReadWorld, form):
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    service = await world.proxy()
+    service = await read_world.proxy()
     readers = [Puller(service, "log", caller=Caller(str(i)), form=form) for i in range(3)]
     reading = [asyncio.ensure_future(reader.to_end()) for reader in readers]
     await until(lambda: all(reader.payloads for reader in readers) and service.figures().waiting == 3)
@@ -306,18 +306,18 @@ async def test_a_log_that_is_deleted_ends_for_its_readers_and_may_come_again(wor
     assert reader.payloads == [b"new"]
 
 
-async def test_storage_nodes_that_fail_for_a_while_are_waited_out(world: ReadWorld):
-    namespace = await world.namespace()
+async def test_storage_nodes_that_fail_for_a_while_are_waited_out(read_world: ReadWorld):
+    namespace = await read_world.namespace()
     await one_entry_each(namespace, "log", 3)
-    service = await world.proxy()
+    service = await read_world.proxy()
     reader = Puller(service, "log")
     assert await reader.until(3) is None
     payloads = await one_entry_each(namespace, "log", 3, start=3)
-    for bookie in world.bookies:
+    for bookie in read_world.bookies:
         bookie.stop()
     waiting = asyncio.ensure_future(Puller(service, "log", DLSN(2, 0, 0), number=1, wait_ms=30_000).pull())
     await asyncio.sleep(0)
-    for bookie in world.bookies:
+    for bookie in read_world.bookies:
         bookie.up = True
     answer = await asyncio.wait_for(waiting, 20)
     assert isinstance(answer, Delivery)
@@ -325,12 +325,12 @@ async def test_storage_nodes_that_fail_for_a_while_are_waited_out(world: ReadWor
     assert reader.payloads[3:] == payloads
 
 
-async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(world: ReadWorld):
+async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(read_world: ReadWorld):
     """What waits is refused, and is safe to ask again."""
-    namespace = await world.namespace()
+    namespace = await read_world.namespace()
     await written(namespace, "log", [[b"a"]])
-    serving = await world.namespace()
-    service = await world.proxy(serving)
+    serving = await read_world.namespace()
+    service = await read_world.proxy(serving)
     reader = Puller(service, "log")
     waiting = asyncio.ensure_future(reader.to_end())
     await until(lambda: reader.payloads and service.figures().waiting == 1)
@@ -349,13 +349,13 @@ async def test_a_feed_that_fails_tells_its_readers_and_the_next_one_recovers(wor
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_readers_do_each_gets_what_a_direct_reader_gets(world: ReadWorld, seed):
+async def test_whatever_readers_do_each_gets_what_a_direct_reader_gets(read_world: ReadWorld, seed):
     """Readers of any pace, form and amount, from anywhere, that go from proxy to proxy, while segments roll and rings
     forget; the log is sealed at last."""
     rng = random.Random(seed)
-    namespace = await world.namespace()
+    namespace = await read_world.namespace()
     small = {"ring_bytes": 2 * MIB, "rings_bytes": 2 * MIB, "decoded_bytes": MIB, "max_catch_ups": 2}
-    proxies = [await world.proxy(catch_up_turn_bytes=MIB, catch_up_idle_ms=1, **small) for _ in range(2)]
+    proxies = [await read_world.proxy(catch_up_turn_bytes=MIB, catch_up_idle_ms=1, **small) for _ in range(2)]
     await one_entry_each(namespace, "log", 30, size=10_000)
     starts = [ReadFrom.OLDEST, DLSN(1, 7, 0), 11, DLSN(1, 29, 0), DLSN(2, 3, 0), ReadFrom.OLDEST]
     readers = [

@@ -15,7 +15,6 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import SET_HEADER, SET_VERSION, Compression, encode_record_set
 from dlspark.core.writing.write_kinds import CheckedSet
-from dlspark.errors import CallerError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.operations import (
     Answer,
@@ -42,6 +41,7 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import MAX_SET_RECORDS
 from dlspark.serving.write_proxy.streams.execution import opened_sets
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
 SETS = RequestContext(is_record_set=True)

@@ -11,7 +11,6 @@ from helpers.serving.scripted_service import ScriptedService
 from helpers.virtual_time import virtual_time
 from helpers.worlds.memory_network import Pipes
 
-from dlspark.errors import OwnershipAcquireFailedError
 from dlspark.serving.bindings.frames_server import FramesServer
 from dlspark.serving.process.membership import ProxyEndpoint, ProxyMember, proxy_member
 from dlspark.serving.process.peers import ProxyPeers
@@ -38,6 +37,7 @@ from dlspark.serving.write_proxy.tier.administration import (
     survey,
 )
 from dlspark.serving.write_proxy.tier.balancing import ClusterBalance, StreamMove
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import CallerError, NotAppliedError, OutcomeUnknownError
 
 

@@ -48,7 +48,7 @@ class HeldService:
         self.gone.append(caller)
 
 
-class World:
+class MeasuredProxy:
     def __init__(self) -> None:
         self.now = 100.0
         self.scopes = ProxyScopes()
@@ -72,81 +72,81 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def measured() -> MeasuredProxy:
+    return MeasuredProxy()
 
 
-def test_writes_count_for_their_stream_once_it_was_written(world: World) -> None:
+def test_writes_count_for_their_stream_once_it_was_written(measured: MeasuredProxy) -> None:
     write = WriteRecords("a", (b"xx",))
-    world.ask(write, Refusal(StatusCode.OVER_CAPACITY, "slow down"))
-    assert world.value("request_write_count", success="false") == 1
-    assert world.value("request_write_count", stream="a", success="false") is None
-    world.ask(write, WriteReceipt(DLSN(1, 0, 0), 1))
-    assert world.value("request_write_count", stream="a", success="true") == 1
-    assert world.value("request_write_bucket", stream="a", success="true", le="2.5") == 1
-    assert world.value("records_success_total", stream="a") == 1
-    assert world.value("records_failure_total") == 1
-    assert world.value("records_received_total") == 2
-    assert world.value("request_statuscode_total", code="OVER_CAPACITY") == 1
-    assert world.value("request_statuscode_total", code="SUCCESS") == 1
-    assert world.value("request_statuscode_count_total") == 2
+    measured.ask(write, Refusal(StatusCode.OVER_CAPACITY, "slow down"))
+    assert measured.value("request_write_count", success="false") == 1
+    assert measured.value("request_write_count", stream="a", success="false") is None
+    measured.ask(write, WriteReceipt(DLSN(1, 0, 0), 1))
+    assert measured.value("request_write_count", stream="a", success="true") == 1
+    assert measured.value("request_write_bucket", stream="a", success="true", le="2.5") == 1
+    assert measured.value("records_success_total", stream="a") == 1
+    assert measured.value("records_failure_total") == 1
+    assert measured.value("records_received_total") == 2
+    assert measured.value("request_statuscode_total", code="OVER_CAPACITY") == 1
+    assert measured.value("request_statuscode_total", code="SUCCESS") == 1
+    assert measured.value("request_statuscode_count_total") == 2
 
 
-def test_a_bulk_counts_each_record_and_a_redirect_is_no_failure(world: World) -> None:
+def test_a_bulk_counts_each_record_and_a_redirect_is_no_failure(measured: MeasuredProxy) -> None:
     bulk = WriteRecords("a", (b"1", b"2", b"3"))
     refused = Refusal(StatusCode.TOO_LARGE_RECORD, "too large")
-    world.ask(bulk, BulkReceipt((DLSN(1, 0, 0), refused, DLSN(1, 0, 1))))
-    assert world.value("records_success_total", stream="a") == 2
-    assert world.value("records_failure_total", stream="a") == 1
-    world.ask(bulk, Refusal(StatusCode.FOUND, "elsewhere", "1;1;b:1"))
-    assert world.value("records_redirect_total") == 3
-    assert world.value("request_redirect_total") == 1
-    assert world.value("request_bulkWrite_count", success="false") == 0
-    assert world.value("request_bulkWrite_count", stream="a", success="true") == 1
+    measured.ask(bulk, BulkReceipt((DLSN(1, 0, 0), refused, DLSN(1, 0, 1))))
+    assert measured.value("records_success_total", stream="a") == 2
+    assert measured.value("records_failure_total", stream="a") == 1
+    measured.ask(bulk, Refusal(StatusCode.FOUND, "elsewhere", "1;1;b:1"))
+    assert measured.value("records_redirect_total") == 3
+    assert measured.value("request_redirect_total") == 1
+    assert measured.value("request_bulkWrite_count", success="false") == 0
+    assert measured.value("request_bulkWrite_count", stream="a", success="true") == 1
 
 
-def test_other_operations_are_timed_by_upstreams_names_or_under_one(world: World) -> None:
-    world.ask(Heartbeat("a"), Done())
-    world.ask(FindOwner("a"), OwnerFound("1;0;a:1"))
-    world.ask(Heartbeat("a"), Refusal(StatusCode.REQUEST_DENIED, "no"))
-    assert world.value("request_heartbeat_count", success="true") == 1
-    assert world.value("request_heartbeat_count", success="false") == 1
-    assert world.value("request_other_count", operation="FindOwner", success="true") == 1
-    assert world.value("denied_total", operation="heartbeat") == 1
+def test_other_operations_are_timed_by_upstreams_names_or_under_one(measured: MeasuredProxy) -> None:
+    measured.ask(Heartbeat("a"), Done())
+    measured.ask(FindOwner("a"), OwnerFound("1;0;a:1"))
+    measured.ask(Heartbeat("a"), Refusal(StatusCode.REQUEST_DENIED, "no"))
+    assert measured.value("request_heartbeat_count", success="true") == 1
+    assert measured.value("request_heartbeat_count", success="false") == 1
+    assert measured.value("request_other_count", operation="FindOwner", success="true") == 1
+    assert measured.value("denied_total", operation="heartbeat") == 1
 
 
-def test_what_is_not_answered_yet_shows(world: World) -> None:
-    world.service.submit(WriteRecords("a", (b"1",)), CALLER, lambda _: None)
-    world.service.submit(WriteRecords("a", (b"1",), atomic=True), CALLER, lambda _: None)
-    world.service.submit(FindOwner("a"), CALLER, lambda _: None)
+def test_what_is_not_answered_yet_shows(measured: MeasuredProxy) -> None:
+    measured.service.submit(WriteRecords("a", (b"1",)), CALLER, lambda _: None)
+    measured.service.submit(WriteRecords("a", (b"1",), atomic=True), CALLER, lambda _: None)
+    measured.service.submit(FindOwner("a"), CALLER, lambda _: None)
     pending = ("request_writePending", "request_bulkWritePending", "service_outstandingAsync")
-    assert [world.value(name) for name in pending] == [1, 1, 3]
-    for _, reply in world.inner.asked:
+    assert [measured.value(name) for name in pending] == [1, 1, 3]
+    for _, reply in measured.inner.asked:
         reply(Done())
-    assert [world.value(name) for name in pending] == [0, 0, 0]
-    world.service.caller_gone(CALLER)
-    assert world.inner.gone == [CALLER]
+    assert [measured.value(name) for name in pending] == [0, 0, 0]
+    measured.service.caller_gone(CALLER)
+    assert measured.inner.gone == [CALLER]
 
 
-def test_a_stream_that_is_given_up_goes_on_in_the_sum(world: World) -> None:
+def test_a_stream_that_is_given_up_goes_on_in_the_sum(measured: MeasuredProxy) -> None:
     for stream in ("a", "b"):
-        world.ask(WriteRecords(stream, (b"1",)), WriteReceipt(DLSN(1, 0, 0), 1))
-    world.scopes.keep_streams(lambda stream: stream == "b")
-    assert world.value("records_success_total", stream="a") is None
-    assert world.value("records_success_total", stream="b") == 1
-    assert world.value("records_success_total") == 1
-    world.end()
-    assert world.value("records_success_total") == 2
-    assert world.value("records_received_total") == 2
-    world.end()
-    assert world.value("records_success_total") == 2
+        measured.ask(WriteRecords(stream, (b"1",)), WriteReceipt(DLSN(1, 0, 0), 1))
+    measured.scopes.keep_streams(lambda stream: stream == "b")
+    assert measured.value("records_success_total", stream="a") is None
+    assert measured.value("records_success_total", stream="b") == 1
+    assert measured.value("records_success_total") == 1
+    measured.end()
+    assert measured.value("records_success_total") == 2
+    assert measured.value("records_received_total") == 2
+    measured.end()
+    assert measured.value("records_success_total") == 2
 
 
-def test_how_many_streams_have_series_is_bounded_and_can_be_none(world: World) -> None:
+def test_how_many_streams_have_series_is_bounded_and_can_be_none(measured: MeasuredProxy) -> None:
     for number in range(MAX_STREAM_SERIES + 5):
-        world.scopes.of(str(number))
-    assert len(world.scopes.streams) == MAX_STREAM_SERIES
-    assert world.scopes.of("more") is world.scopes.rest
+        measured.scopes.of(str(number))
+    assert len(measured.scopes.streams) == MAX_STREAM_SERIES
+    assert measured.scopes.of("more") is measured.scopes.rest
     assert ProxyScopes(per_stream=False).of("a") is not None
     assert not ProxyScopes(per_stream=False).streams
 
@@ -165,11 +165,11 @@ def test_two_proxies_of_a_process_are_summed_up() -> None:
     shown_in(NO_STATISTICS, ProxyScopes())()
 
 
-def test_traffic_is_bytes_a_second_between_two_samples(world: World) -> None:
-    world.traffic.sample(world.now)
-    world.ask(WriteRecords("a", (b"x" * 600, b"x" * 400)), BulkReceipt((DLSN(1, 0, 0), DLSN(1, 0, 1))), 10)
-    world.ask(WriteRecords("b", (b"x",)), Refusal(StatusCode.OVER_CAPACITY, "slow down"), 10)
-    world.traffic.sample(world.now)
-    assert world.traffic.bytes_per_second == {"a": 50}
-    world.traffic.sample(world.now + 1)
-    assert world.traffic.bytes_per_second == {}
+def test_traffic_is_bytes_a_second_between_two_samples(measured: MeasuredProxy) -> None:
+    measured.traffic.sample(measured.now)
+    measured.ask(WriteRecords("a", (b"x" * 600, b"x" * 400)), BulkReceipt((DLSN(1, 0, 0), DLSN(1, 0, 1))), 10)
+    measured.ask(WriteRecords("b", (b"x",)), Refusal(StatusCode.OVER_CAPACITY, "slow down"), 10)
+    measured.traffic.sample(measured.now)
+    assert measured.traffic.bytes_per_second == {"a": 50}
+    measured.traffic.sample(measured.now + 1)
+    assert measured.traffic.bytes_per_second == {}

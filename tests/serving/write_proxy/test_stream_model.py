@@ -6,8 +6,26 @@ import itertools
 
 import pytest
 
-from dlspark import errors
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import (
+    AlreadyClosedError,
+    AlreadyTruncatedError,
+    ConditionError,
+    EndOfStreamError,
+    InvalidRecordError,
+    LogEmptyError,
+    OverCapacityError,
+    ProducerFencedError,
+    RecordTooLongError,
+    SequenceGapError,
+    SequencePassedError,
+    StreamNotReadyError,
+    TransactionIdOutOfOrderError,
+    TransmitError,
+    WriteCancelledError,
+    WriteError,
+    WriterDeposedError,
+)
 from dlspark.serving.protocol.operations import StatusCode
 from dlspark.serving.write_proxy.streams.model import (
     ON_REQUEST,
@@ -21,7 +39,16 @@ from dlspark.serving.write_proxy.streams.model import (
     failure_scope_of,
     step,
 )
-from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
+from metadata.distributedlog.log_names import InvalidLogNameError, LogNotFoundError
+from metadata.distributedlog.permissions import RequestDeniedError
+from metadata.foundation.errors import (
+    ConnectionLossError,
+    DistributedLogError,
+    InvariantViolation,
+    MetadataUnavailableError,
+)
+from storage_node.errors import NotEnoughBookiesError
 
 WITH_WRITER = {StreamState.INITIALIZED}
 """States in which there is a writer for sure."""
@@ -91,32 +118,32 @@ def test_an_owner_whose_writer_opens_too_late_gives_it_up() -> None:
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 SCOPES: list[tuple[DistributedLogError, FailureScope]] = [
-    (errors.OwnershipAcquireFailedError("1;0;other:1", path="/lock"), FailureScope.ELSEWHERE),
-    (errors.AlreadyClosedError("closed"), FailureScope.PROCESS),
-    (errors.RecordTooLongError("long"), FailureScope.REQUEST),
-    (errors.InvalidRecordError("no bytes"), FailureScope.REQUEST),
-    (errors.LogNotFoundError("none"), FailureScope.REQUEST),
-    (errors.LogEmptyError("empty"), FailureScope.REQUEST),
-    (errors.AlreadyTruncatedError("gone"), FailureScope.REQUEST),
-    (errors.EndOfStreamError("sealed"), FailureScope.REQUEST),
-    (errors.TransactionIdOutOfOrderError("back"), FailureScope.REQUEST),
-    (errors.OverCapacityError("much"), FailureScope.REQUEST),
-    (errors.StreamNotReadyError("soon"), FailureScope.REQUEST),
-    (errors.InvalidLogNameError("bad"), FailureScope.REQUEST),
-    (errors.RequestDeniedError("no"), FailureScope.REQUEST),
-    (errors.ProducerFencedError("fenced"), FailureScope.REQUEST),
-    (errors.SequenceGapError("gap", expected=3), FailureScope.REQUEST),
-    (errors.SequencePassedError("passed"), FailureScope.REQUEST),
-    (errors.ConditionError("elsewhere", actual=DLSN(1, 0, 0)), FailureScope.REQUEST),
-    (errors.TransmitError("sent"), FailureScope.STREAM),
-    (errors.WriteError("failed"), FailureScope.STREAM),
-    (errors.WriteCancelledError("behind"), FailureScope.STREAM),
-    (errors.WriterDeposedError("other owner"), FailureScope.STREAM),
-    (errors.LockingError("lost"), FailureScope.STREAM),
-    (errors.MetadataUnavailableError("away"), FailureScope.STREAM),
-    (errors.ConnectionLossError("lost"), FailureScope.STREAM),
-    (errors.NotEnoughBookiesError("two"), FailureScope.STREAM),
-    (errors.InvariantViolation("bug"), FailureScope.STREAM),
+    (OwnershipAcquireFailedError("1;0;other:1", path="/lock"), FailureScope.ELSEWHERE),
+    (AlreadyClosedError("closed"), FailureScope.PROCESS),
+    (RecordTooLongError("long"), FailureScope.REQUEST),
+    (InvalidRecordError("no bytes"), FailureScope.REQUEST),
+    (LogNotFoundError("none"), FailureScope.REQUEST),
+    (LogEmptyError("empty"), FailureScope.REQUEST),
+    (AlreadyTruncatedError("gone"), FailureScope.REQUEST),
+    (EndOfStreamError("sealed"), FailureScope.REQUEST),
+    (TransactionIdOutOfOrderError("back"), FailureScope.REQUEST),
+    (OverCapacityError("much"), FailureScope.REQUEST),
+    (StreamNotReadyError("soon"), FailureScope.REQUEST),
+    (InvalidLogNameError("bad"), FailureScope.REQUEST),
+    (RequestDeniedError("no"), FailureScope.REQUEST),
+    (ProducerFencedError("fenced"), FailureScope.REQUEST),
+    (SequenceGapError("gap", expected=3), FailureScope.REQUEST),
+    (SequencePassedError("passed"), FailureScope.REQUEST),
+    (ConditionError("elsewhere", actual=DLSN(1, 0, 0)), FailureScope.REQUEST),
+    (TransmitError("sent"), FailureScope.STREAM),
+    (WriteError("failed"), FailureScope.STREAM),
+    (WriteCancelledError("behind"), FailureScope.STREAM),
+    (WriterDeposedError("other owner"), FailureScope.STREAM),
+    (LockingError("lost"), FailureScope.STREAM),
+    (MetadataUnavailableError("away"), FailureScope.STREAM),
+    (ConnectionLossError("lost"), FailureScope.STREAM),
+    (NotEnoughBookiesError("two"), FailureScope.STREAM),
+    (InvariantViolation("bug"), FailureScope.STREAM),
 ]
 
 

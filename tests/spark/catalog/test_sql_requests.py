@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 
 import pytest
-from helpers.spark.memory_world import URI, World, answer_request
+from helpers.spark.memory_world import URI, DriverWorld, answer_request
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
@@ -35,28 +35,28 @@ from metadata.distributedlog.segments import TruncationStatus
 from metadata.foundation.errors import InvariantViolation
 
 
-async def ask(world: World, operation: str, **words: object) -> object:
+async def ask(driver_world: DriverWorld, operation: str, **words: object) -> object:
     """The result of a question. AssertionError with the answer where it is an error."""
-    said = await answer_request(world, operation, **words)
+    said = await answer_request(driver_world, operation, **words)
     assert "result" in said, said
     return said["result"]
 
 
-async def summarise(world: World, options: dict[str, str], *functions: dict[str, str]) -> object:
-    found = await ask(world, "summarise", options=options, functions=list(functions))
+async def summarise(driver_world: DriverWorld, options: dict[str, str], *functions: dict[str, str]) -> object:
+    found = await ask(driver_world, "summarise", options=options, functions=list(functions))
     assert isinstance(found, dict)
     return found["values"]
 
 
-async def kind(world: World, operation: str, **words: object) -> object:
+async def kind(driver_world: DriverWorld, operation: str, **words: object) -> object:
     """What kind of error the answer is."""
-    error = (await answer_request(world, operation, **words))["error"]
+    error = (await answer_request(driver_world, operation, **words))["error"]
     assert isinstance(error, dict)
     return error["kind"]
 
 
-async def text(world: World, operation: str, **words: object) -> str:
-    error = (await answer_request(world, operation, **words))["error"]
+async def text(driver_world: DriverWorld, operation: str, **words: object) -> str:
+    error = (await answer_request(driver_world, operation, **words))["error"]
     assert isinstance(error, dict)
     assert error["kind"] == "refused"
     return str(error["text"])
@@ -66,8 +66,8 @@ def creation(*table: str, **properties: str) -> dict[str, object]:
     return {"table": table, "schema": StructType().json(), "default_provider": "parquet", "properties": properties}
 
 
-async def read_options(world: World, log: str, **given: str) -> dict[str, str]:
-    found = await ask(world, "load", table=[log])
+async def read_options(driver_world: DriverWorld, log: str, **given: str) -> dict[str, str]:
+    found = await ask(driver_world, "load", table=[log])
     assert isinstance(found, dict)
     return {HANDLE: json.dumps(found["handle"]), **given}
 
@@ -75,33 +75,33 @@ async def read_options(world: World, log: str, **given: str) -> dict[str, str]:
 # ---------------------------------------------------------------------- names
 
 
-async def test_a_log_is_a_table_in_the_namespace_that_its_name_begins_with(world: World) -> None:
+async def test_a_log_is_a_table_in_the_namespace_that_its_name_begins_with(driver_world: DriverWorld) -> None:
     for name in ("top", "a/b/c", "a/b/d", "a/e", "a"):
-        await world.create(name)
-    assert await ask(world, "tables", namespace=[]) == ["a", "top"]
-    assert await ask(world, "namespaces", namespace=[]) == ["a"]
-    assert await ask(world, "tables", namespace=["a"]) == ["e"]
-    assert await ask(world, "namespaces", namespace=["a"]) == ["b"]
-    assert await ask(world, "tables", namespace=["a", "b"]) == ["c", "d"]
-    assert await ask(world, "namespaces", namespace=["a", "b"]) == []
+        await driver_world.create(name)
+    assert await ask(driver_world, "tables", namespace=[]) == ["a", "top"]
+    assert await ask(driver_world, "namespaces", namespace=[]) == ["a"]
+    assert await ask(driver_world, "tables", namespace=["a"]) == ["e"]
+    assert await ask(driver_world, "namespaces", namespace=["a"]) == ["b"]
+    assert await ask(driver_world, "tables", namespace=["a", "b"]) == ["c", "d"]
+    assert await ask(driver_world, "namespaces", namespace=["a", "b"]) == []
     for missing in (["nowhere"], ["top"], ["a", "b", "c"], ["<bad>"]):
-        assert await kind(world, "tables", namespace=missing) == "no_such_namespace"
-    assert await ask(world, "namespace", namespace=["a"]) == {"location": f"{URI}/a"}
+        assert await kind(driver_world, "tables", namespace=missing) == "no_such_namespace"
+    assert await ask(driver_world, "namespace", namespace=["a"]) == {"location": f"{URI}/a"}
 
 
-async def test_namespaces_come_and_go_with_logs_and_are_not_made_or_dropped(world: World) -> None:
-    await world.create("a/b")
-    assert await kind(world, "create_namespace", namespace=["a"]) == "namespace_exists"
-    assert "CREATE TABLE x.y.<name>" in await text(world, "create_namespace", namespace=["x", "y"])
-    assert await kind(world, "drop_namespace", namespace=["a"]) == "namespace_not_empty"
-    assert await kind(world, "drop_namespace", namespace=["x"]) == "no_such_namespace"
-    assert await ask(world, "drop", table=["a", "b"]) is True
-    assert await kind(world, "drop_namespace", namespace=["a"]) == "no_such_namespace"
+async def test_namespaces_come_and_go_with_logs_and_are_not_made_or_dropped(driver_world: DriverWorld) -> None:
+    await driver_world.create("a/b")
+    assert await kind(driver_world, "create_namespace", namespace=["a"]) == "namespace_exists"
+    assert "CREATE TABLE x.y.<name>" in await text(driver_world, "create_namespace", namespace=["x", "y"])
+    assert await kind(driver_world, "drop_namespace", namespace=["a"]) == "namespace_not_empty"
+    assert await kind(driver_world, "drop_namespace", namespace=["x"]) == "no_such_namespace"
+    assert await ask(driver_world, "drop", table=["a", "b"]) is True
+    assert await kind(driver_world, "drop_namespace", namespace=["a"]) == "no_such_namespace"
 
 
-async def test_a_metadata_table_is_found_where_no_log_has_its_name(world: World) -> None:
-    await world.create("flights")
-    found = await ask(world, "load", table=["flights", "Segments"])
+async def test_a_metadata_table_is_found_where_no_log_has_its_name(driver_world: DriverWorld) -> None:
+    await driver_world.create("flights")
+    found = await ask(driver_world, "load", table=["flights", "Segments"])
     assert isinstance(found, dict)
     assert (found["writable"], found["pushdown"]) == (False, False)
     assert unpacked({HANDLE: json.dumps(found["handle"])}, Scope.SOURCE_BATCH) == {
@@ -109,16 +109,16 @@ async def test_a_metadata_table_is_found_where_no_log_has_its_name(world: World)
         "metadata": "segments",
         "log": "flights",
     }
-    found = await ask(world, "load", table=["bookies"])
+    found = await ask(driver_world, "load", table=["bookies"])
     assert isinstance(found, dict)
     assert {column["name"] for column in found["columns"]} >= {"bookie", "host"}
     for missing in (["flights", "bookies"], ["other", "segments"], ["flights", "x"], ["<bad>"]):
-        assert await kind(world, "load", table=missing) == "no_such_table"
-    assert "no older versions" in await text(world, "load", table=["bookies"], version="1:0:0")
+        assert await kind(driver_world, "load", table=missing) == "no_such_table"
+    assert "no older versions" in await text(driver_world, "load", table=["bookies"], version="1:0:0")
     for change in ("drop", "alter", "rename"):
-        assert "can only be read" in await text(world, change, table=["flights", "segments"], new_table=["x"])
-    await world.create("flights/segments")
-    found = await ask(world, "load", table=["flights", "segments"])
+        assert "can only be read" in await text(driver_world, change, table=["flights", "segments"], new_table=["x"])
+    await driver_world.create("flights/segments")
+    found = await ask(driver_world, "load", table=["flights", "segments"])
     assert isinstance(found, dict)
     assert found["writable"] is True
 
@@ -126,11 +126,15 @@ async def test_a_metadata_table_is_found_where_no_log_has_its_name(world: World)
 # ---------------------------------------------------------------------- creating, changing, dropping
 
 
-async def test_creation_keeps_properties_that_later_queries_get_unless_they_say_otherwise(world: World) -> None:
+async def test_creation_keeps_properties_that_later_queries_get_unless_they_say_otherwise(
+    driver_world: DriverWorld,
+) -> None:
     given = creation("a", "t", MAXOFFSETSPERTRIGGER="5", compressionType="lz4", startingOffsets="latest", comment="x")
-    made = await ask(world, "create", **given)
+    made = await ask(driver_world, "create", **given)
     assert isinstance(made, dict)
-    loaded = await ask(world, "load", table=["a", "t"], defaults={"minPartitions": "2", "startingTimestamp": "7"})
+    loaded = await ask(
+        driver_world, "load", table=["a", "t"], defaults={"minPartitions": "2", "startingTimestamp": "7"}
+    )
     assert isinstance(loaded, dict)
     assert (
         loaded["properties"]
@@ -154,15 +158,17 @@ async def test_creation_keeps_properties_that_later_queries_get_unless_they_say_
     assert unpacked(own, Scope.SOURCE_BATCH) == {**place, "startingTransactionId": "3", "MinPartitions": "9"}
 
 
-async def test_creation_is_refused_before_anything_is_done(world: World) -> None:
-    assert "Did you mean maxOffsetsPerTrigger" in await text(world, "create", **creation("t", maxOfsetsPerTrigger="5"))
-    assert "is not a whole number" in await text(world, "create", **creation("t", minPartitions="many"))
+async def test_creation_is_refused_before_anything_is_done(driver_world: DriverWorld) -> None:
+    assert "Did you mean maxOffsetsPerTrigger" in await text(
+        driver_world, "create", **creation("t", maxOfsetsPerTrigger="5")
+    )
+    assert "is not a whole number" in await text(driver_world, "create", **creation("t", minPartitions="many"))
     for name in ("uri", "subscribe", "txnAppId", "numLogs"):
-        assert "cannot be a property of a table" in await text(world, "create", **creation("t", **{name: "1"}))
-    assert "InvalidLogNameError" in await text(world, "create", **creation("<t>"))
-    assert await world.namespace.logs(recursive=True) == []
-    await world.create("t")
-    assert await kind(world, "create", **creation("t")) == "table_exists"
+        assert "cannot be a property of a table" in await text(driver_world, "create", **creation("t", **{name: "1"}))
+    assert "InvalidLogNameError" in await text(driver_world, "create", **creation("<t>"))
+    assert await driver_world.namespace.logs(recursive=True) == []
+    await driver_world.create("t")
+    assert await kind(driver_world, "create", **creation("t")) == "table_exists"
 
 
 def test_a_log_has_its_columns_and_no_layout_of_its_own() -> None:
@@ -202,21 +208,23 @@ def test_a_log_has_its_columns_and_no_layout_of_its_own() -> None:
     ],
 )
 async def test_what_a_query_would_refuse_is_refused_as_a_property(
-    world: World, properties: dict[str, str], says: str
+    driver_world: DriverWorld, properties: dict[str, str], says: str
 ) -> None:
-    assert says in await text(world, "create", **creation("t", **properties))
-    assert await world.namespace.logs() == []
-    await ask(world, "create", **creation("t", maxRecordsPerPartition="5"))
-    assert says in await text(world, "alter", table=["t"], set=properties, remove=[])
-    loaded = await ask(world, "load", table=["t"])
+    assert says in await text(driver_world, "create", **creation("t", **properties))
+    assert await driver_world.namespace.logs() == []
+    await ask(driver_world, "create", **creation("t", maxRecordsPerPartition="5"))
+    assert says in await text(driver_world, "alter", table=["t"], set=properties, remove=[])
+    loaded = await ask(driver_world, "load", table=["t"])
     assert isinstance(loaded, dict)
     assert "maxRecordsPerPartition" in loaded["properties"]
     assert not set(properties) & set(loaded["properties"])
 
 
-async def test_settings_that_are_handed_on_are_properties_too(world: World) -> None:
+async def test_settings_that_are_handed_on_are_properties_too(driver_world: DriverWorld) -> None:
     made = await ask(
-        world, "create", **creation("t", **{"bkc.readEntryTimeoutSec": "7", "distributedlog.lockTimeoutSeconds": "3"})
+        driver_world,
+        "create",
+        **creation("t", **{"bkc.readEntryTimeoutSec": "7", "distributedlog.lockTimeoutSeconds": "3"}),
     )
     assert isinstance(made, dict)
     handle = {HANDLE: json.dumps(made["handle"])}
@@ -226,13 +234,13 @@ async def test_settings_that_are_handed_on_are_properties_too(world: World) -> N
         assert found["distributedlog.locktimeoutseconds"] == "3"
 
 
-async def test_statements_that_do_more_than_append_are_refused_with_what_can_be_done(world: World) -> None:
-    await world.create("t")
-    said = await text(world, "change", table=["t"])
+async def test_statements_that_do_more_than_append_are_refused_with_what_can_be_done(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    said = await text(driver_world, "change", table=["t"])
     assert "neither updated, deleted, merged nor overwritten" in said
     assert "dlspark log truncate" in said
-    assert await kind(world, "change", table=["gone"]) == "no_such_table"
-    assert "can only be read" in await text(world, "change", table=["bookies"])
+    assert await kind(driver_world, "change", table=["gone"]) == "no_such_table"
+    assert "can only be read" in await text(driver_world, "change", table=["bookies"])
 
 
 def test_options_of_time_travel_are_sparks_and_are_taken_away_where_they_were_applied() -> None:
@@ -250,10 +258,12 @@ def test_options_of_time_travel_are_sparks_and_are_taken_away_where_they_were_ap
         Options({"versionAsOf": "1:2:3"}, Scope.SOURCE_BATCH)
 
 
-async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_left_alone(world: World) -> None:
-    await ask(world, "create", **creation("t", minPartitions="2", compressionType="lz4"))
+async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_left_alone(
+    driver_world: DriverWorld,
+) -> None:
+    await ask(driver_world, "create", **creation("t", minPartitions="2", compressionType="lz4"))
     changed = await ask(
-        world, "alter", table=["t"], set={"minPartitions": "3", "comment": "c"}, remove=["COMPRESSIONTYPE"]
+        driver_world, "alter", table=["t"], set={"minPartitions": "3", "comment": "c"}, remove=["COMPRESSIONTYPE"]
     )
     assert isinstance(changed, dict)
     assert changed["properties"] == {
@@ -262,25 +272,25 @@ async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_
         "minPartitions": "3",
         "provider": "distributedlog",
     }
-    assert "AddColumn" in await text(world, "alter", table=["t"], set={}, remove=[], others=["AddColumn"])
-    await ask(world, "alter", table=["t"], set={}, remove=["minPartitions", "comment"])
-    log = await world.namespace.open_log("t")
+    assert "AddColumn" in await text(driver_world, "alter", table=["t"], set={}, remove=[], others=["AddColumn"])
+    await ask(driver_world, "alter", table=["t"], set={}, remove=["minPartitions", "comment"])
+    log = await driver_world.namespace.open_log("t")
     assert (await log.metadata()).value == b""
     await log.set_metadata(b"another application's")
-    assert "bytes of its own" in await text(world, "alter", table=["t"], set={"minPartitions": "3"}, remove=[])
-    loaded = await ask(world, "load", table=["t"])
+    assert "bytes of its own" in await text(driver_world, "alter", table=["t"], set={"minPartitions": "3"}, remove=[])
+    loaded = await ask(driver_world, "load", table=["t"])
     assert isinstance(loaded, dict)
     assert set(loaded["properties"]) == {"location", "provider"}
     assert (await log.metadata()).value == b"another application's"
-    assert await kind(world, "alter", table=["none"], set={}, remove=[]) == "no_such_table"
+    assert await kind(driver_world, "alter", table=["none"], set={}, remove=[]) == "no_such_table"
 
 
 @pytest.mark.parametrize("name", ["location", "path", "checkpointLocation", "queryName", "owner", "option.log"])
-async def test_what_spark_says_of_its_own_tables_is_no_property_of_a_log(world: World, name: str) -> None:
-    await ask(world, "create", **creation("t", minPartitions="2"))
-    refused = await text(world, "alter", table=["t"], set={name: "/elsewhere"}, remove=[])
+async def test_what_spark_says_of_its_own_tables_is_no_property_of_a_log(driver_world: DriverWorld, name: str) -> None:
+    await ask(driver_world, "create", **creation("t", minPartitions="2"))
+    refused = await text(driver_world, "alter", table=["t"], set={name: "/elsewhere"}, remove=[])
     assert f"{name} cannot be a property of a table" in refused
-    assert (await (await world.namespace.open_log("t")).metadata()).value.count(b"elsewhere") == 0
+    assert (await (await driver_world.namespace.open_log("t")).metadata()).value.count(b"elsewhere") == 0
 
 
 def test_further_keys_of_a_stored_object_stay_and_other_versions_are_foreign() -> None:
@@ -292,94 +302,96 @@ def test_further_keys_of_a_stored_object_stay_and_other_versions_are_foreign() -
     assert TableProperties.decode(b"") == TableProperties()
 
 
-async def test_a_log_is_renamed_and_dropped_unless_somebody_writes_it(world: World) -> None:
-    await world.create("old")
-    await world.create("taken")
-    assert await kind(world, "rename", table=["old"], new_table=["taken"]) == "table_exists"
-    assert await kind(world, "rename", table=["none"], new_table=["x"]) == "no_such_table"
-    assert await ask(world, "rename", table=["old"], new_table=["a", "new"]) is True
-    await world.write("a/new", range(5), keep_open=True)
-    assert "OwnershipAcquireFailedError" in await text(world, "drop", table=["a", "new"])
-    assert "OwnershipAcquireFailedError" in await text(world, "rename", table=["a", "new"], new_table=["x"])
-    await world.write("a/new", [5])
-    assert await ask(world, "drop", table=["a", "new"]) is True
-    assert await ask(world, "drop", table=["a", "new"]) is False
-    assert await world.namespace.logs(recursive=True) == ["taken"]
+async def test_a_log_is_renamed_and_dropped_unless_somebody_writes_it(driver_world: DriverWorld) -> None:
+    await driver_world.create("old")
+    await driver_world.create("taken")
+    assert await kind(driver_world, "rename", table=["old"], new_table=["taken"]) == "table_exists"
+    assert await kind(driver_world, "rename", table=["none"], new_table=["x"]) == "no_such_table"
+    assert await ask(driver_world, "rename", table=["old"], new_table=["a", "new"]) is True
+    await driver_world.write("a/new", range(5), keep_open=True)
+    assert "OwnershipAcquireFailedError" in await text(driver_world, "drop", table=["a", "new"])
+    assert "OwnershipAcquireFailedError" in await text(driver_world, "rename", table=["a", "new"], new_table=["x"])
+    await driver_world.write("a/new", [5])
+    assert await ask(driver_world, "drop", table=["a", "new"]) is True
+    assert await ask(driver_world, "drop", table=["a", "new"]) is False
+    assert await driver_world.namespace.logs(recursive=True) == ["taken"]
 
 
-async def test_a_log_that_a_failed_query_created_goes_unless_it_has_become_somebody_elses(world: World) -> None:
+async def test_a_log_that_a_failed_query_created_goes_unless_it_has_become_somebody_elses(
+    driver_world: DriverWorld,
+) -> None:
     async def created(name: str) -> dict[str, object]:
-        said = await ask(world, "create", **creation(name))
+        said = await ask(driver_world, "create", **creation(name))
         assert isinstance(said, dict)
         return {"table": [name], "created": said["created"]}
 
     unused = await created("unused")
-    assert await ask(world, "abandon", **unused) is True
-    assert await ask(world, "abandon", **unused) is False
+    assert await ask(driver_world, "abandon", **unused) is True
+    assert await ask(driver_world, "abandon", **unused) is False
     written = await created("written")
-    await world.write("written", range(3))
-    assert "written to since" in await text(world, "abandon", **written)
-    await world.truncate("written", 0, TruncationStatus.TRUNCATED)
-    await world.namespace.logs_store.delete_segment(
-        "written", (await world.namespace.logs_store.segments("written"))[0]
+    await driver_world.write("written", range(3))
+    assert "written to since" in await text(driver_world, "abandon", **written)
+    await driver_world.truncate("written", 0, TruncationStatus.TRUNCATED)
+    await driver_world.namespace.logs_store.delete_segment(
+        "written", (await driver_world.namespace.logs_store.segments("written"))[0]
     )
-    assert "written to since" in await text(world, "abandon", **written), "although no segment is left"
+    assert "written to since" in await text(driver_world, "abandon", **written), "although no segment is left"
     writing = await created("writing")
-    await world.write("writing", range(3), keep_open=True)
-    assert "OwnershipAcquireFailedError" in await text(world, "abandon", **writing)
-    await world.write("writing", [3])
+    await driver_world.write("writing", range(3), keep_open=True)
+    assert "OwnershipAcquireFailedError" in await text(driver_world, "abandon", **writing)
+    await driver_world.write("writing", [3])
     again = await created("again")
-    await ask(world, "drop", table=["again"])
-    await world.create("again")
-    assert "another one" in await text(world, "abandon", **again)
-    assert await world.namespace.logs() == ["again", "writing", "written"]
+    await ask(driver_world, "drop", table=["again"])
+    await driver_world.create("again")
+    assert "another one" in await text(driver_world, "abandon", **again)
+    assert await driver_world.namespace.logs() == ["again", "writing", "written"]
 
 
-async def test_a_log_that_is_there_is_not_replaced(world: World) -> None:
-    await world.create("t")
+async def test_a_log_that_is_there_is_not_replaced(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
     for operation in ("replace", "create_or_replace"):
-        assert "only grows" in await text(world, operation, **creation("t"))
-    assert await kind(world, "replace", **creation("new")) == "no_such_table"
-    await ask(world, "create_or_replace", **creation("new"))
-    assert await world.namespace.logs() == ["new", "t"]
+        assert "only grows" in await text(driver_world, operation, **creation("t"))
+    assert await kind(driver_world, "replace", **creation("new")) == "no_such_table"
+    await ask(driver_world, "create_or_replace", **creation("new"))
+    assert await driver_world.namespace.logs() == ["new", "t"]
 
 
 # ---------------------------------------------------------------------- older versions
 
 
-async def test_a_version_ends_with_the_record_that_is_named(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(100, 107), entry=3)
-    await world.write("t", range(107, 109))
+async def test_a_version_ends_with_the_record_that_is_named(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(100, 107), entry=3)
+    await driver_world.write("t", range(107, 109))
     for version, expected in (("1:0:0", 1), ("1:0:2", 3), ("1:1:0", 4), ("1:2:0", 7), ("2:0:1", 9)):
-        loaded = await ask(world, "load", table=["t"], version=version)
+        loaded = await ask(driver_world, "load", table=["t"], version=version)
         assert isinstance(loaded, dict)
         assert loaded["writable"] is False
         options = {HANDLE: json.dumps(loaded["handle"])}
         counted = await summarise(
-            world, options, {"function": "count"}, {"function": "max", "column": "transaction_id"}
+            driver_world, options, {"function": "count"}, {"function": "max", "column": "transaction_id"}
         )
         assert counted == [expected, 99 + expected], version
-    assert "no record 2:1:0 yet" in await text(world, "load", table=["t"], version="2:1:0")
-    assert "not a position" in await text(world, "load", table=["t"], version="7")
+    assert "no record 2:1:0 yet" in await text(driver_world, "load", table=["t"], version="2:1:0")
+    assert "not a position" in await text(driver_world, "load", table=["t"], version="7")
 
 
-async def test_a_version_that_was_truncated_is_gone_and_not_empty(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(5))
-    await world.write("t", range(5, 9))
-    await world.truncate("t", 0, TruncationStatus.TRUNCATED)
-    assert "DataLossError" in await text(world, "load", table=["t"], version="1:0:2")
+async def test_a_version_that_was_truncated_is_gone_and_not_empty(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(5))
+    await driver_world.write("t", range(5, 9))
+    await driver_world.truncate("t", 0, TruncationStatus.TRUNCATED)
+    assert "DataLossError" in await text(driver_world, "load", table=["t"], version="1:0:2")
 
 
-async def test_a_time_ends_before_the_next_millisecond(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(100, 110))
+async def test_a_time_ends_before_the_next_millisecond(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(100, 110))
     for micros, expected in ((99_999, 0), (100_000, 1), (100_999, 1), (101_000, 2), (10**12, 10), (-5, 0)):
-        loaded = await ask(world, "load", table=["t"], timestamp_us=micros)
+        loaded = await ask(driver_world, "load", table=["t"], timestamp_us=micros)
         assert isinstance(loaded, dict)
         options = {HANDLE: json.dumps(loaded["handle"])}
-        assert await summarise(world, options, {"function": "count"}) == [expected], micros
+        assert await summarise(driver_world, options, {"function": "count"}) == [expected], micros
 
 
 def test_an_option_that_names_another_log_or_another_end_is_refused() -> None:
@@ -410,7 +422,7 @@ def test_every_option_may_be_a_property_or_is_refused_as_one() -> None:
 # ---------------------------------------------------------------------- what is pushed down
 
 
-async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(world: World) -> None:
+async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(driver_world: DriverWorld) -> None:
     said = [
         [">=", "timestamp", {"us": 1_500}],
         ["=", "log", "t"],
@@ -420,7 +432,7 @@ async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(wo
         ["=", "value", "x"],
         ["not null", "timestamp"],
     ]
-    exact = await ask(world, "filters", filters=said)
+    exact = await ask(driver_world, "filters", filters=said)
     assert exact == [True, True, True, True, True, False, True]
     kept = [words for words, one in zip(said, exact, strict=True) if one]
     assert Pushed.of({"filters": kept}).bounds == Bounds(
@@ -430,9 +442,9 @@ async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(wo
         Pushed.of({"filters": said})
 
 
-async def test_a_time_beyond_the_years_of_python_is_a_bound_as_any(world: World) -> None:
+async def test_a_time_beyond_the_years_of_python_is_a_bound_as_any(driver_world: DriverWorld) -> None:
     said = [["<", "timestamp", {"us": 1 << 60}], [">", "timestamp", {"us": -(1 << 60)}], ["=", "segment", 1]]
-    assert await ask(world, "filters", filters=said) == [True, True, True]
+    assert await ask(driver_world, "filters", filters=said) == [True, True, True]
     every_time = Bounds(min_segment=1, end_segment=2, end_txid=MAX_TIMESTAMP_MS + 1)
     assert Pushed.of({"filters": said}).bounds == every_time
 
@@ -460,11 +472,13 @@ def test_a_limit_is_taken_where_the_order_is_the_logs_own(words: dict[str, objec
     assert Pushed.of(pushed({SCAN: json.dumps(words)})).take == take
 
 
-async def test_a_limited_plan_reads_at_least_the_rows_that_are_wanted_and_only_their_entries(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(100, 140), entry=4)
-    await world.write("t", range(140, 160), entry=4, keep_open=True)
-    driver = await world.driver(Scope.SOURCE_BATCH, log="t")
+async def test_a_limited_plan_reads_at_least_the_rows_that_are_wanted_and_only_their_entries(
+    driver_world: DriverWorld,
+) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(100, 140), entry=4)
+    await driver_world.write("t", range(140, 160), entry=4, keep_open=True)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log="t")
     start = await driver.resolve(driver.query.start)
     end = await driver.resolve(driver.query.end, ending=True)
     for records, last in itertools.product((1, 4, 5, 41, 60, 99), (False, True)):
@@ -479,10 +493,10 @@ async def test_a_limited_plan_reads_at_least_the_rows_that_are_wanted_and_only_t
         assert not last or spans[-1].lssn == 2
 
 
-async def test_records_without_a_time_make_the_order_by_time_another_one(world: World) -> None:
-    await world.create("t")
-    await world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1], entry=1)
-    driver = await world.driver(Scope.SOURCE_BATCH, log="t")
+async def test_records_without_a_time_make_the_order_by_time_another_one(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1], entry=1)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log="t")
     start = await driver.resolve(driver.query.start)
     end = await driver.resolve(driver.query.end, ending=True)
 
@@ -503,33 +517,33 @@ FUNCTIONS = [
 ]
 
 
-async def test_aggregates_from_metadata_are_those_of_the_rows(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(100, 140), entry=4)
-    await world.write("t", range(140, 160), entry=4, keep_open=True)
-    await world.commit("t")
+async def test_aggregates_from_metadata_are_those_of_the_rows(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(100, 140), entry=4)
+    await driver_world.write("t", range(140, 160), entry=4, keep_open=True)
+    await driver_world.commit("t")
     for low, high in itertools.product((0, 100, 103, 139, 140, 158, 500), (None, 101, 141, 160)):
         rows = [txid for txid in range(100, 160) if low <= txid and (high is None or txid < high)]
         filters = [[">=", "transaction_id", low]] + ([] if high is None else [["<", "transaction_id", high]])
-        options = await read_options(world, "t", **{SCAN: json.dumps({"filters": filters})})
-        found = await summarise(world, options, *FUNCTIONS)
+        options = await read_options(driver_world, "t", **{SCAN: json.dumps({"filters": filters})})
+        found = await summarise(driver_world, options, *FUNCTIONS)
         if rows:
             assert found == [len(rows), len(rows), rows[0], rows[-1] * 1000, 1 if rows[-1] < 140 else 2], filters
         else:
             assert found == [0, 0, None, None, None], filters
-    statistics = await ask(world, "statistics", options=await read_options(world, "t"))
+    statistics = await ask(driver_world, "statistics", options=await read_options(driver_world, "t"))
     assert isinstance(statistics, dict)
     assert statistics["rows"] == 60
     assert statistics["bytes"] > 60 * 3
 
 
-async def test_aggregates_that_metadata_does_not_tell_are_not_answered(world: World) -> None:
-    await world.create("t")
-    await world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1])
-    options = await read_options(world, "t")
+async def test_aggregates_that_metadata_does_not_tell_are_not_answered(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1])
+    options = await read_options(driver_world, "t")
 
     async def asked(*functions: dict[str, str]) -> object:
-        return await summarise(world, options, *functions)
+        return await summarise(driver_world, options, *functions)
 
     assert await asked({"function": "max", "column": "transaction_id"}) == [MAX_TIMESTAMP_MS + 1]
     for unknown in (
@@ -548,10 +562,10 @@ class Uncounted(DriverLogView):
         raise OptionError("this log was written without record counts")
 
 
-async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) -> None:
-    await world.create("t")
-    await world.write("t", range(5))
-    view = await Uncounted.open(world.namespace, "t")
+async def test_a_log_whose_writer_did_not_count_has_no_aggregates(driver_world: DriverWorld) -> None:
+    await driver_world.create("t")
+    await driver_world.write("t", range(5))
+    view = await Uncounted.open(driver_world.namespace, "t")
     rows = Rows([RowsOfLog(view, view.earliest(), await view.latest())])
     assert await rows.summary([{"function": "count"}]) is None
     statistics = await rows.statistics()
@@ -560,9 +574,9 @@ async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) 
     await view.close()
 
 
-async def test_what_python_did_not_expect_is_no_answer(world: World) -> None:
+async def test_what_python_did_not_expect_is_no_answer(driver_world: DriverWorld) -> None:
     with pytest.raises(KeyError):
-        await answer_request(world, "dance")
+        await answer_request(driver_world, "dance")
 
 
 # ---------------------------------------------------------------------- times that some type cannot hold

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.spark.memory_world import URI, World
+from helpers.spark.memory_world import URI, DriverWorld
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
@@ -36,11 +36,11 @@ from metadata.zookeeper.memory import MemoryStore
 PAGE = Path(__file__).parents[3] / "docs" / "spark-metadata.md"
 
 
-async def rows(world: World, name: str, *logs: str, pattern: str | None = None) -> list[Row]:
+async def rows(driver_world: DriverWorld, name: str, *logs: str, pattern: str | None = None) -> list[Row]:
     """Rows as Spark gets them: through Arrow, so that types and missing columns are looked at too."""
     table = tables.table_named(name)
     selection = Selection(tuple(sorted(logs)), pattern) if logs or pattern else None
-    found = await reading.rows_of(table, URI, selection, connect=world.connect)
+    found = await reading.rows_of(table, URI, selection, connect=driver_world.connect)
     names = [column.name for column in table.columns]
     assert all(set(row) <= set(names) for row in found)
     batches = list(pa.ipc.open_stream(reading.encoded(found, table, names)))
@@ -156,16 +156,16 @@ def test_a_table_too_large_for_a_partition_is_refused(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------------- segments, logs
 
 
-async def test_segments_are_told_in_every_state(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(100, 107), entry=3)
-    await world.write(name, range(107, 119), entry=5)
-    await world.write(name, range(119, 130), entry=4)
-    await world.write(name, range(130, 133), entry=2, keep_open=True)
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-    await world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
-    listed = await world.namespace.logs_store.segments(name)
-    found = await rows(world, "segments", name)
+async def test_segments_are_told_in_every_state(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(100, 107), entry=3)
+    await driver_world.write(name, range(107, 119), entry=5)
+    await driver_world.write(name, range(119, 130), entry=4)
+    await driver_world.write(name, range(130, 133), entry=2, keep_open=True)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    await driver_world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
+    listed = await driver_world.namespace.logs_store.segments(name)
+    found = await rows(driver_world, "segments", name)
     assert [row["state"] for row in found] == ["truncated", "truncated in part", "completed", "in progress"]
     assert [row["first_dlsn"] for row in found] == [None, "2:1:0", "3:0:0", "4:0:0"]
     assert [row["records"] for row in found] == [7, 12, 11, 3]
@@ -180,39 +180,39 @@ async def test_segments_are_told_in_every_state(world: World) -> None:
     assert {row["completed_at"] is None for row in found[:3]} == {False}
     assert found[3]["completed_at"] is None
     for one, row in zip(listed[:3], found, strict=False):
-        ledger = (await world.namespace.services.ledger_store.read(one.ledger_id)).value
+        ledger = (await driver_world.namespace.services.ledger_store.read(one.ledger_id)).value
         assert (row["bytes"], row["entries"]) == (ledger.length, ledger.last_entry + 1)
     assert found[3]["entries"] == 2, "the control record that confirms two entries is not confirmed itself"
     assert 0 < found[3]["bytes"] < found[2]["bytes"]  # type: ignore[operator]
     assert found[2]["first_timestamp"].timestamp() * 1000 == pytest.approx(119)  # type: ignore[attr-defined]
 
 
-async def test_what_no_storage_node_tells_is_null_and_the_rest_is_told(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    await world.write(name, range(5, 8), keep_open=True)
+async def test_what_no_storage_node_tells_is_null_and_the_rest_is_told(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    await driver_world.write(name, range(5, 8), keep_open=True)
     for _ in range(3):
-        await world.stop_node(0)
-    first, last = await rows(world, "segments", name)
+        await driver_world.stop_node(0)
+    first, last = await rows(driver_world, "segments", name)
     assert first["records"] == 5
     assert last["state"] == "in progress"
     assert [last[column] for column in ("last_dlsn", "records", "bytes", "entries")] == [None] * 4
     assert first["error"] is None
     assert last["error"]
-    (log,) = await rows(world, "logs", name)
+    (log,) = await rows(driver_world, "logs", name)
     assert (log["earliest"], log["latest"], log["records"], log["segments"]) == ("1:0:0", None, None, 2)
     assert log["error"] == last["error"]
 
 
-async def test_logs_are_told_with_their_extent_and_owner(world: World) -> None:
-    name = await world.create("flights")
-    await world.write(name, range(10, 30), entry=4)
-    await world.write(name, range(30, 35), keep_open=True)
-    empty = await world.create("empty")
-    sealed = await world.create("sealed")
-    await world.write(sealed, range(3), keep_open=True)
-    await world.seal(sealed)
-    first, second, third = await rows(world, "logs")
+async def test_logs_are_told_with_their_extent_and_owner(driver_world: DriverWorld) -> None:
+    name = await driver_world.create("flights")
+    await driver_world.write(name, range(10, 30), entry=4)
+    await driver_world.write(name, range(30, 35), keep_open=True)
+    empty = await driver_world.create("empty")
+    sealed = await driver_world.create("sealed")
+    await driver_world.write(sealed, range(3), keep_open=True)
+    await driver_world.seal(sealed)
+    first, second, third = await rows(driver_world, "logs")
     assert [row["log"] for row in (first, second, third)] == [empty, name, sealed]
     assert (first["earliest"], first["latest"], first["records"], first["segments"]) == ("1:0:0", "1:0:0", 0, 0)
     assert first["first_transaction_id"] is None
@@ -224,33 +224,35 @@ async def test_logs_are_told_with_their_extent_and_owner(world: World) -> None:
     assert (third["records"], third["last_transaction_id"]) == (3, 2)
     assert all(row["created_at"] is not None and row["error"] is None for row in (first, second, third))
     assert second["completed_at"] is not None
-    view = await world.view(name)
+    view = await driver_world.view(name)
     assert second["latest"] == str(await view.latest())
 
 
-async def test_a_damaged_log_has_a_row_that_says_so_among_the_others(world: World) -> None:
-    good, bad = await world.create("good"), await world.create("bad")
-    await world.write(good, range(3))
-    await world.write(bad, range(3))
-    segment = (await world.namespace.logs_store.segments(bad))[0]
-    await world.namespace.store.put(world.namespace.logs_store.paths(bad).segment(segment), b"nonsense", -1)
-    first, second = await rows(world, "logs")
+async def test_a_damaged_log_has_a_row_that_says_so_among_the_others(driver_world: DriverWorld) -> None:
+    good, bad = await driver_world.create("good"), await driver_world.create("bad")
+    await driver_world.write(good, range(3))
+    await driver_world.write(bad, range(3))
+    segment = (await driver_world.namespace.logs_store.segments(bad))[0]
+    await driver_world.namespace.store.put(
+        driver_world.namespace.logs_store.paths(bad).segment(segment), b"nonsense", -1
+    )
+    first, second = await rows(driver_world, "logs")
     assert first["log"] == bad
     assert "not segment metadata" in str(first["error"])
     assert (second["log"], second["error"], second["records"]) == (good, None, 3)
 
 
-async def test_which_logs_are_asked_is_the_sources_selection(world: World) -> None:
+async def test_which_logs_are_asked_is_the_sources_selection(driver_world: DriverWorld) -> None:
     for name in ("a-1", "a-2", "b", "nested/c"):
-        await world.create(name)
-        await world.write(name, range(2))
-    assert [row["log"] for row in await rows(world, "segments")] == ["a-1", "a-2", "b", "nested/c"]
-    assert [row["log"] for row in await rows(world, "segments", pattern="a-.")] == ["a-1", "a-2"]
-    assert [row["log"] for row in await rows(world, "segments", "b", "a-2")] == ["a-2", "b"]
+        await driver_world.create(name)
+        await driver_world.write(name, range(2))
+    assert [row["log"] for row in await rows(driver_world, "segments")] == ["a-1", "a-2", "b", "nested/c"]
+    assert [row["log"] for row in await rows(driver_world, "segments", pattern="a-.")] == ["a-1", "a-2"]
+    assert [row["log"] for row in await rows(driver_world, "segments", "b", "a-2")] == ["a-2", "b"]
     with pytest.raises(OptionError, match="No log matches"):
-        await rows(world, "segments", pattern="zzz")
+        await rows(driver_world, "segments", pattern="zzz")
     with pytest.raises(LogNotFoundError, match="dlspark log create gone"):
-        await rows(world, "segments", "gone")
+        await rows(driver_world, "segments", "gone")
     options = Options({"uri": URI, "metadata": "logs", "subscribe": "b, a-2"}, Scope.SOURCE_BATCH)
     assert selection_of(options).names == ("a-2", "b")
 
@@ -266,13 +268,13 @@ async def test_no_metadata_store_is_an_error_that_names_the_option() -> None:
 # ---------------------------------------------------------------------- cursors
 
 
-async def test_cursors_have_their_lag(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(1000, 1020), entry=5)
-    await world.write(name, range(1020, 1040), entry=5, keep_open=True)
-    assert await rows(world, "cursors", name) == []
-    log = await world.namespace.open_log(name)
-    end = await (await world.view(name)).latest()
+async def test_cursors_have_their_lag(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(1000, 1020), entry=5)
+    await driver_world.write(name, range(1020, 1040), entry=5, keep_open=True)
+    assert await rows(driver_world, "cursors", name) == []
+    log = await driver_world.namespace.open_log(name)
+    end = await (await driver_world.view(name)).latest()
     for cursor, position in {
         "at-end": end,
         "middle": DLSN(1, 2, 0),
@@ -281,7 +283,7 @@ async def test_cursors_have_their_lag(world: World) -> None:
     }.items():
         await log.commit_position(cursor, position)
     async with await log.open_reader(subscriber="reading"):
-        found = {row["cursor"]: row for row in await rows(world, "cursors")}
+        found = {row["cursor"]: row for row in await rows(driver_world, "cursors")}
     assert list(found) == ["at-end", "middle", "reading", "slot", "start"]
     assert {row["latest"] for row in found.values()} == {str(end)}
     lags = {cursor: (row["lag_records"], row["lag_ms"]) for cursor, row in found.items()}
@@ -301,26 +303,26 @@ async def test_cursors_have_their_lag(world: World) -> None:
     assert {row["lost"] for row in found.values() if row["position"]} == {False}
 
 
-async def test_a_cursor_behind_what_was_truncated_is_lost(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10), entry=5)
-    await world.write(name, range(10, 20), entry=5)
-    log = await world.namespace.open_log(name)
+async def test_a_cursor_behind_what_was_truncated_is_lost(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10), entry=5)
+    await driver_world.write(name, range(10, 20), entry=5)
+    log = await driver_world.namespace.open_log(name)
     await log.commit_position("late", DLSN(1, 1, 0))
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-    (row,) = await rows(world, "cursors", name)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    (row,) = await rows(driver_world, "cursors", name)
     assert (row["lost"], row["lag_records"], row["lag_ms"]) == (True, 10, 9)
 
 
-async def test_an_extent_is_what_a_walk_over_the_records_finds(world: World) -> None:
+async def test_an_extent_is_what_a_walk_over_the_records_finds(driver_world: DriverWorld) -> None:
     """Every pair of record positions; bytes only where they are exact: between the beginnings of segments."""
-    name = await world.create()
-    await world.write(name, range(0, 70, 10), entry=3)
-    await world.write(name, range(70, 190, 10), entry=5)
-    await world.write(name, range(190, 240, 10), entry=2, keep_open=True)
-    async with await (await world.namespace.open_log(name)).open_reader() as reader:
+    name = await driver_world.create()
+    await driver_world.write(name, range(0, 70, 10), entry=3)
+    await driver_world.write(name, range(70, 190, 10), entry=5)
+    await driver_world.write(name, range(190, 240, 10), entry=2, keep_open=True)
+    async with await (await driver_world.namespace.open_log(name)).open_reader() as reader:
         records = [await reader.read_next() for _ in range(24)]
-    view = await world.view(name)
+    view = await driver_world.view(name)
     end = await view.latest()
     for first in range(24):
         found = await extent(view, records[first].dlsn, end)
@@ -330,22 +332,23 @@ async def test_an_extent_is_what_a_walk_over_the_records_finds(world: World) -> 
         assert lag_of(found).milliseconds == 230 - entry[0]
     assert lag_of(await extent(view, end, end)) == NO_LAG
     ledgers = [
-        await world.namespace.services.ledger_store.read(one.ledger_id) for one in view.between(DLSN(1, 0, 0), end)
+        await driver_world.namespace.services.ledger_store.read(one.ledger_id)
+        for one in view.between(DLSN(1, 0, 0), end)
     ]
     assert (await extent(view, DLSN(1, 0, 0), DLSN(2, 0, 0))).bytes == ledgers[0].value.length
     assert (await extent(view, DLSN(1, 0, 0), DLSN(3, 0, 0))).bytes == sum(one.value.length for one in ledgers[:2])
 
 
-async def test_a_log_whose_writer_did_not_count_has_a_lag_without_records(world: World) -> None:
+async def test_a_log_whose_writer_did_not_count_has_a_lag_without_records(driver_world: DriverWorld) -> None:
     class Uncounted(DriverLogView):
         """Java's library can be set to write such logs (enableRecordCounts); ours cannot."""
 
         async def count(self, start: DLSN, end: DLSN) -> int:
             raise OptionError("written without counts")
 
-    name = await world.create()
-    await world.write(name, range(5), entry=1)
-    view = await Uncounted.open(world.namespace, name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), entry=1)
+    view = await Uncounted.open(driver_world.namespace, name)
     found = await extent(view, DLSN(1, 2, 0), await view.latest())
     await view.close()
     assert found.records is None
@@ -356,10 +359,10 @@ async def test_a_log_whose_writer_did_not_count_has_a_lag_without_records(world:
 # ---------------------------------------------------------------------- the cluster
 
 
-async def test_bookies_are_told_registered_or_not(world: World) -> None:
-    registry = BookieRegistry(world.namespace.store)
+async def test_bookies_are_told_registered_or_not(driver_world: DriverWorld) -> None:
+    registry = BookieRegistry(driver_world.namespace.store)
     await registry.write_cookie(Cookie("gone:3181", ("/j",), ("/l1", "/l2"), None))
-    first, second, third, fourth = await rows(world, "bookies")
+    first, second, third, fourth = await rows(driver_world, "bookies")
     assert [row["bookie"] for row in (first, second, third, fourth)] == ["gone:3181", "node-0", "node-1", "node-2"]
     assert (first["state"], first["answers"], first["host"]) == ("not registered", None, None)
     assert (first["journal_directories"], first["ledger_directories"]) == (["/j"], ["/l1", "/l2"])
@@ -374,11 +377,11 @@ async def test_bookies_are_told_registered_or_not(world: World) -> None:
     assert second["ledger_directories"]
 
 
-async def test_a_bookie_that_is_registered_and_does_not_answer_is_told(world: World) -> None:
-    other = MemoryStore(world.tree)
+async def test_a_bookie_that_is_registered_and_does_not_answer_is_told(driver_world: DriverWorld) -> None:
+    other = MemoryStore(driver_world.tree)
     await other.create("/ledgers/available/dead:1", b"", ephemeral=True)
     await other.create("/ledgers/available/readonly/odd", b"", ephemeral=True)
-    found = {row["bookie"]: row for row in await rows(world, "bookies")}
+    found = {row["bookie"]: row for row in await rows(driver_world, "bookies")}
     assert (found["dead:1"]["state"], found["dead:1"]["answers"], found["dead:1"]["port"]) == ("writable", False, 1)
     assert found["dead:1"]["error"]
     assert (found["odd"]["state"], found["odd"]["host"]) == ("read-only", None)
@@ -387,17 +390,17 @@ async def test_a_bookie_that_is_registered_and_does_not_answer_is_told(world: Wo
     await other.close()
 
 
-async def test_ledgers_are_told_with_what_names_them(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-    await world.write(name, range(10, 12), keep_open=True)
-    unnamed = await world.namespace.ledgers.create()
+async def test_ledgers_are_told_with_what_names_them(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    await driver_world.write(name, range(10, 12), keep_open=True)
+    unnamed = await driver_world.namespace.ledgers.create()
     await unnamed.close()
-    staged = await world.namespace.ledgers.create()
-    sinks = SinkStore(world.namespace.store, world.namespace.uri.path)
+    staged = await driver_world.namespace.ledgers.create()
+    sinks = SinkStore(driver_world.namespace.store, driver_world.namespace.uri.path)
     await sinks.ensure("q")
     await sinks.list_ledger("q", StagedLedger(0, "a", staged.ledger_id))
-    of_log = await rows(world, "ledgers", name)
+    of_log = await rows(driver_world, "ledgers", name)
     assert [(row["log"], row["segment"], row["use"], row["state"]) for row in of_log] == [
         (name, 1, "segment", "CLOSED"), (name, 2, "segment", "OPEN"),
     ]  # fmt: skip
@@ -405,7 +408,7 @@ async def test_ledgers_are_told_with_what_names_them(world: World) -> None:
     assert (of_log[1]["bytes"], of_log[1]["last_entry"]) == (None, None)
     assert of_log[0]["missing"] == []
     assert of_log[0]["digest"] == "CRC32"
-    everything = {row["ledger"]: row for row in await rows(world, "ledgers")}
+    everything = {row["ledger"]: row for row in await rows(driver_world, "ledgers")}
     assert everything[of_log[0]["ledger"]] == of_log[0]
     assert (everything[unnamed.ledger_id]["use"], everything[unnamed.ledger_id]["bytes"]) == (None, 0)
     assert everything[staged.ledger_id]["use"] == "staged by a sink"
@@ -413,41 +416,41 @@ async def test_ledgers_are_told_with_what_names_them(world: World) -> None:
     await staged.abandon()
 
 
-async def test_a_ledger_that_auto_recovery_misses_copies_of_says_where(world: World) -> None:
+async def test_a_ledger_that_auto_recovery_misses_copies_of_says_where(driver_world: DriverWorld) -> None:
     from metadata.bookkeeper.replication import ReplicationStore
 
-    name = await world.create()
-    await world.write(name, range(10))
-    (row,) = await rows(world, "ledgers", name)
-    replication = ReplicationStore(world.namespace.store)
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    (row,) = await rows(driver_world, "ledgers", name)
+    replication = ReplicationStore(driver_world.namespace.store)
     await replication.prepare()
     await replication.mark(int(str(row["ledger"])), ["node-1"])
-    (row,) = await rows(world, "ledgers", name)
+    (row,) = await rows(driver_world, "ledgers", name)
     assert row["missing"] == ["node-1"]
 
 
-async def test_a_damaged_ledger_has_a_row_that_says_so(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-    (row,) = await rows(world, "ledgers", name)
-    store = world.namespace.services.ledger_store
-    await world.namespace.store.put(store.path(int(str(row["ledger"]))), b"nonsense", -1)
-    (row,) = await rows(world, "ledgers", name)
+async def test_a_damaged_ledger_has_a_row_that_says_so(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    (row,) = await rows(driver_world, "ledgers", name)
+    store = driver_world.namespace.services.ledger_store
+    await driver_world.namespace.store.put(store.path(int(str(row["ledger"]))), b"nonsense", -1)
+    (row,) = await rows(driver_world, "ledgers", name)
     assert row["state"] is None
     assert row["error"]
 
 
-async def test_sinks_are_told_with_their_mark_and_what_is_staged(world: World) -> None:
-    sinks = SinkStore(world.namespace.store, world.namespace.uri.path)
-    assert await rows(world, "sinks") == []
+async def test_sinks_are_told_with_their_mark_and_what_is_staged(driver_world: DriverWorld) -> None:
+    sinks = SinkStore(driver_world.namespace.store, driver_world.namespace.uri.path)
+    assert await rows(driver_world, "sinks") == []
     query, application, job = query_sink("0a-1"), application_sink("nightly/1"), job_sink("abc")
     state, *_ = [await sinks.ensure(one) for one in (query, application, job)]
-    store = world.namespace.store
+    store = driver_world.namespace.store
     await store.multi(sinks.publish_ops(query, state, state.value.moved(7, "att", 70), []))
     await sinks.list_ledger(query, StagedLedger(9, "b", 100))
     await sinks.list_ledger(query, StagedLedger(8, "a", 101))
     await store.put(sinks.paths(job).root, json.dumps({"v": 99}).encode(), -1)
-    found = {row["sink"]: row for row in await rows(world, "sinks")}
+    found = {row["sink"]: row for row in await rows(driver_world, "sinks")}
     assert (found[query]["kind"], found[query]["name"], found[query]["batch"]) == ("query", "0a-1", 7)
     assert (found[query]["attempt"], found[query]["staged"], found[query]["staged_from"]) == ("att", 2, 8)
     assert found[query]["published_at"] is not None

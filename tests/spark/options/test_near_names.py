@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from helpers.spark.memory_world import URI, World
+from helpers.spark.memory_world import URI, DriverWorld
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
@@ -127,26 +127,26 @@ MISSING = {
 
 
 @pytest.mark.parametrize("name", MISSING)
-async def test_a_log_that_is_not_there_has_a_near_name_or_is_a_folder(world: World, name: str) -> None:
+async def test_a_log_that_is_not_there_has_a_near_name_or_is_a_folder(driver_world: DriverWorld, name: str) -> None:
     for there in ("flights", "team/alerts", "team/raw/x"):
-        await world.namespace.create_log(there)
+        await driver_world.namespace.create_log(there)
 
-    driver = await world.driver(log=name)
+    driver = await driver_world.driver(log=name)
     with pytest.raises(LogNotFoundError, match=MISSING[name]):
         await driver.required_views()
 
 
 @pytest.mark.parametrize("table", [LOGS, SEGMENTS, CURSORS])
-async def test_metadata_tables_say_the_same(world: World, table: MetadataTable) -> None:
-    await world.namespace.create_log("team/alerts")
+async def test_metadata_tables_say_the_same(driver_world: DriverWorld, table: MetadataTable) -> None:
+    await driver_world.namespace.create_log("team/alerts")
     for name in ("team/alert", "team"):
         with pytest.raises(LogNotFoundError, match=MISSING[name]):
-            await rows_of(table, URI, Selection(names=(name,)), connect=world.connect)
+            await rows_of(table, URI, Selection(names=(name,)), connect=driver_world.connect)
 
 
-async def test_a_sink_that_may_not_create_its_log_says_the_same(world: World) -> None:
-    await world.namespace.create_log("team/alerts")
-    settings = world.namespace.services.settings.with_values({"createStreamIfNotExists": False})
-    proxies = proxies_at("nowhere:1", world.namespace.uri.path, 1000)
+async def test_a_sink_that_may_not_create_its_log_says_the_same(driver_world: DriverWorld) -> None:
+    await driver_world.namespace.create_log("team/alerts")
+    settings = driver_world.namespace.services.settings.with_values({"createStreamIfNotExists": False})
+    proxies = proxies_at("nowhere:1", driver_world.namespace.uri.path, 1000)
     with pytest.raises(BatchRefusedError, match=r"is false.*Did you mean team/alerts\?"):
-        await PublishingSession(SinkSession(world.namespace, settings, proxies)).check_ready(("team/alert",))
+        await PublishingSession(SinkSession(driver_world.namespace, settings, proxies)).check_ready(("team/alert",))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.spark.rounds_world import Cluster, Round, SparkProcess, Stream
+from helpers.spark.rounds_world import Round, SparkProcess, StandaloneCluster, Stream
 from helpers.spark.sink_driver import read_values
 
 from dlspark.core.administration.audit import audit_ledgers
@@ -38,7 +38,7 @@ class Place:
         name: str,
         directory: Path,
         spark: SparkProcess,
-        cluster: Cluster | None,
+        cluster: StandaloneCluster | None,
         *,
         tables: bool = False,
         one_log: bool = False,
@@ -101,7 +101,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A master and two workers."""
     place = tmp_path_factory.mktemp("standalone")
-    cluster = Cluster(place)
+    cluster = StandaloneCluster(place)
     spark = SparkProcess(cluster.master, place)
     yield Place("standalone", place, spark, cluster)
     spark.kill()

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
-from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver, Strike, inline, rows_of
+from helpers.spark.appends_world import LOG, QUERY, AppendsCluster, Driver, Strike, inline, rows_of
 from helpers.virtual_time import virtual_time
 
 from dlspark.spark.errors import BatchRefusedError, LogBusyError, ReplayDiffersError, TransactionOrderError
@@ -27,32 +27,32 @@ PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    cluster = Cluster()
-    await cluster.start()
-    yield cluster
-    await cluster.stop()
+async def appends_cluster() -> AsyncIterator[AppendsCluster]:
+    appends_cluster = AppendsCluster()
+    await appends_cluster.start()
+    yield appends_cluster
+    await appends_cluster.stop()
 
 
-async def started() -> Cluster:
-    cluster = Cluster()
-    await cluster.start()
-    return cluster
+async def started() -> AppendsCluster:
+    appends_cluster = AppendsCluster()
+    await appends_cluster.start()
+    return appends_cluster
 
 
 def all_rows(batches: int) -> list[bytes]:
     return [row for batch in range(batches) for row in rows_of(batch)]
 
 
-async def test_fifty_small_batches_make_one_segment_and_are_visible_at_once(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_fifty_small_batches_make_one_segment_and_are_visible_at_once(appends_cluster: AppendsCluster) -> None:
+    driver = await appends_cluster.driver()
     for batch in range(50):
         assert await driver.append(batch) is PUBLISHED
     assert driver.opened == 1
-    assert await cluster.contents() == all_rows(50)
-    assert len(await cluster.segments()) == 1
+    assert await appends_cluster.contents() == all_rows(50)
+    assert len(await appends_cluster.segments()) == 1
     await driver.appender.close()
-    (segment,) = await cluster.segments()
+    (segment,) = await appends_cluster.segments()
     assert (segment.in_progress, segment.record_count) == (False, 100)
     mark = await driver.mark()
     assert mark is not None
@@ -65,33 +65,39 @@ async def test_fifty_small_batches_make_one_segment_and_are_visible_at_once(clus
 @pytest.mark.parametrize("first", ["append", "segments"])
 @pytest.mark.parametrize("again", ["append", "segments"])
 @pytest.mark.parametrize("died", [False, True])
-async def test_a_replay_finds_what_either_mode_published(cluster: Cluster, first: str, again: str, died: bool) -> None:
-    driver = await cluster.driver()
+async def test_a_replay_finds_what_either_mode_published(
+    appends_cluster: AppendsCluster, first: str, again: str, died: bool
+) -> None:
+    driver = await appends_cluster.driver()
     for batch in range(7):
         assert await driver.commit(batch, first) is PUBLISHED
     if died:
         await driver.crash()
-    other = await cluster.driver()
+    other = await appends_cluster.driver()
     for batch in range(7):
         assert await other.commit(batch, again) is COVERED
     assert await other.commit(7, again) is PUBLISHED
-    assert await cluster.contents() == all_rows(8)
+    assert await appends_cluster.contents() == all_rows(8)
 
 
-async def test_modes_that_alternate_between_two_drivers_leave_each_batch_once_and_in_order(cluster: Cluster) -> None:
-    drivers = [await cluster.driver(), await cluster.driver()]
+async def test_modes_that_alternate_between_two_drivers_leave_each_batch_once_and_in_order(
+    appends_cluster: AppendsCluster,
+) -> None:
+    drivers = [await appends_cluster.driver(), await appends_cluster.driver()]
     for batch in range(8):
         modes = ("append", "segments") if batch % 2 else ("segments", "append")
         outcomes = await asyncio.gather(
             *(driver.commit(batch, mode) for driver, mode in zip(drivers, modes, strict=True))
         )
         assert sorted(outcome.value for outcome in outcomes if outcome) == ["covered", "published"]
-    assert await cluster.contents() == all_rows(8)
+    assert await appends_cluster.contents() == all_rows(8)
 
 
 @pytest.mark.parametrize("mode", ["append", "segments"])
-async def test_another_batch_under_a_number_that_was_appended_is_refused(cluster: Cluster, mode: str) -> None:
-    driver = await cluster.driver()
+async def test_another_batch_under_a_number_that_was_appended_is_refused(
+    appends_cluster: AppendsCluster, mode: str
+) -> None:
+    driver = await appends_cluster.driver()
     for batch in (0, 1, 3):
         await driver.append(batch)
     commit = driver.append if mode == "append" else driver.segment
@@ -100,11 +106,13 @@ async def test_another_batch_under_a_number_that_was_appended_is_refused(cluster
             await commit(batch, values)
         assert caught.value.log == LOG
     assert await commit(4) is PUBLISHED
-    assert len(await cluster.contents()) == 8
+    assert len(await appends_cluster.contents()) == 8
 
 
-async def test_a_batch_without_rows_is_known_by_the_logs_owner_or_left_to_the_multi(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_a_batch_without_rows_is_known_by_the_logs_owner_or_left_to_the_multi(
+    appends_cluster: AppendsCluster,
+) -> None:
+    driver = await appends_cluster.driver()
     nothing = no_rows(LOG)
     assert await driver.appender.append(BatchToAppend(driver.job(0), nothing)) is None
     assert driver.opened == 0
@@ -113,15 +121,17 @@ async def test_a_batch_without_rows_is_known_by_the_logs_owner_or_left_to_the_mu
     with pytest.raises(ReplayDiffersError, match="now has none"):
         await driver.appender.append(BatchToAppend(driver.job(1), nothing, 1000))
     await driver.crash()
-    other = await cluster.driver()
+    other = await appends_cluster.driver()
     with pytest.raises(ReplayDiffersError, match="now has none"):
         await other.publishing.publisher.publish(Publication(other.job(1), (), known=(LOG,)))
 
 
-async def test_a_waiting_writer_gets_the_log_at_once_and_the_next_batch_follows_it(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_a_waiting_writer_gets_the_log_at_once_and_the_next_batch_follows_it(
+    appends_cluster: AppendsCluster,
+) -> None:
+    driver = await appends_cluster.driver()
     await driver.append(0)
-    namespace = await cluster.namespace()
+    namespace = await appends_cluster.namespace()
     log = await namespace.open_log(LOG)
     async with await log.open_writer() as writer:
         assert driver.appender.held == []
@@ -129,14 +139,14 @@ async def test_a_waiting_writer_gets_the_log_at_once_and_the_next_batch_follows_
         await writer.flush()
         appending = asyncio.ensure_future(driver.append(1))
     assert await appending is PUBLISHED
-    assert await cluster.contents() == [*rows_of(0), b"foreign", *rows_of(1)]
+    assert await appends_cluster.contents() == [*rows_of(0), b"foreign", *rows_of(1)]
     await namespace.close()
 
 
-async def test_a_log_with_a_live_owner_fails_with_its_name_and_the_option(cluster: Cluster) -> None:
-    namespace = await cluster.namespace()
+async def test_a_log_with_a_live_owner_fails_with_its_name_and_the_option(appends_cluster: AppendsCluster) -> None:
+    namespace = await appends_cluster.namespace()
     log = await namespace.open_log(LOG)
-    driver = await cluster.driver(lock_timeout_s=0)
+    driver = await appends_cluster.driver(lock_timeout_s=0)
     async with await log.open_writer("reporter-7"):
         with pytest.raises(LogBusyError, match=r"reporter-7.*outageTimeout"):
             await driver.append(0)
@@ -146,8 +156,8 @@ async def test_a_log_with_a_live_owner_fails_with_its_name_and_the_option(cluste
 
 @virtual_time
 async def test_an_idle_log_is_given_up_with_its_segment_completed() -> None:
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     await driver.append(0)
     await asyncio.sleep(59)
     assert driver.appender.held == [LOG]
@@ -156,8 +166,8 @@ async def test_an_idle_log_is_given_up_with_its_segment_completed() -> None:
     assert driver.appender.held == [LOG]
     await asyncio.sleep(2)
     assert driver.appender.held == []
-    assert [segment.in_progress for segment in await cluster.segments()] == [False]
-    await cluster.stop()
+    assert [segment.in_progress for segment in await appends_cluster.segments()] == [False]
+    await appends_cluster.stop()
 
 
 BATCHES_AN_HOUR = 3600
@@ -166,19 +176,19 @@ BATCHES_AN_HOUR = 3600
 @virtual_time
 async def test_an_hour_of_batches_at_a_trigger_of_one_second_makes_one_segment() -> None:
     """24 a day at most: what a longer run adds comes of rolling by age (`logSegmentRollingMinutes`, 120)."""
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     for batch in range(BATCHES_AN_HOUR - 1):  # the test itself has an hour, and a segment is closed in it
         assert await driver.append(batch, [b"x"]) is PUBLISHED
         await asyncio.sleep(0.999)
-    assert len(await cluster.segments()) == 1
-    await cluster.stop()
+    assert len(await appends_cluster.segments()) == 1
+    await appends_cluster.stop()
 
 
 @virtual_time
 async def test_a_silent_sink_is_left_though_another_one_goes_on() -> None:
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     await driver.append(0)
     other = application_sink("other")
     for number in range(2):
@@ -191,11 +201,11 @@ async def test_a_silent_sink_is_left_though_another_one_goes_on() -> None:
         assert (mark.appending_ms is None) == bool(number)
         await asyncio.sleep(SILENT_S + 1)
     assert await driver.append(1) is PUBLISHED
-    await cluster.stop()
+    await appends_cluster.stop()
 
 
-async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_the_mark_never_lacks_more_than_the_log_remembers(appends_cluster: AppendsCluster) -> None:
+    driver = await appends_cluster.driver()
     lacking = []
     for batch in range(4 * MAX_UNFOLDED):
         await driver.append(batch)
@@ -204,7 +214,7 @@ async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster
         lacking.append(batch - mark.batch)
     assert 1 < max(lacking) <= MAX_UNFOLDED + 1
     await driver.crash()
-    other = await cluster.driver()
+    other = await appends_cluster.driver()
     await other.publishing._settle(LOG, QUERY)
     mark = await other.mark()
     assert mark is not None
@@ -215,37 +225,37 @@ async def test_the_mark_never_lacks_more_than_the_log_remembers(cluster: Cluster
 @virtual_time
 async def test_a_batch_of_a_sink_that_the_log_has_forgotten_is_refused_whatever_the_sinks_settings_say() -> None:
     """The owner forgets sooner than the sink takes it to."""
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     await driver.append(0)
     await driver.crash()
-    namespace = await cluster.namespace(producer_expiry_s=1)
+    namespace = await appends_cluster.namespace(producer_expiry_s=1)
     log = await namespace.open_log(LOG)
     async with await log.open_writer(producers=True) as writer:
         await asyncio.sleep(1.1)
         writer.append([(5000, b"x")], producer="other", sequence=0)
     await namespace.close()
-    await refused_in_all_ways(cluster)
-    await cluster.stop()
+    await refused_in_all_ways(appends_cluster)
+    await appends_cluster.stop()
 
 
-async def refused_in_all_ways(cluster: Cluster, batches: tuple[int, ...] = (0, 1)) -> None:
+async def refused_in_all_ways(appends_cluster: AppendsCluster, batches: tuple[int, ...] = (0, 1)) -> None:
     """Nothing is appended, nor published, nor lost of what another sink writes."""
-    before = await cluster.contents()
+    before = await appends_cluster.contents()
     for mode in ("append", "segments", "append"):
         for batch in batches:
-            late = await cluster.driver()
+            late = await appends_cluster.driver()
             with pytest.raises(BatchRefusedError, match=r"has forgotten.*is not known; nothing was published"):
                 await late.commit(batch, mode)
             await late.stop()
-    assert await cluster.contents() == before
+    assert await appends_cluster.contents() == before
 
 
 @virtual_time
 async def test_a_sink_that_its_own_process_has_forgotten_goes_on_from_what_that_process_knows() -> None:
     """Another sink goes on in the log, and the first is silent for longer than the log remembers it."""
-    cluster = await started()
-    driver = await cluster.driver(producer_expiry_s=1, producer_snapshot_entries=1)
+    appends_cluster = await started()
+    driver = await appends_cluster.driver(producer_expiry_s=1, producer_snapshot_entries=1)
     for batch in range(2):
         await driver.append(batch)
     other = application_sink("other")
@@ -257,74 +267,76 @@ async def test_a_sink_that_its_own_process_has_forgotten_goes_on_from_what_that_
         assert await driver.append(batch) is COVERED
     assert await driver.append(2) is PUBLISHED
     await driver.crash()
-    last = await cluster.driver()
+    last = await appends_cluster.driver()
     assert [await last.commit(batch, "segments") for batch in range(4)] == [COVERED, COVERED, COVERED, PUBLISHED]
-    assert [row for row in await cluster.contents() if row != b"x"] == all_rows(4)
-    await cluster.stop()
+    assert [row for row in await appends_cluster.contents() if row != b"x"] == all_rows(4)
+    await appends_cluster.stop()
 
 
 @pytest.mark.parametrize("delete", ["purge", "retention"])
 @virtual_time
 async def test_a_batch_whose_segment_was_deleted_is_refused_and_not_appended_again(delete: str) -> None:
     """The appending process dies before it moves the mark; other writers, without producers, write newer segments."""
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     for batch in range(2):
         await driver.append(batch)
     await driver.crash()
-    await cluster.forget_segments(delete)
-    await refused_in_all_ways(cluster)
-    await cluster.stop()
+    await appends_cluster.forget_segments(delete)
+    await refused_in_all_ways(appends_cluster)
+    await appends_cluster.stop()
 
 
 @virtual_time
 async def test_a_sink_that_left_in_order_goes_on_whatever_the_log_has_forgotten() -> None:
     """Its mark says everything. So does one of a process that died before it had sent anything."""
-    cluster = await started()
-    driver = await cluster.driver()
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
     for batch in range(2):
         await driver.append(batch)
     await driver.stop()
     for batch in (2, 3):
-        await cluster.forget_segments("purge")
-        entered = await cluster.driver()
+        await appends_cluster.forget_segments("purge")
+        entered = await appends_cluster.driver()
         await (await entered.open_log(LOG))._enter(QUERY)  # type: ignore[attr-defined]
         await entered.crash()
-        other = await cluster.driver()
+        other = await appends_cluster.driver()
         for old in range(2 if batch == 2 else 3):
             assert await other.append(old) is COVERED
         assert await other.append(batch) is PUBLISHED
         await other.stop()
-    found = await cluster.contents()
+    found = await appends_cluster.contents()
     assert [row for row in found if b":" in row] == [*rows_of(3)], "those before were deleted"
-    await cluster.stop()
+    await appends_cluster.stop()
 
 
-async def test_transaction_ids_are_ordered_as_in_segments(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_transaction_ids_are_ordered_as_in_segments(appends_cluster: AppendsCluster) -> None:
+    driver = await appends_cluster.driver()
     assert await driver.append(0, [b"a", b"b"], txids=[5, 7]) is PUBLISHED
     with pytest.raises(TransactionOrderError, match="below the log's highest, 7"):
         await driver.append(1, [b"c"], txids=[6])
     assert await driver.append(0, [b"a", b"b"], txids=[5, 7]) is COVERED
     assert await driver.append(1, [b"c"], txids=[7]) is PUBLISHED
-    assert await cluster.contents() == [b"a", b"b", b"c"]
+    assert await appends_cluster.contents() == [b"a", b"b", b"c"]
 
 
-async def test_a_sealed_log_takes_no_batch(cluster: Cluster) -> None:
-    namespace = await cluster.namespace()
+async def test_a_sealed_log_takes_no_batch(appends_cluster: AppendsCluster) -> None:
+    namespace = await appends_cluster.namespace()
     log = await namespace.open_log(LOG)
     async with await log.open_writer() as writer:
         await writer.mark_end_of_stream()
     await namespace.close()
-    driver = await cluster.driver()
+    driver = await appends_cluster.driver()
     with pytest.raises(BatchRefusedError, match="sealed"):
         await driver.append(0)
 
 
-async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_again(cluster: Cluster) -> None:
-    driver = await cluster.driver()
+async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_again(
+    appends_cluster: AppendsCluster,
+) -> None:
+    driver = await appends_cluster.driver()
     await driver.append(0)
-    namespace = await cluster.namespace()
+    namespace = await appends_cluster.namespace()
     for taking in (namespace.delete_log(LOG), namespace.rename_log(LOG, "other")):
         with pytest.raises(OwnershipAcquireFailedError, match="A Spark query has it") as refused:
             await taking
@@ -333,40 +345,42 @@ async def test_a_log_that_was_deleted_and_made_again_gets_a_batch_that_is_run_ag
     await driver.appender.close()
     await namespace.delete_log(LOG)
     assert await driver.append(0) is PUBLISHED
-    assert await cluster.contents() == rows_of(0)
+    assert await appends_cluster.contents() == rows_of(0)
     await namespace.close()
 
 
-async def test_a_paused_owner_that_wakes_up_appends_nothing_twice(cluster: Cluster) -> None:
+async def test_a_paused_owner_that_wakes_up_appends_nothing_twice(appends_cluster: AppendsCluster) -> None:
     """Its session ended meanwhile, and another driver has published the same batches as segments."""
-    paused = await cluster.driver()
+    paused = await appends_cluster.driver()
     await paused.append(0)
-    cluster.tree.expire(paused.namespace.store.session_id)
-    other = await cluster.driver()
+    appends_cluster.tree.expire(paused.namespace.store.session_id)
+    other = await appends_cluster.driver()
     for batch in range(3):
         assert await other.segment(batch) is (PUBLISHED if batch else COVERED)
     for batch in range(3):
         assert await paused.append(batch) is COVERED
     assert await paused.append(3) is PUBLISHED
-    assert await cluster.contents() == all_rows(4)
+    assert await appends_cluster.contents() == all_rows(4)
 
 
-async def test_a_deposed_owner_that_wakes_up_does_not_say_that_its_mark_is_the_whole_truth(cluster: Cluster) -> None:
+async def test_a_deposed_owner_that_wakes_up_does_not_say_that_its_mark_is_the_whole_truth(
+    appends_cluster: AppendsCluster,
+) -> None:
     """It lets go of the log and its sink while its successor's batch is known to the log's producers alone."""
-    paused = await cluster.driver()
+    paused = await appends_cluster.driver()
     for batch in range(2):
         await paused.append(batch)
     session = paused.namespace.store
-    cluster.tree.inject = lambda number, _what, _path: Fault.REFUSE if number == session.session_id else None
-    cluster.tree.expire(session.session_id)
-    successor = await cluster.driver()
+    appends_cluster.tree.inject = lambda number, _what, _path: Fault.REFUSE if number == session.session_id else None
+    appends_cluster.tree.expire(session.session_id)
+    successor = await appends_cluster.driver()
     assert await successor.append(2) is PUBLISHED
-    cluster.tree.inject = None
+    appends_cluster.tree.inject = None
     await paused.appender.close()
     await successor.crash()
-    third = await cluster.driver()
+    third = await appends_cluster.driver()
     assert await third.segment(2) is COVERED
-    assert await cluster.contents() == all_rows(3)
+    assert await appends_cluster.contents() == all_rows(3)
 
 
 MODES = ("append", "append", "append", "append", "append", "append", "segments", "append")
@@ -387,26 +401,26 @@ async def test_any_fault_at_any_request_leaves_one_copy_whichever_mode_comes_nex
 
 async def life_with(fault: Fault | None, strike_at: int) -> int:
     """Commit batches with the request of this number struck. How many requests there were."""
-    cluster = await started()
-    driver = await cluster.driver()
-    strike = Strike(cluster, fault, strike_at)
+    appends_cluster = await started()
+    driver = await appends_cluster.driver()
+    strike = Strike(appends_cluster, fault, strike_at)
     for batch, mode in enumerate(MODES):
-        driver = await committed(cluster, driver, batch, mode)
+        driver = await committed(appends_cluster, driver, batch, mode)
     strike.end()
     await driver.appender.close()
-    assert await cluster.contents() == all_rows(len(MODES)), strike_at
-    await cluster.stop()
+    assert await appends_cluster.contents() == all_rows(len(MODES)), strike_at
+    await appends_cluster.stop()
     return strike.requests
 
 
-async def committed(cluster: Cluster, driver: Driver, batch: int, mode: str) -> Driver:
+async def committed(appends_cluster: AppendsCluster, driver: Driver, batch: int, mode: str) -> Driver:
     """Commit a batch, by new drivers in other modes as often as one fails. The driver that goes on."""
     for _ in range(20):
         try:
             await driver.commit(batch, mode)
         except DistributedLogError:
             await driver.crash()
-            driver = await cluster.driver()
+            driver = await appends_cluster.driver()
             mode = "segments" if mode == "append" else "append"
         else:
             return driver
@@ -419,10 +433,10 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
     """Two drivers with one checkpoint, on one machine or on two, die, are cut off, are tried again in other modes;
     storage nodes fail."""
     rng = random.Random(seed)
-    cluster = await started()
+    appends_cluster = await started()
 
     def another() -> Awaitable[Driver]:
-        return cluster.driver(neighbour=rng.random() < 0.5)
+        return appends_cluster.driver(neighbour=rng.random() < 0.5)
 
     drivers = [await another(), await another()]
     done = 0
@@ -436,9 +450,9 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
             drivers[number] = await another()
             continue
         if event < 0.25:
-            cluster.tree.expire(driver.namespace.store.session_id)
+            appends_cluster.tree.expire(driver.namespace.store.session_id)
         if event > 0.9:
-            rng.choice(cluster.bookies).reject = rng.choice([Status.EIO, None])
+            rng.choice(appends_cluster.bookies).reject = rng.choice([Status.EIO, None])
         work = asyncio.ensure_future(driver.commit(batch, rng.choice(["append", "append", "segments"])))
         if event > 0.8:
             # It dies in the middle: nobody learns what became of the batch.
@@ -456,13 +470,13 @@ async def test_any_sequence_of_attempts_and_crashes_leaves_each_batch_once_and_i
             drivers[number] = await another()
         else:
             done = max(done, batch + 1)
-        for bookie in cluster.bookies[1:]:
+        for bookie in appends_cluster.bookies[1:]:
             bookie.reject = None
-    for bookie in cluster.bookies:
+    for bookie in appends_cluster.bookies:
         bookie.reject = None
-    last = await committed(cluster, await cluster.driver(), done, "segments")
+    last = await committed(appends_cluster, await appends_cluster.driver(), done, "segments")
     for batch in range(done + 1):
         assert await last.commit(batch, rng.choice(["append", "segments"])) is COVERED
-    assert await cluster.contents() == all_rows(done + 1)
+    assert await appends_cluster.contents() == all_rows(done + 1)
     assert done > 5
-    await cluster.stop()
+    await appends_cluster.stop()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from helpers.spark.sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
+from helpers.spark.sink_world import NS, QUIET_TURNS, SINK, Process, SinkWorld, job, round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
@@ -18,27 +18,6 @@ from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.zookeeper.memory import Fault
-
-
-@pytest.fixture
-async def world() -> World:
-    world = World()
-    await world.set_up()
-    return world
-
-
-@pytest.fixture
-async def driver(world: World):
-    process = Process(world)
-    yield process
-    await process.store.close()
-
-
-@pytest.fixture
-async def other(world: World):
-    process = Process(world, seed=1, owner="other")
-    yield process
-    await process.store.close()
 
 
 def meanwhile(process: Process, request: str, path: str, action: Callable[[], Awaitable[object]]) -> Callable[[], bool]:
@@ -67,7 +46,7 @@ async def ready(driver: Process, *logs: str) -> None:
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
 
 
-async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -> None:
+async def test_a_commit_asks_once_and_publishes(sink_world: SinkWorld, driver: Process) -> None:
     many = [f"log-{number:02d}" for number in range(40)]
     await ready(driver, "flights", "trains")
     await driver.commit(await driver.stage(job(0, "first"), [(log, 0, 9) for log in many]))
@@ -80,7 +59,7 @@ async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -
             await driver.sweeper.after_commit(batch.job, batch.logs, commit.left)
             return commit.outcome
 
-        outcome, trips = await round_trips(world.tree, driver.store, commit())
+        outcome, trips = await round_trips(sink_world.tree, driver.store, commit())
         assert outcome is CommitOutcome.PUBLISHED
         costs[len(logs)] = (sum(map(len, trips)), len(trips))
         assert trips[-1] == [f"multi {STATE}"]
@@ -89,28 +68,32 @@ async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -
     assert costs == {0: (3, 2), 1: (11, 2), 2: (19, 2), 40: (323, 2)}
 
 
-async def test_a_replay_costs_little_and_waits_for_no_lock(world: World, driver: Process, other: Process) -> None:
+async def test_a_replay_costs_little_and_waits_for_no_lock(
+    sink_world: SinkWorld, driver: Process, other_driver: Process
+) -> None:
     await ready(driver, "flights")
-    lock = DistributedLock(other.store, other.log_store.paths("flights").lock, "reporter-7")
+    lock = DistributedLock(other_driver.store, other_driver.log_store.paths("flights").lock, "reporter-7")
     await lock.acquire(1000)
     replay = await driver.stage(job(0, "again"), [("flights", 0, 9)])
     assert await asyncio.wait_for(driver.publish(replay), 5) is CommitOutcome.COVERED
-    queue, _ = await other.store.children(other.log_store.paths("flights").lock)
+    queue, _ = await other_driver.store.children(other_driver.log_store.paths("flights").lock)
     assert len(queue) == 1  # the commit's own place in it was given up
     await lock.release()
 
 
-async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(driver: Process, other: Process) -> None:
+async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(
+    driver: Process, other_driver: Process
+) -> None:
     """Another driver of the query has published the batch, and not noticed yet that it had lost the lock."""
     await ready(driver, "flights")
     ours = await driver.stage(job(1, "ours"), [("flights", 10, 19)])
-    paths = other.log_store.paths("flights")
+    paths = other_driver.log_store.paths("flights")
 
     async def publish() -> None:
-        found = await other.sinks.mark_in(paths, SINK)
+        found = await other_driver.sinks.mark_in(paths, SINK)
         assert found is not None
         moved = found.value.moved(1, "theirs", 10, 64)
-        await other.store.multi([other.sinks.mark_op(paths, SINK, found, moved)])
+        await other_driver.store.multi([other_driver.sinks.mark_op(paths, SINK, found, moved)])
 
     happened = meanwhile(driver, "multi", STATE, publish)
     assert await driver.publish(ours) is CommitOutcome.COVERED
@@ -119,11 +102,11 @@ async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(driver:
     assert await driver.mark("flights") == LogMark(1, "theirs")
 
 
-async def deposed_writer_begins(other: Process, lssn: int, txid: int, ledger_id: int = 77) -> None:
+async def deposed_writer_begins(other_driver: Process, lssn: int, txid: int, ledger_id: int = 77) -> None:
     """Somebody who has not noticed yet that he lost the lock begins a segment."""
-    state = await other.log_store.open("flights")
+    state = await other_driver.log_store.open("flights")
     left = SegmentMetadata(ledger_id=ledger_id, lssn=lssn, first_txid=txid, in_progress=True)
-    await other.log_store.start_segment("flights", state, left)
+    await other_driver.log_store.start_segment("flights", state, left)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +114,11 @@ async def deposed_writer_begins(other: Process, lssn: int, txid: int, ledger_id:
     [("multi", STATE), ("get", f"{NS}/flights/<default>/ledgers"), ("get", MARK), ("get", STATE)],
 )
 async def test_a_segment_begun_while_a_log_is_read_or_after_it_is_not_overlooked(
-    world: World, driver: Process, other: Process, request_kind: str, path: str
+    sink_world: SinkWorld, driver: Process, other_driver: Process, request_kind: str, path: str
 ) -> None:
     await ready(driver, "flights")
     batch = await driver.stage(job(1), [("flights", 50, 60)])
-    happened = meanwhile(driver, request_kind, path, lambda: deposed_writer_begins(other, 2, 20))
+    happened = meanwhile(driver, request_kind, path, lambda: deposed_writer_begins(other_driver, 2, 20))
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert happened()
     assert driver.recovered == ["flights"]
@@ -143,13 +126,15 @@ async def test_a_segment_begun_while_a_log_is_read_or_after_it_is_not_overlooked
 
 
 async def test_a_list_of_segments_older_than_the_logs_values_is_not_taken_for_theirs(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     """The list is answered, a segment begins, the values are answered: the newest number, without the open segment."""
     await ready(driver, "flights")
     async with driver.logs.hold("flights") as held:
         await held.find_end()
-    happened = meanwhile(driver, "get", f"{NS}/flights/<default>/ledgers", lambda: deposed_writer_begins(other, 2, 20))
+    happened = meanwhile(
+        driver, "get", f"{NS}/flights/<default>/ledgers", lambda: deposed_writer_begins(other_driver, 2, 20)
+    )
     with pytest.raises(Exception, match="changed while it was read"):
         async with driver.logs.hold("flights") as held:
             await held.find_end()
@@ -157,15 +142,15 @@ async def test_a_list_of_segments_older_than_the_logs_values_is_not_taken_for_th
 
 
 async def test_a_log_deleted_and_made_again_after_it_was_read_gets_nothing_at_the_old_place(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     """With the same versions as before: only the member of the lock, which went with the log, tells them apart."""
     await ready(driver, "flights")
 
     async def replace() -> None:
-        await other.log_store.delete_tree("flights")
-        fresh = await other.stage(job(0, "b", "sink-2"), [("flights", 70, 79)])
-        assert await other.publish(fresh) is CommitOutcome.PUBLISHED
+        await other_driver.log_store.delete_tree("flights")
+        fresh = await other_driver.stage(job(0, "b", "sink-2"), [("flights", 70, 79)])
+        assert await other_driver.publish(fresh) is CommitOutcome.PUBLISHED
 
     batch = await driver.stage(job(1), [("flights", 80, 89)])
     happened = meanwhile(driver, "multi", STATE, replace)
@@ -175,10 +160,10 @@ async def test_a_log_deleted_and_made_again_after_it_was_read_gets_nothing_at_th
 
 
 async def test_after_a_wait_for_the_lock_everything_is_read_again(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     await ready(driver, "flights")
-    holding = DistributedLock(other.store, other.log_store.paths("flights").lock, "reporter-7")
+    holding = DistributedLock(other_driver.store, other_driver.log_store.paths("flights").lock, "reporter-7")
     await holding.acquire(1000)
     batch = await driver.stage(job(1), [("flights", 50, 60)])
     multis = 0
@@ -187,40 +172,40 @@ async def test_after_a_wait_for_the_lock_everything_is_read_again(
         nonlocal multis
         multis += session == driver.store.session_id and operation == "multi"
 
-    world.tree.inject = count
+    sink_world.tree.inject = count
     publishing = asyncio.ensure_future(driver.publish(batch))
     for _ in range(QUIET_TURNS):
         await asyncio.sleep(0)
-    assert len((await other.store.children(other.log_store.paths("flights").lock))[0]) == 2
-    await deposed_writer_begins(other, 2, 20)  # here he is the owner
+    assert len((await other_driver.store.children(other_driver.log_store.paths("flights").lock))[0]) == 2
+    await deposed_writer_begins(other_driver, 2, 20)  # here he is the owner
     await holding.release()
     assert await publishing is CommitOutcome.PUBLISHED
-    world.tree.inject = None
+    sink_world.tree.inject = None
     assert multis == 2  # the open segment's completion and the publication: nothing was built on the first look
     assert [s.lssn for s in await driver.segments("flights")] == [1, 2, 3]
 
 
 async def test_a_guess_at_the_newest_segment_that_is_wrong_is_not_used(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     await ready(driver, "flights")
     for number, rows in ((0, 3), (1, 5)):
-        theirs = await other.stage(job(number, "t", "sink-2"), [("flights", 20, 20)], count=rows)
-        assert await other.publish(theirs) is CommitOutcome.PUBLISHED
+        theirs = await other_driver.stage(job(number, "t", "sink-2"), [("flights", 20, 20)], count=rows)
+        assert await other_driver.publish(theirs) is CommitOutcome.PUBLISHED
     batch = await driver.stage(job(1), [("flights", 50, 60)])
-    outcome, trips = await round_trips(world.tree, driver.store, driver.publish(batch))
+    outcome, trips = await round_trips(sink_world.tree, driver.store, driver.publish(batch))
     assert outcome is CommitOutcome.PUBLISHED
     assert len(trips) == 3  # the newest segment is asked for once its number is known
     assert [s.start_sequence_id for s in await driver.segments("flights")] == [0, 10, 13, 18]
 
 
 async def test_what_is_listed_while_a_batch_is_published_is_left_to_the_next_commit(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     await ready(driver, "flights")
     dead = await driver.stage(job(1, "dead"), [("flights", 10, 19)])
     batch = await driver.stage(job(1), [("flights", 10, 19)])
-    happened = meanwhile(driver, "multi", STATE, lambda: other.write(job(1, "zombie"), "flights", 0, 10))
+    happened = meanwhile(driver, "multi", STATE, lambda: other_driver.write(job(1, "zombie"), "flights", 0, 10))
     commit = await driver.publisher.publish(batch)
     assert happened()
     assert commit.left == (dead.job.staged(dead.segments[0].ledger_id, dead.segments[0].log),)
@@ -229,34 +214,34 @@ async def test_what_is_listed_while_a_batch_is_published_is_left_to_the_next_com
     commit = await driver.publisher.publish(await driver.stage(job(2), [("flights", 20, 29)]))
     assert await driver.sweeper.after_commit(job(2), ["flights"], commit.left) == 1
     assert await driver.sinks.staged(SINK) == []
-    assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
+    assert set(sink_world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
 
 async def test_a_batch_write_that_was_listed_into_meanwhile_leaves_neither_ledger_nor_sink(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     one = job(0, "a", "job-a")
     batch = await driver.stage(one, [("flights", 0, 9)])
-    happened = meanwhile(driver, "multi", f"{NS}/.sinks/job-a", lambda: other.write(one, "flights", 1, 10))
+    happened = meanwhile(driver, "multi", f"{NS}/.sinks/job-a", lambda: other_driver.write(one, "flights", 1, 10))
     commit = await driver.publisher.publish(batch)
     assert happened()
     assert commit.left == ()
     assert await driver.sweeper.after_commit(one, ["flights"], commit.left) == 1
     assert await driver.sinks.sinks() == []
-    assert set(world.ledgers) == {batch.segments[0].ledger_id}
+    assert set(sink_world.ledgers) == {batch.segments[0].ledger_id}
 
 
-async def test_ledgers_that_were_written_again_are_known_to_be_left(world: World, driver: Process) -> None:
+async def test_ledgers_that_were_written_again_are_known_to_be_left(sink_world: SinkWorld, driver: Process) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
     batch = await driver.stage(job(1), [("flights", 400, 400)], stamped=True)
     commit = await driver.publisher.publish(batch)
     assert commit.left == (batch.job.staged(batch.segments[0].ledger_id, batch.segments[0].log),)
     assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
-    assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
+    assert set(sink_world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
 
 async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_is_left(
-    world: World, driver: Process
+    sink_world: SinkWorld, driver: Process
 ) -> None:
     await ready(driver, "flights")
     await driver.stage(job(1, "dead"), [("flights", 10, 19)])
@@ -269,9 +254,9 @@ async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_
             return Fault.LOSE_REPLY
         return None
 
-    world.tree.inject = lose
+    sink_world.tree.inject = lose
     commit = await driver.publisher.publish(batch)
-    world.tree.inject = None
+    sink_world.tree.inject = None
     assert struck
     assert (commit.outcome, commit.left) == (CommitOutcome.PUBLISHED, None)
     assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
@@ -279,7 +264,7 @@ async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_
 
 
 async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_the_old_look(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     await ready(driver, "flights")
     batch = await driver.stage(job(1), [("flights", 50, 60)])
@@ -290,14 +275,14 @@ async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_th
             multis.append(path)
 
     async def expire() -> None:
-        world.tree.expire(driver.store.session_id)
+        sink_world.tree.expire(driver.store.session_id)
         for _ in range(50):
             await asyncio.sleep(0)  # the lock is acquired again in the background
 
-    world.tree.inject = count
+    sink_world.tree.inject = count
     happened = meanwhile(driver, "multi", STATE, expire)
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
-    world.tree.inject = None
+    sink_world.tree.inject = None
     assert happened()
     assert len(multis) == 2
     assert [s.lssn for s in await driver.segments("flights")] == [1, 2]
@@ -310,7 +295,7 @@ async def test_an_empty_publication_settles_what_its_own_job_has_left_and_nothin
     assert commit.left == (twice.job.staged(twice.segments[0].ledger_id, "flights"),)
 
 
-async def test_a_publication_that_is_cut_off_leaves_no_lock_and_no_task(world: World, driver: Process) -> None:
+async def test_a_publication_that_is_cut_off_leaves_no_lock_and_no_task(sink_world: SinkWorld, driver: Process) -> None:
     """Cut off at each of its moments: what it holds is given up, and the batch can be published after it."""
     await ready(driver, "flights", "trains")
     before = asyncio.all_tasks()

@@ -11,13 +11,14 @@ import random
 from collections import Counter
 
 import pytest
-from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver
+from helpers.spark.appends_world import LOG, QUERY, AppendsCluster, Driver
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.positions import EARLIEST
-from dlspark.errors import LogEmptyError, LogNotFoundError
+from dlspark.errors import LogEmptyError
 from dlspark.spark.errors import BatchRefusedError, ReplayDiffersError
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
 
 ROUNDS = 12
@@ -53,7 +54,7 @@ class Rounds:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.cluster = Cluster()
+        self.cluster = AppendsCluster()
         # Nothing is deleted unless this test asks for it: it looks at everything before.
         expiry_s = self.rng.choice((2, 604_800))
         self.cluster.settings = {

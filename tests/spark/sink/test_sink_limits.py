@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from helpers.spark.sink_world import NS, SINK, job, staged_segment
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.processes
 
 BIG = 2**62
 LONG_NAME = "a-log-with-a-rather-long-name/and-a-folder"
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import logging
 import random
 
 import pytest
-from helpers.spark.sink_world import SINK, Process, World, job
+from helpers.spark.sink_world import SINK, Process, SinkWorld, job
 
 from dlspark.spark.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -20,27 +20,6 @@ from metadata.distributedlog.sink_marks import LogMark
 from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
-
-
-@pytest.fixture
-async def world() -> World:
-    world = World()
-    await world.set_up()
-    return world
-
-
-@pytest.fixture
-async def driver(world: World):
-    process = Process(world)
-    yield process
-    await process.store.close()
-
-
-@pytest.fixture
-async def other(world: World):
-    process = Process(world, seed=1, owner="other")
-    yield process
-    await process.store.close()
 
 
 async def counts(process: Process, *logs: str) -> list[int]:
@@ -80,9 +59,9 @@ async def test_a_partly_published_batch_is_right_under_every_single_fault_at_eve
     for fault in (Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE):
         reached = 0
         for strike_at in range(200):
-            world = World()
-            await world.set_up()
-            driver = Process(world)
+            sink_world = SinkWorld()
+            await sink_world.set_up()
+            driver = Process(sink_world)
             await driver.commit(await driver.stage(job(0, "first"), [("flights", 0, 9)]))
             batch = await driver.stage(job(0), [(log, 0, 9) for log in ("flights", "ships", "trains")])
             requests = 0
@@ -94,9 +73,9 @@ async def test_a_partly_published_batch_is_right_under_every_single_fault_at_eve
                 requests += 1
                 return kind if requests == at + 1 else None
 
-            world.tree.inject = inject
+            sink_world.tree.inject = inject
             assert await driver.publish(batch) is CommitOutcome.PUBLISHED
-            world.tree.inject = None
+            sink_world.tree.inject = None
             struck = requests > strike_at
             reached += struck
             assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
@@ -109,11 +88,11 @@ async def test_a_partly_published_batch_is_right_under_every_single_fault_at_eve
 
 
 async def test_forks_that_write_to_other_logs_under_one_id_do_not_hold_each_other_up(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     for number in range(4):
         ours = await driver.stage(job(number, f"ours{number}"), [("flights", number, number)])
-        theirs = await other.stage(job(number, f"theirs{number}"), [("trains", number, number)])
+        theirs = await other_driver.stage(job(number, f"theirs{number}"), [("trains", number, number)])
         multis = 0
 
         def count(_session: int, operation: str, path: str) -> None:
@@ -121,27 +100,29 @@ async def test_forks_that_write_to_other_logs_under_one_id_do_not_hold_each_othe
             multis += operation == "multi" and path.endswith(SINK)
 
         await driver.logs.prepare("flights")
-        await other.logs.prepare("trains")
-        world.tree.inject = count
-        assert await asyncio.gather(driver.publish(ours), other.publish(theirs)) == [CommitOutcome.PUBLISHED] * 2
-        world.tree.inject = None
+        await other_driver.logs.prepare("trains")
+        sink_world.tree.inject = count
+        assert await asyncio.gather(driver.publish(ours), other_driver.publish(theirs)) == [CommitOutcome.PUBLISHED] * 2
+        sink_world.tree.inject = None
         assert multis == 2  # neither had to try again
     assert await counts(driver, "flights", "trains") == [4, 4]
 
 
 async def test_a_commit_does_not_sweep_what_a_fork_still_writes_for_another_log(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
-    theirs = await other.stage(job(0, "theirs"), [("trains", 0, 9)])
-    dead = await other.stage(job(0, "dead"), [("flights", 0, 9)])
+    theirs = await other_driver.stage(job(0, "theirs"), [("trains", 0, 9)])
+    dead = await other_driver.stage(job(0, "dead"), [("flights", 0, 9)])
     assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
-    assert dead.segments[0].ledger_id not in world.ledgers
-    assert theirs.segments[0].ledger_id in world.ledgers
-    assert await other.commit(theirs) is CommitOutcome.PUBLISHED
+    assert dead.segments[0].ledger_id not in sink_world.ledgers
+    assert theirs.segments[0].ledger_id in sink_world.ledgers
+    assert await other_driver.commit(theirs) is CommitOutcome.PUBLISHED
     assert await driver.sinks.staged(SINK) == []
 
 
-async def test_what_an_older_dlspark_listed_is_swept_once_it_cannot_be_published(world: World, driver: Process) -> None:
+async def test_what_an_older_dlspark_listed_is_swept_once_it_cannot_be_published(
+    sink_world: SinkWorld, driver: Process
+) -> None:
     await driver.sinks.ensure(SINK)
     old = StagedLedger(0, "old", 77)
     await driver.sinks.list_ledger(SINK, old)
@@ -150,7 +131,7 @@ async def test_what_an_older_dlspark_listed_is_swept_once_it_cannot_be_published
 
 
 async def test_a_number_that_a_log_passed_without_rows_is_refused_and_never_skipped(
-    world: World, driver: Process, caplog: pytest.LogCaptureFixture
+    sink_world: SinkWorld, driver: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     await driver.commit(await driver.stage(job(3, "a"), [("flights", 0, 9), ("trains", 0, 9)]))
     await driver.commit(await driver.stage(job(5, "b"), [("trains", 10, 19)]))
@@ -209,7 +190,7 @@ async def test_tasks_that_found_their_logs_published_are_held_against_the_marks(
 
 @pytest.mark.parametrize("strike_at", range(19))
 async def test_a_log_that_a_fork_has_taken_further_meanwhile_does_not_refuse_the_others(
-    driver: Process, other: Process, strike_at: int
+    driver: Process, other_driver: Process, strike_at: int
 ) -> None:
     """At any request of a publication a fork publishes the batch and the next one into one of its logs: that log's ids
     are above the batch's then, and the batch is not to be refused for it."""
@@ -221,7 +202,7 @@ async def test_a_log_that_a_fork_has_taken_further_meanwhile_does_not_refuse_the
     async def fork() -> None:
         for number in (1, 2):
             parts = [("trains", 10 * number, 10 * number + 9)]
-            await other.commit(await other.stage(job(number, f"fork{number}"), parts))
+            await other_driver.commit(await other_driver.stage(job(number, f"fork{number}"), parts))
 
     sending = asyncio.Lock()
 
@@ -262,7 +243,7 @@ async def test_a_log_that_was_deleted_and_made_again_gets_its_batch(driver: Proc
 
 
 async def test_a_log_that_is_replaced_while_its_batch_is_published_gets_it_once(
-    world: World, driver: Process, other: Process
+    sink_world: SinkWorld, driver: Process, other_driver: Process
 ) -> None:
     """At every request of the publication: the log that is there at the end has the batch, once."""
     for strike_at in range(60):
@@ -279,8 +260,8 @@ async def test_a_log_that_is_replaced_while_its_batch_is_published_gets_it_once(
                     return await original[request](*args, **more)  # nobody waits for this one
                 requests += 1
                 if requests == at + 1:
-                    await other.log_store.delete_tree(name)
-                    await other.log_store.create(name)
+                    await other_driver.log_store.delete_tree(name)
+                    await other_driver.log_store.create(name)
                 return await original[request](*args, **more)
 
             return wrapped
@@ -324,16 +305,16 @@ async def test_a_renamed_log_takes_its_marks_along_and_leaves_none(driver: Proce
 async def test_random_forks_give_each_log_each_batch_once(seed: int) -> None:
     """Forks of one query, each with logs of its own choice, die, start again behind and meet faults."""
     rng = random.Random(seed)
-    world = World()
-    await world.set_up()
+    sink_world = SinkWorld()
+    await sink_world.set_up()
     logs = ["a", "b", "c", "d"]
     batches = 5
     plan = [[log for log in logs if rng.random() < 0.8] for _ in range(batches)]
     chosen = [set(rng.sample(logs, rng.randint(1, 4))) for _ in range(3)]
-    world.tree.inject = lambda _s, _o, _p: rng.choice(list(Fault)) if rng.random() < 0.03 else None
-    await asyncio.gather(*(fork(world, plan, chosen[n], f"f{n}", random.Random(f"{seed}/{n}")) for n in range(3)))
-    world.tree.inject = None
-    process = Process(world)
+    sink_world.tree.inject = lambda _s, _o, _p: rng.choice(list(Fault)) if rng.random() < 0.03 else None
+    await asyncio.gather(*(fork(sink_world, plan, chosen[n], f"f{n}", random.Random(f"{seed}/{n}")) for n in range(3)))
+    sink_world.tree.inject = None
+    process = Process(sink_world)
     await process.sweep()
     assert await process.sinks.staged(SINK) == []
     published: set[int] = set()
@@ -342,13 +323,13 @@ async def test_random_forks_give_each_log_each_batch_once(seed: int) -> None:
         wanted = any(log in one for one in chosen)
         assert [one.first_txid for one in segments] == [10 * n for n in range(batches) if wanted and log in plan[n]]
         published |= {one.ledger_id for one in segments}
-    assert set(world.ledgers) == published
+    assert set(sink_world.ledgers) == published
     await process.store.close()
 
 
-async def fork(world: World, plan: list[list[str]], chosen: set[str], name: str, rng: random.Random) -> None:
+async def fork(sink_world: SinkWorld, plan: list[list[str]], chosen: set[str], name: str, rng: random.Random) -> None:
     number, tries = 0, 0
-    process = Process(world, seed=rng.randrange(1000), owner=name)
+    process = Process(sink_world, seed=rng.randrange(1000), owner=name)
     while number < len(plan):
         tries += 1
         try:

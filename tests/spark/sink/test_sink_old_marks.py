@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from helpers.spark.sink_world import NS, SINK, Process, World, job
+from helpers.spark.sink_world import NS, SINK, Process, job
 
 from dlspark.spark.errors import ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -63,15 +63,6 @@ class OldDriver:
             in_progress=False,
         )
         return self.process.log_store.publish_ops(log, state, [segment])
-
-
-@pytest.fixture
-async def driver():
-    world = World()
-    await world.set_up()
-    process = Process(world)
-    yield process
-    await process.store.close()
 
 
 @pytest.fixture

@@ -25,30 +25,30 @@ Act = Callable[[Sandbox], None]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def outage_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """One that no other test needs."""
     with Sandbox(tmp_path_factory.mktemp("cluster"), nodes=NODES) as running:
         yield running
 
 
-def kill_nodes(cluster: Sandbox) -> None:
+def kill_nodes(outage_sandbox: Sandbox) -> None:
     for index in GONE:
-        cluster.kill_node(index)
+        outage_sandbox.kill_node(index)
 
 
-def start_nodes(cluster: Sandbox) -> None:
+def start_nodes(outage_sandbox: Sandbox) -> None:
     for index in GONE:
-        cluster.start_node(index)
+        outage_sandbox.start_node(index)
 
 
-def stop_nodes(cluster: Sandbox) -> None:
+def stop_nodes(outage_sandbox: Sandbox) -> None:
     for index in GONE:
-        cluster.pause_node(index)
+        outage_sandbox.pause_node(index)
 
 
-def wake_nodes(cluster: Sandbox) -> None:
+def wake_nodes(outage_sandbox: Sandbox) -> None:
     for index in GONE:
-        cluster.resume_node(index)
+        outage_sandbox.resume_node(index)
 
 
 OUTAGES: dict[str, tuple[Act, Act]] = {
@@ -61,9 +61,9 @@ OUTAGES: dict[str, tuple[Act, Act]] = {
 class Held:
     """A driver that is held before its second batch becomes visible."""
 
-    def __init__(self, cluster: Sandbox, place: Path, spawn: Spawner, name: str, mode: str, outage: str) -> None:
+    def __init__(self, outage_sandbox: Sandbox, place: Path, spawn: Spawner, name: str, mode: str, outage: str) -> None:
         self.plan = Plan(
-            uri=cluster.uri,
+            uri=outage_sandbox.uri,
             query_id=name,
             logs=(f"{name}-log",),
             batches=4,
@@ -94,15 +94,15 @@ class Held:
 @pytest.mark.parametrize("what", OUTAGES)
 @pytest.mark.parametrize("mode", ["append", "segments"])
 def test_what_comes_back_in_time_is_waited_for(
-    cluster: Sandbox, tmp_path: Path, spawn: Spawner, mode: str, what: str
+    outage_sandbox: Sandbox, tmp_path: Path, spawn: Spawner, mode: str, what: str
 ) -> None:
     away, back = OUTAGES[what]
-    held = Held(cluster, tmp_path, spawn, f"{mode}-{what.replace(' ', '-')}", mode, "1m")
-    away(cluster)
+    held = Held(outage_sandbox, tmp_path, spawn, f"{mode}-{what.replace(' ', '-')}", mode, "1m")
+    away(outage_sandbox)
     try:
         held.go_on()
     finally:
-        back(cluster)
+        back(outage_sandbox)
     assert finish(held.process) == 0
     held.check()
 
@@ -110,14 +110,14 @@ def test_what_comes_back_in_time_is_waited_for(
 @pytest.mark.parametrize("what", ["nodes die", "nodes stand still"])
 @pytest.mark.parametrize("mode", ["append", "segments"])
 def test_what_stays_away_ends_the_driver_and_the_next_one_goes_on(
-    cluster: Sandbox, tmp_path: Path, spawn: Spawner, mode: str, what: str
+    outage_sandbox: Sandbox, tmp_path: Path, spawn: Spawner, mode: str, what: str
 ) -> None:
     away, back = OUTAGES[what]
-    held = Held(cluster, tmp_path, spawn, f"{mode}-{what.replace(' ', '-')}-for-long", mode, "2s")
-    away(cluster)
+    held = Held(outage_sandbox, tmp_path, spawn, f"{mode}-{what.replace(' ', '-')}-for-long", mode, "2s")
+    away(outage_sandbox)
     try:
         held.go_on()
         assert finish(held.process) == 1
     finally:
-        back(cluster)
+        back(outage_sandbox)
     held.check()

@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from helpers.spark.sink_world import NS, SINK, Process, World, job, staged_segment
+from helpers.spark.sink_world import NS, SINK, Process, SinkWorld, job, staged_segment
 
 from dlspark.spark.errors import (
     BatchRefusedError,
@@ -28,20 +28,6 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from metadata.zookeeper.memory import Fault
-
-
-@pytest.fixture
-async def world() -> World:
-    world = World()
-    await world.set_up()
-    return world
-
-
-@pytest.fixture
-async def driver(world: World):
-    process = Process(world)
-    yield process
-    await process.store.close()
 
 
 async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Process) -> None:
@@ -102,7 +88,7 @@ async def test_publishing_the_same_attempt_twice_leaves_one_copy(driver: Process
     assert len(await driver.segments("flights")) == 1
 
 
-async def test_a_lost_answer_of_the_publishing_multi_leaves_one_copy(world: World, driver: Process) -> None:
+async def test_a_lost_answer_of_the_publishing_multi_leaves_one_copy(sink_world: SinkWorld, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
     hits = 0
 
@@ -115,7 +101,7 @@ async def test_a_lost_answer_of_the_publishing_multi_leaves_one_copy(world: Worl
 
     await driver.logs.prepare("flights")
     await driver.logs.prepare("trains")
-    world.tree.inject = inject
+    sink_world.tree.inject = inject
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert hits == 1
     assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
@@ -130,9 +116,9 @@ async def test_every_single_fault_at_every_request_leaves_exactly_one_copy() -> 
     for fault in (Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE):
         reached = 0
         for strike_at in range(200):
-            world = World()
-            await world.set_up()
-            driver = Process(world)
+            sink_world = SinkWorld()
+            await sink_world.set_up()
+            driver = Process(sink_world)
             batch = await driver.stage(job(), [("flights", 0, 9), ("trains", 0, 9), ("flights", 9, 12)])
             requests = 0
 
@@ -143,9 +129,9 @@ async def test_every_single_fault_at_every_request_leaves_exactly_one_copy() -> 
                 requests += 1
                 return kind if requests == at + 1 else None
 
-            world.tree.inject = inject
+            sink_world.tree.inject = inject
             assert await driver.publish(batch) is CommitOutcome.PUBLISHED
-            world.tree.inject = None
+            sink_world.tree.inject = None
             struck = requests > strike_at
             reached += struck
             assert [s.lssn for s in await driver.segments("flights")] == [1, 2]
@@ -159,21 +145,23 @@ async def test_every_single_fault_at_every_request_leaves_exactly_one_copy() -> 
 
 async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() -> None:
     for strike_at in range(200):
-        world = World()
-        await world.set_up()
-        driver = Process(world)
+        sink_world = SinkWorld()
+        await sink_world.set_up()
+        driver = Process(sink_world)
         batch = await driver.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
         requests = 0
 
-        def inject(session: int, _operation: str, _path: str, world: World = world, at: int = strike_at) -> None:
+        def inject(
+            session: int, _operation: str, _path: str, sink_world: SinkWorld = sink_world, at: int = strike_at
+        ) -> None:
             nonlocal requests
             requests += 1
             if requests == at + 1:
-                asyncio.get_running_loop().call_soon(world.tree.expire, session)
+                asyncio.get_running_loop().call_soon(sink_world.tree.expire, session)
 
-        world.tree.inject = inject
+        sink_world.tree.inject = inject
         assert await driver.publish(batch) is CommitOutcome.PUBLISHED
-        world.tree.inject = None
+        sink_world.tree.inject = None
         assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
         await driver.store.close()
         if requests <= strike_at:
@@ -182,16 +170,16 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
         pytest.fail("the publication never came to its end")
 
 
-async def test_a_log_deleted_between_two_batches_is_created_again(world: World) -> None:
-    driver = Process(world)
+async def test_a_log_deleted_between_two_batches_is_created_again(sink_world: SinkWorld) -> None:
+    driver = Process(sink_world)
     assert await driver.publish(await driver.stage(job(0), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     await driver.log_store.delete_tree("flights")
     assert await driver.publish(await driver.stage(job(1), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     assert [s.lssn for s in await driver.segments("flights")] == [1]
 
 
-async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(world: World) -> None:
-    drivers = [Process(world, seed=seed, owner=f"driver-{seed}") for seed in range(2)]
+async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(sink_world: SinkWorld) -> None:
+    drivers = [Process(sink_world, seed=seed, owner=f"driver-{seed}") for seed in range(2)]
     for number in range(5):
         batches = [
             await driver.stage(job(number, f"attempt{at}"), [("flights", number, number), ("trains", number, number)])
@@ -206,12 +194,12 @@ async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(world:
     for driver in drivers:
         await driver.sweep()
         await driver.store.close()
-    published = {s.ledger_id for s in segments} | {s.ledger_id for s in await Process(world).segments("trains")}
-    assert set(world.ledgers) == published
+    published = {s.ledger_id for s in segments} | {s.ledger_id for s in await Process(sink_world).segments("trains")}
+    assert set(sink_world.ledgers) == published
 
 
-async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(world: World) -> None:
-    drivers = [Process(world, seed=seed, owner=f"driver-{seed}") for seed in range(3)]
+async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(sink_world: SinkWorld) -> None:
+    drivers = [Process(sink_world, seed=seed, owner=f"driver-{seed}") for seed in range(3)]
     batches = [
         await driver.stage(job(0, f"attempt{at}", f"sink-{at}"), [("flights", 7, 7), ("trains", 7, 7)], stamped=True)
         for at, driver in enumerate(drivers)
@@ -257,7 +245,9 @@ def test_equal_ids_keep_the_order_of_tasks_and_touching_ranges_are_fine() -> Non
     assert [s.partition for s in order_segments("x", touching)] == [1, 0, 2]
 
 
-async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(world: World, driver: Process) -> None:
+async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(
+    sink_world: SinkWorld, driver: Process
+) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
     batch = await driver.stage(
         job(1), [("flights", 400, 400), ("flights", 450, 450), ("trains", 400, 400)], stamped=True
@@ -265,12 +255,12 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(wo
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [(s.first_txid, s.last_txid) for s in segments[1:]] == [(500, 500), (500, 500)]
-    assert [world.ledgers[s.ledger_id][1] for s in segments[1:]] == [0, 1]
-    assert world.rewritten == 2
+    assert [sink_world.ledgers[s.ledger_id][1] for s in segments[1:]] == [0, 1]
+    assert sink_world.rewritten == 2
     # The ledgers that were written again are left-overs now.
     assert len(await driver.sinks.staged(SINK)) == 2
     assert await driver.sweep() == 2
-    assert len(world.ledgers) == 4
+    assert len(sink_world.ledgers) == 4
 
 
 async def test_a_sealed_log_refuses_the_batch_whole(driver: Process) -> None:
@@ -294,8 +284,8 @@ async def seal(process: Process, log: str) -> None:
     await process.log_store.complete_segment(log, state, done, segment)
 
 
-async def test_a_missing_log_is_an_error_where_it_may_not_be_created(world: World) -> None:
-    driver = Process(world, create_missing=False)
+async def test_a_missing_log_is_an_error_where_it_may_not_be_created(sink_world: SinkWorld) -> None:
+    driver = Process(sink_world, create_missing=False)
     batch = await driver.stage(job(), [("flights", 0, 9)])
     with pytest.raises(BatchRefusedError, match="createStreamIfNotExists") as caught:
         await driver.publish(batch)
@@ -304,12 +294,12 @@ async def test_a_missing_log_is_an_error_where_it_may_not_be_created(world: Worl
     await driver.store.close()
 
 
-async def test_a_live_writer_is_named_and_nothing_is_published(world: World, driver: Process) -> None:
+async def test_a_live_writer_is_named_and_nothing_is_published(sink_world: SinkWorld, driver: Process) -> None:
     await driver.logs.prepare("flights")
-    other = Process(world)
+    other = Process(sink_world)
     lock = DistributedLock(other.store, other.log_store.paths("flights").lock, "reporter-7")
     await lock.acquire(1000)
-    impatient = Process(world, owner="sink", lock_timeout_ms=50)
+    impatient = Process(sink_world, owner="sink", lock_timeout_ms=50)
     batch = await impatient.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
     with pytest.raises(LogBusyError, match="reporter-7") as caught:
         await impatient.publish(batch)
@@ -340,7 +330,7 @@ async def test_what_a_dead_writer_left_in_progress_is_completed_first(driver: Pr
 
 
 async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
-    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+    sink_world: SinkWorld, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     parts = [("flights", n, n + 1) for n in range(150)] + [("trains", 5, 5), ("trains", 7, 7)]
@@ -354,40 +344,40 @@ async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
     assert len(await driver.sinks.staged(SINK)) > 20  # what was merged goes with the sweep
     await driver.sweep()
     published = {s.ledger_id for log in ("flights", "trains") for s in await driver.segments(log)}
-    assert set(world.ledgers) == published
+    assert set(sink_world.ledgers) == published
 
 
 async def test_a_commit_sweeps_all_that_merging_has_left(
-    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+    sink_world: SinkWorld, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     batch = await driver.stage(job(), [("flights", n, n) for n in range(1200)])
     assert await driver.commit(batch) is CommitOutcome.PUBLISHED
     assert await driver.sinks.staged(SINK) == []
-    assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
+    assert set(sink_world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
 
 async def test_what_was_merged_for_one_try_is_not_merged_again_for_the_next(
-    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+    sink_world: SinkWorld, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     batch = await driver.stage(job(), [("flights", n, n) for n in range(150)])
     written: list[int] = []
 
     def inject(_session: int, operation: str, path: str) -> Fault | None:
-        if operation == "multi" and len(written) < 3 and world.rewritten:
-            written.append(world.rewritten)
+        if operation == "multi" and len(written) < 3 and sink_world.rewritten:
+            written.append(sink_world.rewritten)
             return Fault.LOSE_REQUEST
         return None
 
-    world.tree.inject = inject
+    sink_world.tree.inject = inject
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert len(written) == 3
-    assert written[0] == world.rewritten
+    assert written[0] == sink_world.rewritten
 
 
 async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sent(
-    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+    sink_world: SinkWorld, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 20_000)
     batch = await driver.stage(job(), [(f"log-{n}", n, n) for n in range(101)])
@@ -397,19 +387,19 @@ async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sen
         nonlocal multis
         multis += operation == "multi" and ".sinks" in path
 
-    world.tree.inject = count
+    sink_world.tree.inject = count
     with pytest.raises(BatchRefusedError, match="too many") as caught:
         await driver.publish(batch)
     assert "coalesce" in str(caught.value)
-    assert multis == world.rewritten == 0
+    assert multis == sink_world.rewritten == 0
     assert await driver.segments("log-0") == []
 
 
-async def test_eighteen_hundred_segments_fit_into_one_step_as_they_are(world: World, driver: Process) -> None:
+async def test_eighteen_hundred_segments_fit_into_one_step_as_they_are(sink_world: SinkWorld, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", n, n) for n in range(1800)])
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert len(await driver.segments("flights")) == 1800
-    assert world.rewritten == 0
+    assert sink_world.rewritten == 0
 
 
 def test_merges_are_planned_over_the_smallest_neighbours_and_within_bounds() -> None:
@@ -452,41 +442,43 @@ async def test_a_damaged_mark_stops_publication(driver: Process) -> None:
         await driver.publish(batch)
 
 
-async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(world: World) -> None:
+async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(sink_world: SinkWorld) -> None:
     for fault, kind in ((Fault.REFUSE, MetadataUnavailableError), (Fault.LOSE_REQUEST, PublishUnknownError)):
-        driver = Process(world, deadline_s=0.2)
+        driver = Process(sink_world, deadline_s=0.2)
         batch = await driver.stage(job(0, "x"), [("flights", 0, 9)])
-        world.tree.inject = lambda _session, _operation, _path, fault=fault: fault
+        sink_world.tree.inject = lambda _session, _operation, _path, fault=fault: fault
         with pytest.raises(kind):
             await driver.publish(batch)
-        world.tree.inject = None
+        sink_world.tree.inject = None
         await driver.sweeper.own(batch.job)
         await driver.store.close()
 
 
-async def test_an_abort_after_a_lost_answer_touches_nothing_that_was_published(world: World, driver: Process) -> None:
+async def test_an_abort_after_a_lost_answer_touches_nothing_that_was_published(
+    sink_world: SinkWorld, driver: Process
+) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
     await driver.publish(batch)
     assert await driver.sweeper.own(batch.job) == 0
-    assert set(world.ledgers) == {batch.segments[0].ledger_id}
+    assert set(sink_world.ledgers) == {batch.segments[0].ledger_id}
 
 
-async def test_an_abort_before_publication_decides_against_it(world: World, driver: Process) -> None:
+async def test_an_abort_before_publication_decides_against_it(sink_world: SinkWorld, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
     assert await driver.sweeper.own(batch.job) == 2
-    assert world.ledgers == {}
+    assert sink_world.ledgers == {}
     assert await driver.sinks.staged(SINK) == []
     with pytest.raises(BatchSweptError):
         await driver.publish(batch)
 
 
-async def test_an_abort_leaves_other_attempts_alone(world: World, driver: Process) -> None:
+async def test_an_abort_leaves_other_attempts_alone(sink_world: SinkWorld, driver: Process) -> None:
     other = await driver.stage(job(0, "other"), [("flights", 0, 9)])
     mine = await driver.stage(job(0, "mine"), [("flights", 0, 9)])
     await driver.write(mine.job, "flights", 1, 10)  # by a task that told nobody
     assert await driver.sweeper.own(mine.job) == 2
     assert await driver.publish(other) is CommitOutcome.PUBLISHED
-    assert set(world.ledgers) == {other.segments[0].ledger_id}
+    assert set(sink_world.ledgers) == {other.segments[0].ledger_id}
 
 
 async def test_an_aborted_batch_write_leaves_no_sink(driver: Process) -> None:
@@ -495,17 +487,19 @@ async def test_an_aborted_batch_write_leaves_no_sink(driver: Process) -> None:
     assert await driver.sinks.sinks() == []
 
 
-async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(world: World, driver: Process) -> None:
+async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(
+    sink_world: SinkWorld, driver: Process
+) -> None:
     await driver.stage(job(0, "dead"), [("flights", 0, 9)])
     ahead = await driver.stage(job(2, "early"), [("flights", 90, 99)])
     await driver.publish(await driver.stage(job(1), [("flights", 0, 9)]))
     assert await driver.sweep() == 1
     assert await driver.sinks.staged(SINK) == [ahead.job.staged(ahead.segments[0].ledger_id, ahead.segments[0].log)]
-    assert len(world.ledgers) == 2
+    assert len(sink_world.ledgers) == 2
     assert await driver.sweep() == 0
 
 
-async def test_a_sweep_that_died_in_the_middle_is_finished_by_the_next(world: World, driver: Process) -> None:
+async def test_a_sweep_that_died_in_the_middle_is_finished_by_the_next(sink_world: SinkWorld, driver: Process) -> None:
     dead = await driver.stage(job(0, "dead"), [("flights", 0, 9)])
     await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
     await driver.sinks.condemn(SINK, dead.job.staged(dead.segments[0].ledger_id, dead.segments[0].log))
@@ -533,10 +527,10 @@ async def test_a_finished_job_leaves_no_sink_behind(driver: Process) -> None:
     assert await driver.sinks.sinks() == []
 
 
-async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(world: World) -> None:
+async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(sink_world: SinkWorld) -> None:
     now = 1_000_000_000_000
-    world.tree._now_ms = lambda: now  # the server's clock
-    driver = Process(world)
+    sink_world.tree._now_ms = lambda: now  # the server's clock
+    driver = Process(sink_world)
     old = await driver.stage(job(0, "old", "job-old"), [("flights", 0, 9)])
     now += 23 * 3_600_000
     young = await driver.stage(job(0, "young", "job-young"), [("flights", 0, 9)])
@@ -565,7 +559,7 @@ def test_messages_of_one_job_make_one_publication() -> None:
 
 
 async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its_number_is_refused(
-    world: World, driver: Process
+    sink_world: SinkWorld, driver: Process
 ) -> None:
     async def counted(number: int, rows: int, attempt: str) -> Publication:
         return await driver.stage(job(number, attempt), [("flights", number, number)], count=rows)
@@ -586,7 +580,7 @@ async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its
         assert await driver.publish(replace(none, known=("trains",))) is CommitOutcome.COVERED
     assert len(await driver.segments("flights")) == 4
     await driver.sweep()
-    assert len(world.ledgers) == 4
+    assert len(sink_world.ledgers) == 4
 
 
 @pytest.mark.parametrize("sink", [SINK, "app-nightly"])
@@ -622,8 +616,8 @@ def test_a_batchs_rows_are_those_that_its_tasks_staged_and_those_that_they_skipp
 async def test_random_schedules_leave_one_whole_copy_of_each_batch(seed: int) -> None:
     """Two drivers of one query, each dying and starting again, with faults at random requests: every batch once."""
     rng = random.Random(seed)
-    world = World()
-    await world.set_up()
+    sink_world = SinkWorld()
+    await sink_world.set_up()
     logs = ["a", "b", "c"]
     plan = [sorted(rng.sample(logs, rng.randint(0, 3))) for _ in range(6)]
     faults = 0
@@ -635,33 +629,33 @@ async def test_random_schedules_leave_one_whole_copy_of_each_batch(seed: int) ->
         faults += 1
         kind = rng.choice([Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE, None])
         if kind is None:
-            asyncio.get_running_loop().call_soon(expire, world, session)
+            asyncio.get_running_loop().call_soon(expire, sink_world, session)
         return kind
 
-    world.tree.inject = inject
-    await asyncio.wait_for(asyncio.gather(*(drive(world, plan, rng, name) for name in ("x", "y"))), 60)
-    world.tree.inject = None
-    await check_world(world, plan)
+    sink_world.tree.inject = inject
+    await asyncio.wait_for(asyncio.gather(*(drive(sink_world, plan, rng, name) for name in ("x", "y"))), 60)
+    sink_world.tree.inject = None
+    await check_world(sink_world, plan)
 
 
-def expire(world: World, session: int) -> None:
-    if session in world.tree._sessions:
-        world.tree.expire(session)
+def expire(sink_world: SinkWorld, session: int) -> None:
+    if session in sink_world.tree._sessions:
+        sink_world.tree.expire(session)
 
 
-async def drive(world: World, plan: list[list[str]], rng: random.Random, name: str) -> None:
+async def drive(sink_world: SinkWorld, plan: list[list[str]], rng: random.Random, name: str) -> None:
     """A driver that keeps its place in no better way than Spark: it may lose the last batch's commit entry."""
     number, attempts = 0, 0
     while number < len(plan):
         attempts += 1
-        process = Process(world, seed=rng.randrange(1 << 30), owner=name)
+        process = Process(sink_world, seed=rng.randrange(1 << 30), owner=name)
         run = asyncio.ensure_future(one_batch(process, plan[number], JobId(SINK, number, f"{name}{attempts}"), rng))
         if rng.random() < 0.3:
             for _ in range(rng.randrange(200)):
                 await asyncio.sleep(0)
             run.cancel()
         published = await settled(run)
-        world.tree.expire(process.store.session_id)
+        sink_world.tree.expire(process.store.session_id)
         await process.store.close()
         if published and rng.random() > 0.2:  # else: killed before Spark's commit log knew
             number += 1
@@ -688,8 +682,8 @@ async def one_batch(process: Process, logs: list[str], this: JobId, rng: random.
     return outcome
 
 
-async def check_world(world: World, plan: list[list[str]]) -> None:
-    process = Process(world)
+async def check_world(sink_world: SinkWorld, plan: list[list[str]]) -> None:
+    process = Process(sink_world)
     await process.sweep()
     assert await process.sinks.staged(SINK) == []
     published: dict[int, str] = {}
@@ -701,8 +695,10 @@ async def check_world(world: World, plan: list[list[str]]) -> None:
         assert [s.start_sequence_id for s in segments] == [10 * n for n in range(len(expected))]
         published |= {s.ledger_id: log for s in segments}
         for before, after in zip(segments[::2], segments[1::2], strict=True):
-            assert world.ledgers[before.ledger_id][2] == world.ledgers[after.ledger_id][2]  # one attempt's batch
-    assert set(world.ledgers) == set(published)
+            assert (
+                sink_world.ledgers[before.ledger_id][2] == sink_world.ledgers[after.ledger_id][2]
+            )  # one attempt's batch
+    assert set(sink_world.ledgers) == set(published)
     state = await process.sinks.read(SINK)
     assert state is not None
     assert state.value.batch == len(plan) - 1

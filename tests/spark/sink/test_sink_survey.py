@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.spark.sink_world import SINK, Process, World, job
+from helpers.spark.sink_world import SINK, Process, SinkWorld, job
 
 from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -23,11 +23,11 @@ BEGIN_MS = 1_000_000_000_000
 class Clocked:
     """A driver whose metadata server tells a time that the test sets."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, sink_world: SinkWorld) -> None:
         self.now_ms = BEGIN_MS
-        world.tree._now_ms = lambda: self.now_ms
-        self.world = world
-        self.driver = Process(world)
+        sink_world.tree._now_ms = lambda: self.now_ms
+        self.world = sink_world
+        self.driver = Process(sink_world)
 
     async def look(self, *names: str) -> list[SinkLeftovers]:
         return await find_leftovers(self.driver.sinks, self.driver.log_store, self.now_ms, names=names or None)
@@ -38,9 +38,9 @@ class Clocked:
 
 @pytest.fixture
 async def clocked():
-    world = World()
-    await world.set_up()
-    clocked = Clocked(world)
+    sink_world = SinkWorld()
+    await sink_world.set_up()
+    clocked = Clocked(sink_world)
     yield clocked
     await clocked.driver.store.close()
 

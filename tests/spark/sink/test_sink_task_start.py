@@ -21,7 +21,7 @@ from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import proxies_at
 
 if TYPE_CHECKING:
-    from helpers.spark.memory_world import World
+    from helpers.spark.memory_world import DriverWorld
 
 QUERY = "query-1"
 ONE_LOG = SinkColumns(value=0, transaction_id=None, log=None, one_log="flights")
@@ -31,9 +31,9 @@ BY_COLUMN = SinkColumns(value=0, transaction_id=None, log=1, one_log=None)
 class Worker:
     """A process of Spark's that is used again and again."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        namespace = world.namespace
+    def __init__(self, driver_world: DriverWorld) -> None:
+        self.world = driver_world
+        namespace = driver_world.namespace
         proxies = proxies_at("nowhere:1", namespace.uri.path, 1000)
         self.session = SinkSession(namespace, namespace.services.settings, proxies)
         self.publishing = PublishingSession(self.session)
@@ -72,8 +72,8 @@ class Worker:
 
 
 @pytest.fixture
-async def worker(world: World):
-    worker = Worker(world)
+async def worker(driver_world: DriverWorld):
+    worker = Worker(driver_world)
     yield worker
     await asyncio.gather(worker.session._ahead)  # type: ignore[arg-type]
 
@@ -82,11 +82,11 @@ def kinds(trip: list[str]) -> list[str]:
     return sorted(f"{request.split()[0]} {request.rpartition('/')[2][:6]}" for request in trip)
 
 
-async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: World, worker: Worker) -> None:
-    store = world.namespace.store
+async def test_a_task_takes_two_round_trips_and_readies_the_next_one(driver_world: DriverWorld, worker: Worker) -> None:
+    store = driver_world.namespace.store
     assert await worker.commit(await worker.run(worker.job(0), "flights")) is CommitOutcome.PUBLISHED
     await worker.session._ahead  # type: ignore[misc]
-    message, trips = await round_trips(world.tree, store, worker.run(worker.job(1), "flights"))
+    message, trips = await round_trips(driver_world.tree, store, worker.run(worker.job(1), "flights"))
     assert message.segments
     asked = [kinds(trip) for trip in trips]
     # The mark, where the log ends, and the ledger with its listing; entries are written; the ledger is closed.
@@ -94,16 +94,18 @@ async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: Worl
     assert asked[1][-1] == "put L0001"
     assert sum(map(len, asked)) == 4
     await worker.session._ahead  # type: ignore[misc]
-    outcome, trips = await round_trips(world.tree, store, worker.commit(message))
+    outcome, trips = await round_trips(driver_world.tree, store, worker.commit(message))
     assert (outcome, sum(map(len, trips)), len(trips)) == (CommitOutcome.PUBLISHED, 11, 2)
 
 
-async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(world: World, worker: Worker) -> None:
+async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(
+    driver_world: DriverWorld, worker: Worker
+) -> None:
     logs = [f"log-{number:02d}" for number in range(16)]
     await worker.commit(await worker.run(worker.job(0), *logs, columns=BY_COLUMN))
     await worker.session._ahead  # type: ignore[misc]
     running = worker.run(worker.job(1), *logs, columns=BY_COLUMN)
-    message, trips = await round_trips(world.tree, world.namespace.store, running)
+    message, trips = await round_trips(driver_world.tree, driver_world.namespace.store, running)
     assert len(message.segments) == 16
     closing = [trip for trip in trips if any(request.startswith("put") for request in trip)]
     assert len(closing) <= 3  # their adds are acknowledged at different moments
@@ -112,13 +114,13 @@ async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(worl
 
 
 async def test_a_task_for_more_logs_than_are_made_at_once_does_not_make_the_rest_one_by_one(
-    world: World, worker: Worker
+    driver_world: DriverWorld, worker: Worker
 ) -> None:
     logs = [f"log-{number:02d}" for number in range(96)]
     await worker.commit(await worker.run(worker.job(0), *logs, columns=BY_COLUMN))
     await worker.session._ahead  # type: ignore[misc]
     running = worker.run(worker.job(1), *logs, columns=BY_COLUMN)
-    message, trips = await round_trips(world.tree, world.namespace.store, running)
+    message, trips = await round_trips(driver_world.tree, driver_world.namespace.store, running)
     assert len(message.segments) == 96
     making = [trip for trip in trips if any(request.startswith("multi") for request in trip)]
     assert len(making) <= 24, len(making)
@@ -141,10 +143,12 @@ async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Wo
     assert await worker.ledgers() == await worker.published("flights")
 
 
-async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(world: World, worker: Worker) -> None:
+async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(
+    driver_world: DriverWorld, worker: Worker
+) -> None:
     await worker.commit(await worker.run(worker.job(0), "flights"))
     before = await worker.ledgers()
-    fresh = Worker(world)
+    fresh = Worker(driver_world)
     replay = await fresh.run(fresh.job(0), "flights")
     assert replay.covered
     assert await worker.ledgers() == before
@@ -203,15 +207,17 @@ async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_swee
     assert await worker.commit(again) is CommitOutcome.PUBLISHED
 
 
-async def test_tasks_go_on_where_strangers_wrote_under_the_next_ledger_ids(world: World, worker: Worker) -> None:
+async def test_tasks_go_on_where_strangers_wrote_under_the_next_ledger_ids(
+    driver_world: DriverWorld, worker: Worker
+) -> None:
     assert await worker.commit(await worker.run(worker.job(0), "flights")) is CommitOutcome.PUBLISHED
     newest = max(await worker.ledgers())
-    await write_as_stranger(world.nodes, range(newest + 1, newest + 101))
+    await write_as_stranger(driver_world.nodes, range(newest + 1, newest + 101))
     for batch in range(1, 4):
         message = await worker.run(worker.job(batch), "flights", "trains", columns=BY_COLUMN)
         assert await worker.commit(message) is CommitOutcome.PUBLISHED
     published = await worker.published("flights", "trains")
     assert len(published) == 7
-    assert world.namespace.counters["ledger-taken"]
+    assert driver_world.namespace.counters["ledger-taken"]
     await worker.session._ahead  # type: ignore[misc]
     assert await worker.ledgers() == published  # what was taken is deleted, and swept

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from helpers.spark.appended_proxies import LinkedProxy
-from helpers.spark.appends_world import LOG, QUERY, Cluster, Driver, Strike, rows_of
+from helpers.spark.appends_world import LOG, QUERY, AppendsCluster, Driver, Strike, rows_of
 from helpers.virtual_time import virtual_time
 from helpers.waiting import until
 
@@ -26,8 +26,8 @@ WAYS = ("append", "segments", "proxy")
 
 
 @asynccontextmanager
-async def clusters(proxies: int = 1) -> AsyncIterator[tuple[Cluster, list[LinkedProxy]]]:
-    cluster = Cluster()
+async def clusters(proxies: int = 1) -> AsyncIterator[tuple[AppendsCluster, list[LinkedProxy]]]:
+    cluster = AppendsCluster()
     await cluster.start()
     yield cluster, [await cluster.proxy(number) for number in range(proxies)]
     await cluster.stop()
@@ -37,7 +37,7 @@ def all_rows(batches: int) -> list[bytes]:
     return [row for batch in range(batches) for row in rows_of(batch)]
 
 
-async def commit(cluster: Cluster, batch: int, way: str) -> CommitOutcome | None:
+async def commit(cluster: AppendsCluster, batch: int, way: str) -> CommitOutcome | None:
     """Commit a batch by a driver of its own, which ends behind it."""
     driver = await cluster.driver(proxied=way == "proxy")
     try:
@@ -376,7 +376,7 @@ async def life_with(fault: Fault | None, strike_at: int) -> int:
         return strike.requests
 
 
-async def committed(cluster: Cluster, batch: int, way: str) -> None:
+async def committed(cluster: AppendsCluster, batch: int, way: str) -> None:
     """Commit a batch, by new drivers in other ways as often as one fails."""
     for _ in range(20):
         driver = await cluster.driver(proxied=way == "proxy")

@@ -10,24 +10,25 @@ from contextlib import asynccontextmanager
 
 import pytest
 from helpers.spark.appended_proxies import LinkedProxy
-from helpers.spark.appends_world import IDLE_MS, LOG, Cluster, Driver, inline, rows_of
+from helpers.spark.appends_world import IDLE_MS, LOG, AppendsCluster, Driver, inline, rows_of
 from helpers.virtual_time import virtual_time
 
-from dlspark.errors import DistributedLogError, OwnershipAcquireFailedError
 from dlspark.serving.client.client import AsyncClient
 from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import joined
 from dlspark.spark.sink.session import owner_name
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import Fault
 
 PUBLISHED = CommitOutcome.PUBLISHED
 
 
 @asynccontextmanager
-async def clusters(proxies: int = 2) -> AsyncIterator[tuple[Cluster, list[LinkedProxy], AsyncClient]]:
+async def clusters(proxies: int = 2) -> AsyncIterator[tuple[AppendsCluster, list[LinkedProxy], AsyncClient]]:
     """A cluster with proxies that other processes write through, and a thin client of it."""
-    cluster = Cluster()
+    cluster = AppendsCluster()
     await cluster.start()
     running = [await cluster.proxy(number) for number in range(proxies)]
     client = await cluster.proxies.client()
@@ -50,7 +51,7 @@ async def run_client(client: AsyncClient, records: int) -> None:
         await asyncio.sleep(1)
 
 
-async def check_contents(cluster: Cluster, batches: int, records: int) -> None:
+async def check_contents(cluster: AppendsCluster, batches: int, records: int) -> None:
     """Everything once, and in each one's order."""
     found = await cluster.contents()
     assert [one for one in found if not one.startswith(b"thin")] == [
@@ -201,7 +202,7 @@ async def run_sink(driver: Driver, batches: int, first: int = 0) -> None:
         await asyncio.sleep(1)
 
 
-async def check_sinks(cluster: Cluster, batches: dict[str, int]) -> None:
+async def check_sinks(cluster: AppendsCluster, batches: dict[str, int]) -> None:
     """Each query's batches once, in their order."""
     found = await cluster.contents()
     for sink, count in batches.items():
@@ -316,7 +317,7 @@ async def test_another_session_than_the_locks_owner_appends_nothing() -> None:
 class Rivals:
     """Two queries, thin clients, and a library writer that comes now and then; each knows what must be in the log."""
 
-    def __init__(self, cluster: Cluster, proxies: list[LinkedProxy], rng: random.Random) -> None:
+    def __init__(self, cluster: AppendsCluster, proxies: list[LinkedProxy], rng: random.Random) -> None:
         self.cluster = cluster
         self.proxies = proxies
         self.rng = rng

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.spark.memory_read_proxies import ProxyFleet, Tamper
-from helpers.spark.memory_world import World
+from helpers.spark.memory_world import DriverWorld
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
@@ -54,9 +54,9 @@ Entries = list[tuple[str, int, int, bytes]]
 
 
 @pytest.fixture
-async def fleet(world: World) -> AsyncIterator[ProxyFleet]:
+async def fleet(driver_world: DriverWorld) -> AsyncIterator[ProxyFleet]:
     """Two read proxies of the world's namespace."""
-    made = ProxyFleet(world)
+    made = ProxyFleet(driver_world)
     for address in (A, B):
         await made.add(address)
     yield made
@@ -99,7 +99,7 @@ async def through(
 
 @pytest.mark.parametrize("other_runs", [True, False])
 async def test_a_task_is_sent_to_the_proxy_that_has_room_and_served_where_it_cannot_go(
-    world: World, fleet: ProxyFleet, other_runs: bool
+    driver_world: DriverWorld, fleet: ProxyFleet, other_runs: bool
 ) -> None:
     """Also where each proxy is asked once, and the list has one."""
     balance = fleet[A].service.balance = ReadBalance(1.0)
@@ -107,9 +107,9 @@ async def test_a_task_is_sent_to_the_proxy_that_has_room_and_served_where_it_can
     balance.heard(B, 0)
     fleet[B].up = other_runs
     for log in ("first", "second", "third"):
-        await world.create(log)
-        await world.write(log, range(25))
-        driver = await world.driver(Scope.SOURCE_BATCH, log=log)
+        await driver_world.create(log)
+        await driver_world.write(log, range(25))
+        driver = await driver_world.driver(Scope.SOURCE_BATCH, log=log)
         (spans,) = await planned(driver)
         outage_ms = 0 if other_runs else PATIENT_MS
         assert await through(fleet, spans, outage_ms=outage_ms, addresses=(A,)) == await direct(driver, spans)
@@ -118,24 +118,24 @@ async def test_a_task_is_sent_to_the_proxy_that_has_room_and_served_where_it_can
     assert fleet[A].service.figures().logs == (2 if other_runs else 3)
 
 
-async def large_log(world: World, name: str = "large", entries: int = 60) -> str:
+async def large_log(driver_world: DriverWorld, name: str = "large", entries: int = 60) -> str:
     """Entries of 100 KB: several deliveries."""
-    await world.create(name)
-    async with await (await world.namespace.open_log(name)).open_writer() as writer:
+    await driver_world.create(name)
+    async with await (await driver_world.namespace.open_log(name)).open_writer() as writer:
         for number in range(entries):
             await writer.write_batch(np.array([number]), pa.array([bytes([number]) * 100_000], type=pa.binary()))
     return name
 
 
-async def test_any_range_has_the_entries_that_storage_nodes_have(world: World, fleet: ProxyFleet) -> None:
-    name = await world.create()
+async def test_any_range_has_the_entries_that_storage_nodes_have(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await driver_world.create()
     for part in range(6):
-        await world.write(name, range(part * 35, part * 35 + 35), entry=3 + part)
-    await world.write(name, range(210, 230), keep_open=True)
+        await driver_world.write(name, range(part * 35, part * 35 + 35), entry=3 + part)
+    await driver_world.write(name, range(210, 230), keep_open=True)
     choose = random.Random(20)
     proxies = TaskProxies((A, B), PATIENT_MS, fleet.connect)
     for cut in ({}, {"minPartitions": 7}, {"maxRecordsPerPartition": 4}, {"maxRecordsPerPartition": 50}):
-        driver = await world.driver(Scope.SOURCE_BATCH, log=name, **cut)
+        driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name, **cut)
         (view,) = (await driver.views()).values()
         end = (await driver.latest())[name]
         total = await view.count(DLSN.INITIAL, end)
@@ -151,12 +151,12 @@ async def test_any_range_has_the_entries_that_storage_nodes_have(world: World, f
 
 
 @pytest.mark.parametrize("behind", [False, True])
-async def test_a_sealed_log_is_read_to_its_mark(world: World, fleet: ProxyFleet, behind: bool) -> None:
+async def test_a_sealed_log_is_read_to_its_mark(driver_world: DriverWorld, fleet: ProxyFleet, behind: bool) -> None:
     """Also where the writer has put a control record behind the mark, as others do."""
-    name = await world.create()
-    await world.write(name, range(25), keep_open=True)
-    await world.seal(name)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(25), keep_open=True)
+    await driver_world.seal(name)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     whole = await direct(driver, spans)
     if behind:
@@ -166,11 +166,11 @@ async def test_a_sealed_log_is_read_to_its_mark(world: World, fleet: ProxyFleet,
     assert await through(fleet, spans) == whole
 
 
-async def test_many_small_segments_come_by_few_questions(world: World, fleet: ProxyFleet) -> None:
-    name = await world.create()
+async def test_many_small_segments_come_by_few_questions(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await driver_world.create()
     for part in range(30):
-        await world.write(name, range(part * 5, part * 5 + 5))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+        await driver_world.write(name, range(part * 5, part * 5 + 5))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     assert len(spans) == 30
     assert await through(fleet, spans) == await direct(driver, spans)
@@ -179,9 +179,9 @@ async def test_many_small_segments_come_by_few_questions(world: World, fleet: Pr
     assert not (fleet[A].asked and fleet[B].asked), "one proxy reads a log for all"
 
 
-async def test_nothing_is_asked_for_behind_the_plan(world: World, fleet: ProxyFleet) -> None:
-    name = await large_log(world)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name, maxBytesPerPartition=1_000_000)
+async def test_nothing_is_asked_for_behind_the_plan(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await large_log(driver_world)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name, maxBytesPerPartition=1_000_000)
     plan = await planned(driver)
     assert len(plan) >= 6
     for spans in plan[:2]:
@@ -191,11 +191,11 @@ async def test_nothing_is_asked_for_behind_the_plan(world: World, fleet: ProxyFl
     assert all(0 < request.max_bytes <= READ_BYTES for request in fleet[A].asked + fleet[B].asked)
 
 
-async def test_two_logs_of_one_task_are_read_one_after_the_other(world: World, fleet: ProxyFleet) -> None:
+async def test_two_logs_of_one_task_are_read_one_after_the_other(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
     for name in ("one", "two"):
-        await world.create(name)
-        await world.write(name, range(12), entry=4)
-    driver = await world.driver(Scope.SOURCE_BATCH, subscribe="one,two")
+        await driver_world.create(name)
+        await driver_world.write(name, range(12), entry=4)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, subscribe="one,two")
     (spans,) = await planned(driver)
     found = await through(fleet, spans)
     assert found == await direct(driver, spans)
@@ -203,9 +203,9 @@ async def test_two_logs_of_one_task_are_read_one_after_the_other(world: World, f
     assert all(proxy.service.figures().readers == 0 for proxy in fleet.proxies.values())
 
 
-async def test_a_proxy_that_dies_in_the_middle_is_gone_on_without(world: World, fleet: ProxyFleet) -> None:
-    name = await large_log(world)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_a_proxy_that_dies_in_the_middle_is_gone_on_without(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await large_log(driver_world)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     whole = await direct(driver, spans)
     for proxy in fleet.proxies.values():
@@ -222,9 +222,9 @@ async def test_a_proxy_that_dies_in_the_middle_is_gone_on_without(world: World, 
     assert dead.asked
 
 
-async def test_the_same_proxy_again_will_do(world: World, fleet: ProxyFleet) -> None:
-    name = await large_log(world)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_the_same_proxy_again_will_do(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await large_log(driver_world)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     whole = await direct(driver, spans)
     proxy = fleet[A]
@@ -236,11 +236,11 @@ async def test_the_same_proxy_again_will_do(world: World, fleet: ProxyFleet) -> 
     assert await found == whole
 
 
-async def test_a_proxy_that_stands_still_is_gone_on_without(world: World, fleet: ProxyFleet) -> None:
+async def test_a_proxy_that_stands_still_is_gone_on_without(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
     """It takes the time of an attempt to notice: 12 seconds."""
-    name = await world.create()
-    await world.write(name, range(25))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(25))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     whole = await direct(driver, spans)
     assert await through(fleet, spans) == whole
@@ -251,10 +251,10 @@ async def test_a_proxy_that_stands_still_is_gone_on_without(world: World, fleet:
 
 @pytest.mark.parametrize("outage_ms", [0, 300])
 async def test_without_any_proxy_the_task_fails_with_all_that_were_asked(
-    world: World, fleet: ProxyFleet, outage_ms: int
+    driver_world: DriverWorld, fleet: ProxyFleet, outage_ms: int
 ) -> None:
-    name = await large_log(world)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await large_log(driver_world)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     proxies = TaskProxies((A, B, "nowhere:1"), outage_ms, fleet.connect)
     source = ProxyEntries(proxies, spans)
@@ -300,11 +300,11 @@ TAMPERED: dict[str, tuple[Tamper, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
-async def test_what_is_not_the_plan_is_refused(world: World, fleet: ProxyFleet, kind: str) -> None:
+async def test_what_is_not_the_plan_is_refused(driver_world: DriverWorld, fleet: ProxyFleet, kind: str) -> None:
     """A proxy is believed the bytes of an entry, whose digest it has checked, and nothing else."""
-    name = await world.create()
-    await world.write(name, range(100))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(100))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     tamper, error, says = TAMPERED[kind]
     for proxy in fleet.proxies.values():
@@ -314,10 +314,12 @@ async def test_what_is_not_the_plan_is_refused(world: World, fleet: ProxyFleet, 
     assert name in str(caught.value)
 
 
-async def test_a_hole_in_the_middle_of_a_log_is_a_gap_and_no_truncation(world: World, fleet: ProxyFleet) -> None:
-    name = await world.create()
-    await world.write(name, range(100))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_a_hole_in_the_middle_of_a_log_is_a_gap_and_no_truncation(
+    driver_world: DriverWorld, fleet: ProxyFleet
+) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(100))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver, Offsets({name: DLSN(1, 3, 0)}))
     for proxy in fleet.proxies.values():
         proxy.tamper = lambda parts: parts[1:]
@@ -334,11 +336,11 @@ async def test_a_hole_in_the_middle_of_a_log_is_a_gap_and_no_truncation(world: W
     ],
 )
 async def test_what_no_other_proxy_would_answer_otherwise_is_raised_at_once(
-    world: World, fleet: ProxyFleet, refused: Exception, raised: type[Exception]
+    driver_world: DriverWorld, fleet: ProxyFleet, refused: Exception, raised: type[Exception]
 ) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     for proxy in fleet.proxies.values():
         proxy.refusal = refusal_of(refused)
@@ -348,10 +350,10 @@ async def test_what_no_other_proxy_would_answer_otherwise_is_raised_at_once(
     assert len(fleet[A].asked + fleet[B].asked) == 1
 
 
-async def test_what_may_pass_is_waited_for_and_then_said(world: World, fleet: ProxyFleet) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_what_may_pass_is_waited_for_and_then_said(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     for proxy in fleet.proxies.values():
         proxy.refusal = refusal_of(ReadError("storage nodes did not answer for 120 s"))
@@ -366,45 +368,47 @@ async def test_what_may_pass_is_waited_for_and_then_said(world: World, fleet: Pr
     assert await reading == await direct(driver, spans)
 
 
-async def marked(world: World, name: str, indexes: Iterable[int]) -> None:
+async def marked(driver_world: DriverWorld, name: str, indexes: Iterable[int]) -> None:
     for index in indexes:
-        await world.truncate(name, index, TruncationStatus.TRUNCATED)
+        await driver_world.truncate(name, index, TruncationStatus.TRUNCATED)
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_what_was_truncated_since_the_plan_is_data_loss(world: World, fleet: ProxyFleet, first: int) -> None:
-    name = await world.create()
+async def test_what_was_truncated_since_the_plan_is_data_loss(
+    driver_world: DriverWorld, fleet: ProxyFleet, first: int
+) -> None:
+    name = await driver_world.create()
     for part in range(4):
-        await world.write(name, range(part * 10, part * 10 + 10), entry=2)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+        await driver_world.write(name, range(part * 10, part * 10 + 10), entry=2)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
-    await marked(world, name, range(2))
+    await marked(driver_world, name, range(2))
     with pytest.raises(TruncatedDataLossError, match=r"since the batch was planned.*failOnDataLoss=false"):
         await through(fleet, spans[first:])
-    (again,) = await planned(await world.driver(Scope.SOURCE_BATCH, log=name))
+    (again,) = await planned(await driver_world.driver(Scope.SOURCE_BATCH, log=name))
     assert [span.lssn for span in again] == [3, 4]
     assert await through(fleet, again) == await direct(driver, again)
 
 
 async def test_a_log_that_was_deleted_or_created_again_since_the_plan_is_data_loss(
-    world: World, fleet: ProxyFleet
+    driver_world: DriverWorld, fleet: ProxyFleet
 ) -> None:
-    name = await world.create()
-    await world.write(name, range(30))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(30))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
-    await world.namespace.delete_log(name)
+    await driver_world.namespace.delete_log(name)
     with pytest.raises(DeletedDataLossError, match="proxies of this namespace"):
         await through(fleet, spans)
-    await world.create(name)
-    await world.write(name, range(1_000, 1_030))
+    await driver_world.create(name)
+    await driver_world.write(name, range(1_000, 1_030))
     with pytest.raises(RecreatedDataLossError, match="ledger"):
         await through(fleet, spans)
 
 
-async def test_a_task_that_stops_early_leaves_nothing_behind(world: World, fleet: ProxyFleet) -> None:
-    name = await large_log(world)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_a_task_that_stops_early_leaves_nothing_behind(driver_world: DriverWorld, fleet: ProxyFleet) -> None:
+    name = await large_log(driver_world)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     before = asyncio.all_tasks()
     proxies = TaskProxies((A, B), PATIENT_MS, fleet.connect)
@@ -423,41 +427,41 @@ async def test_a_task_that_stops_early_leaves_nothing_behind(world: World, fleet
 # ---------------------------------------------------------------------- the driver
 
 
-async def test_the_driver_hands_on_what_is_announced(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
+async def test_the_driver_hands_on_what_is_announced(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
     with pytest.raises(NoProxiesError, match=r"no read proxy is announced .*dlspark proxy read.*--proxies"):
-        await world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
-    store = MemoryStore(world.tree)
+        await driver_world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
+    store = MemoryStore(driver_world.tree)
     folder = f"/dl/{READ_PROXIES}"
     foreign = Announcement(store, folder, ProxyMember(ProxyEndpoint("other", 1)))
     await foreign.begin()
     with pytest.raises(NoProxiesError, match=r"no read proxy that takes frames \(1 are announced that do not\)"):
-        await world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
+        await driver_world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
     members = [Announcement(store, folder, proxy_member(ProxyEndpoint("127.0.0.1", port), -1)) for port in (8100, 8101)]
     for member in members:
         await member.begin()
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name, proxy="discover")
     assert await driver.read_proxies() == ("127.0.0.1:8100", "127.0.0.1:8101")
     assert members[0].member.endpoints[FRAMES].port == 8100
     for member in members:
         await member.withdraw()
-    waiting = asyncio.ensure_future(announced_proxies(world.namespace, READ_PROXIES, 60_000))
+    waiting = asyncio.ensure_future(announced_proxies(driver_world.namespace, READ_PROXIES, 60_000))
     assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
     late = Announcement(store, folder, proxy_member(ProxyEndpoint("::1", 8102), -1))
     await late.begin()
     assert await waiting == ("[::1]:8102",)
     await late.withdraw()
-    hasty = await world.driver(Scope.SOURCE_BATCH, log=name, proxy="a:1,b:2")
+    hasty = await driver_world.driver(Scope.SOURCE_BATCH, log=name, proxy="a:1,b:2")
     assert await hasty.read_proxies() == ("a:1", "b:2")
-    assert await (await world.driver(Scope.SOURCE_BATCH, log=name)).read_proxies() == ()
+    assert await (await driver_world.driver(Scope.SOURCE_BATCH, log=name)).read_proxies() == ()
     await store.close()
 
 
-async def test_a_task_through_proxies_prefers_no_storage_nodes_host(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_a_task_through_proxies_prefers_no_storage_nodes_host(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     (spans,) = await planned(driver)
     assert hosts_of(spans) == ["127.0.0.1"]
     assert LogPartition(spans, driver.client_settings).value == "dlspark-hosts[127.0.0.1]"

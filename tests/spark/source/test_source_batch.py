@@ -51,15 +51,6 @@ def txids(frame: DataFrame) -> list[int]:
     return [row[0] for row in frame.orderBy("segment", "entry", "slot").select("transaction_id").collect()]
 
 
-@pytest.fixture
-def three_segments(logs: Logs) -> str:
-    """120 records: segments 1 and 2 of 40 completed, segment 3 of 40 open; ids MS, MS + 1, ..."""
-    name = logs.create(logs.name())
-    for part in range(3):
-        logs.write(name, range(MS + 40 * part, MS + 40 * part + 40), keep_open=part == 2)
-    return name
-
-
 def test_an_acknowledged_record_is_read_without_another_one_after_it(spark: SparkSession, sandbox: Sandbox) -> None:
     with Namespace.open(sandbox.uri) as namespace, namespace.open_log("one-record").open_writer() as writer:
         for txid in range(3):

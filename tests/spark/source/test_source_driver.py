@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Sequence
 
 import pytest
-from helpers.spark.memory_world import World
+from helpers.spark.memory_world import DriverWorld
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
@@ -45,15 +45,15 @@ async def read(partitions: Sequence[Partition]) -> list[int]:
     return await asyncio.get_running_loop().run_in_executor(None, run)
 
 
-async def mixed_log(world: World) -> tuple[str, list[DLSN]]:
+async def mixed_log(driver_world: DriverWorld) -> tuple[str, list[DLSN]]:
     """Segments of 7, 0 (only control records), 12 and 5 records, the last one open; and the place of each record."""
-    name = await world.create()
-    await world.write(name, range(7), entry=3)
-    await world.write(name, range(7, 19), entry=5)
-    await world.write(name, range(19, 22), entry=2, keep_open=True)
-    await world.commit(name)
-    await world.write(name, range(22, 24), entry=2, keep_open=True)
-    reader = await (await world.namespace.open_log(name)).open_reader()
+    name = await driver_world.create()
+    await driver_world.write(name, range(7), entry=3)
+    await driver_world.write(name, range(7, 19), entry=5)
+    await driver_world.write(name, range(19, 22), entry=2, keep_open=True)
+    await driver_world.commit(name)
+    await driver_world.write(name, range(22, 24), entry=2, keep_open=True)
+    reader = await (await driver_world.namespace.open_log(name)).open_reader()
     records = [await reader.read_next() for _ in range(24)]
     await reader.close()
     return name, [record.dlsn for record in records]
@@ -62,9 +62,9 @@ async def mixed_log(world: World) -> tuple[str, list[DLSN]]:
 # ---------------------------------------------------------------------- positions and counts
 
 
-async def test_counting_and_advancing_agree_with_a_walk_over_every_record(world: World) -> None:
-    name, places = await mixed_log(world)
-    view = await world.view(name)
+async def test_counting_and_advancing_agree_with_a_walk_over_every_record(driver_world: DriverWorld) -> None:
+    name, places = await mixed_log(driver_world)
+    view = await driver_world.view(name)
     end = await view.latest()
     assert end == DLSN(places[-1].lssn, places[-1].entry_id + 1, 0)
     for first, last in itertools.combinations(range(len(places)), 2):
@@ -77,24 +77,24 @@ async def test_counting_and_advancing_agree_with_a_walk_over_every_record(world:
             assert await view.count(reached, end) == len(places) - first - records
 
 
-async def test_the_end_does_not_move_for_control_records_or_the_end_of_stream(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5), keep_open=True)
-    view = await world.view(name)
+async def test_the_end_does_not_move_for_control_records_or_the_end_of_stream(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), keep_open=True)
+    view = await driver_world.view(name)
     before = await view.latest()
     for _ in range(4):
-        await world.commit(name)
+        await driver_world.commit(name)
         assert await view.latest() == before
-    await world.write(name, [5], keep_open=True)
+    await driver_world.write(name, [5], keep_open=True)
     assert await view.latest() > before
-    await world.seal(name)
+    await driver_world.seal(name)
     assert await view.count(view.earliest(), await view.latest()) == 6
 
 
-async def test_positions_are_found_by_search_not_by_scanning(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(0, 4_000, 2), entry=2, keep_open=True)
-    view = await world.view(name)
+async def test_positions_are_found_by_search_not_by_scanning(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(0, 4_000, 2), entry=2, keep_open=True)
+    view = await driver_world.view(name)
     end = await view.latest()
     assert end.entry_id >= 1_000
     allowed = math.ceil(math.log2(1_001)) + 4
@@ -110,11 +110,11 @@ async def test_positions_are_found_by_search_not_by_scanning(world: World) -> No
     assert await view.at_txid(3_999) is None
 
 
-async def test_where_records_are_evenly_spread_a_place_is_found_in_two_entries(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(0, 4_000, 2), entry=2)
-    await world.write(name, range(4_000, 8_000, 2), entry=2, keep_open=True)
-    view = await world.view(name)
+async def test_where_records_are_evenly_spread_a_place_is_found_in_two_entries(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(0, 4_000, 2), entry=2)
+    await driver_world.write(name, range(4_000, 8_000, 2), entry=2, keep_open=True)
+    view = await driver_world.view(name)
     end = await view.latest()
     for action, found in (
         (lambda: view.at_txid(2_501), DLSN(1, 625, 1)),
@@ -131,12 +131,12 @@ async def test_where_records_are_evenly_spread_a_place_is_found_in_two_entries(w
 
 
 @pytest.mark.parametrize(("begin", "most"), [(300, 0), (250, 0), (600, 0), (455, 2), (450, 2)])
-async def test_a_rewind_reads_next_to_nothing_but_its_rows(world: World, begin: int, most: int) -> None:
+async def test_a_rewind_reads_next_to_nothing_but_its_rows(driver_world: DriverWorld, begin: int, most: int) -> None:
     """Whole entries are read, 256 KB each in a log that is written fast; none where a segment begins at the place."""
-    name = await world.create()
+    name = await driver_world.create()
     for ids in (range(250), range(300, 600), range(600, 620)):
-        await world.write(name, ids)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name, startingTimestamp=begin)
+        await driver_world.write(name, ids)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name, startingTimestamp=begin)
     start = await driver.resolve(driver.query.start)
     planned = await driver.plan(start, await driver.latest())
     probes = (await driver.views())[name].probes
@@ -147,8 +147,8 @@ async def test_a_rewind_reads_next_to_nothing_but_its_rows(world: World, begin: 
     assert await read(planned) == [number for number in (*range(250), *range(300, 620)) if number >= begin]
 
 
-async def test_a_log_without_records_has_one_position(world: World) -> None:
-    view = await world.view(await world.create())
+async def test_a_log_without_records_has_one_position(driver_world: DriverWorld) -> None:
+    view = await driver_world.view(await driver_world.create())
     assert view.earliest() == DLSN.INITIAL
     assert await view.latest() == DLSN.INITIAL
     assert not await view.beyond_end(DLSN.INITIAL)
@@ -158,35 +158,35 @@ async def test_a_log_without_records_has_one_position(world: World) -> None:
 # ---------------------------------------------------------------------- plans
 
 
-async def test_any_two_positions_plan_exactly_the_records_between_them(world: World) -> None:
-    name, places = await mixed_log(world)
-    driver = await world.driver(log=name, minPartitions=4)
-    end = await (await world.view(name)).latest()
+async def test_any_two_positions_plan_exactly_the_records_between_them(driver_world: DriverWorld) -> None:
+    name, places = await mixed_log(driver_world)
+    driver = await driver_world.driver(log=name, minPartitions=4)
+    end = await (await driver_world.view(name)).latest()
     for first, last in [(0, 24), (1, 23), (6, 7), (6, 8), (3, 3), (17, 20), (19, 24), (7, 19)]:
         until = places[last] if last < 24 else end
         planned = await driver.plan(Offsets({name: places[first]}), Offsets({name: until}))
         assert await read(planned) == list(range(first, last))
 
 
-async def test_a_plan_is_made_from_offsets_alone(world: World) -> None:
-    name, _ = await mixed_log(world)
-    driver = await world.driver(log=name)
+async def test_a_plan_is_made_from_offsets_alone(driver_world: DriverWorld) -> None:
+    name, _ = await mixed_log(driver_world)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     end = await driver.end_of_batch(start, BatchLimits(9), None)
     first = await driver.plan(start, end)
-    await world.write(name, range(24, 40))
-    replayed = await (await world.driver(log=name)).plan(
+    await driver_world.write(name, range(24, 40))
+    replayed = await (await driver_world.driver(log=name)).plan(
         Offsets.from_stored(json.loads(json.dumps(start.stored()))),
         Offsets.from_stored(json.loads(json.dumps(end.stored()))),
     )
     assert await read(replayed) == await read(first) == list(range(9))
 
 
-async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed(world: World) -> None:
-    name, _ = await mixed_log(world)
+async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed(driver_world: DriverWorld) -> None:
+    name, _ = await mixed_log(driver_world)
 
     async def sequence_ids() -> list[int]:
-        driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+        driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
         start = await driver.resolve(driver.query.start)
         planned = await driver.plan(start, await driver.latest())
         found = []
@@ -196,13 +196,13 @@ async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed
         return found
 
     before = await sequence_ids()
-    await world.seal(name)
+    await driver_world.seal(name)
     assert await sequence_ids() == before == [(1, 0), (2, 7), (3, 19)]
 
 
-async def test_bounds_of_filters_narrow_a_plan(world: World) -> None:
-    name, _ = await mixed_log(world)
-    driver = await world.driver(log=name)
+async def test_bounds_of_filters_narrow_a_plan(driver_world: DriverWorld) -> None:
+    name, _ = await mixed_log(driver_world)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     for bounds, expected in [
@@ -218,11 +218,11 @@ async def test_bounds_of_filters_narrow_a_plan(world: World) -> None:
 # ---------------------------------------------------------------------- how far a batch goes
 
 
-async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(world: World) -> None:
-    names = [await world.create(f"log-{n}") for n in range(3)]
+async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(driver_world: DriverWorld) -> None:
+    names = [await driver_world.create(f"log-{n}") for n in range(3)]
     for name, count in zip(names, (50, 5, 1), strict=True):
-        await world.write(name, range(count), entry=4)
-    driver = await world.driver(subscribePattern="log-.*")
+        await driver_world.write(name, range(count), entry=4)
+    driver = await driver_world.driver(subscribePattern="log-.*")
     position = await driver.resolve(driver.query.start)
     sizes = []
     while (end := await driver.end_of_batch(position, BatchLimits(8), None)) != position:
@@ -234,14 +234,14 @@ async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(world: World) -
     assert position == await driver.latest()
 
 
-async def test_a_target_is_not_passed_and_new_logs_wait(world: World) -> None:
-    name = await world.create("log-1")
-    await world.write(name, range(10))
-    driver = await world.driver(subscribePattern="log-.*")
+async def test_a_target_is_not_passed_and_new_logs_wait(driver_world: DriverWorld) -> None:
+    name = await driver_world.create("log-1")
+    await driver_world.write(name, range(10))
+    driver = await driver_world.driver(subscribePattern="log-.*")
     start = await driver.resolve(driver.query.start)
     target = await driver.latest()
-    await world.write(name, range(10, 20))
-    await world.write(await world.create("log-2"), range(5))
+    await driver_world.write(name, range(10, 20))
+    await driver_world.write(await driver_world.create("log-2"), range(5))
     end = await driver.end_of_batch(start, NO_BATCH_LIMITS, target)
     assert end == target
     assert await driver.end_of_batch(end, NO_BATCH_LIMITS, target) == end
@@ -249,10 +249,10 @@ async def test_a_target_is_not_passed_and_new_logs_wait(world: World) -> None:
     assert await read(await driver.plan(end, beyond)) == [*range(10, 20), *range(5)]
 
 
-async def test_a_log_that_is_not_read_any_more_keeps_its_position(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+async def test_a_log_that_is_not_read_any_more_keeps_its_position(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     start = Offsets({name: DLSN.INITIAL, "formerly": DLSN(3, 4, 5)})
     end = await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
     assert end["formerly"] == DLSN(3, 4, 5)
@@ -262,11 +262,11 @@ async def test_a_log_that_is_not_read_any_more_keeps_its_position(world: World) 
 # ---------------------------------------------------------------------- what is gone
 
 
-async def test_truncated_segments_are_not_read_and_positions_in_them_are_data_loss(world: World) -> None:
-    name, places = await mixed_log(world)
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-    await world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
-    driver = await world.driver(log=name)
+async def test_truncated_segments_are_not_read_and_positions_in_them_are_data_loss(driver_world: DriverWorld) -> None:
+    name, places = await mixed_log(driver_world)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    await driver_world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     assert start[name] == DLSN(2, 1, 0)
     end = await driver.latest()
@@ -276,22 +276,22 @@ async def test_truncated_segments_are_not_read_and_positions_in_them_are_data_lo
             await driver.plan(Offsets({name: lost}), end)
         assert "failOnDataLoss" in str(caught.value)
         assert caught.value.log == name
-        tolerant = await world.driver(log=name, failOnDataLoss="false")
+        tolerant = await driver_world.driver(log=name, failOnDataLoss="false")
         assert await read(await tolerant.plan(Offsets({name: lost}), end)) == list(range(12, 24))
 
 
-async def test_a_truncated_segment_that_was_read_to_its_end_is_no_loss(world: World) -> None:
-    name, places = await mixed_log(world)
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-    driver = await world.driver(log=name)
+async def test_a_truncated_segment_that_was_read_to_its_end_is_no_loss(driver_world: DriverWorld) -> None:
+    name, places = await mixed_log(driver_world)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    driver = await driver_world.driver(log=name)
     after = DLSN(places[6].lssn, places[6].entry_id + 1, 0)
     assert await read(await driver.plan(Offsets({name: after}), await driver.latest())) == list(range(7, 24))
 
 
-async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    name, places = await mixed_log(world)
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-    driver = await world.driver(log=name, failOnDataLoss="false")
+async def test_a_skip_is_logged_once(driver_world: DriverWorld, caplog: pytest.LogCaptureFixture) -> None:
+    name, places = await mixed_log(driver_world)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    driver = await driver_world.driver(log=name, failOnDataLoss="false")
     start = Offsets({name: places[2]})
     for _ in range(2):
         await driver.plan(start, await driver.end_of_batch(start, NO_BATCH_LIMITS, None))
@@ -300,47 +300,47 @@ async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixt
     assert "failOnDataLoss is false" in warnings[0]
 
 
-async def test_a_log_created_again_shorter_is_noticed(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+async def test_a_log_created_again_shorter_is_noticed(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     ahead = Offsets({name: DLSN(4, 0, 0)})
     with pytest.raises(DataLossError, match="deleted and created again"):
         await driver.end_of_batch(ahead, NO_BATCH_LIMITS, None)
-    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    tolerant = await driver_world.driver(log=name, failOnDataLoss="false")
     end = await tolerant.end_of_batch(ahead, NO_BATCH_LIMITS, None)
     assert await read(await tolerant.plan(ahead, end)) == list(range(5))
 
 
-async def test_a_deleted_log_is_data_loss(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+async def test_a_deleted_log_is_data_loss(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     end = await driver.latest()
-    await world.namespace.delete_log(name)
+    await driver_world.namespace.delete_log(name)
     for action in (lambda: driver.end_of_batch(start, NO_BATCH_LIMITS, None), lambda: driver.plan(start, end)):
         with pytest.raises(DataLossError, match="does not exist any more"):
             await action()
-    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    tolerant = await driver_world.driver(log=name, failOnDataLoss="false")
     assert await tolerant.end_of_batch(start, NO_BATCH_LIMITS, None) == start
     assert await tolerant.plan(start, end) == []
 
 
-async def test_missing_logs_and_foreign_positions_are_named(world: World) -> None:
-    await world.create("there")
+async def test_missing_logs_and_foreign_positions_are_named(driver_world: DriverWorld) -> None:
+    await driver_world.create("there")
     with pytest.raises(LogNotFoundError, match="missing"):
-        await (await world.driver(subscribe="there,missing")).required_views()
-    driver = await world.driver(subscribePattern="th.*", startingOffsets='{"other": "1:0:0"}')
+        await (await driver_world.driver(subscribe="there,missing")).required_views()
+    driver = await driver_world.driver(subscribePattern="th.*", startingOffsets='{"other": "1:0:0"}')
     with pytest.raises(OffsetError, match="position for other"):
         await driver.resolve(driver.query.start)
-    driver = await world.driver(log="there", startingOffsets='{"there": "7:0:0"}')
+    driver = await driver_world.driver(log="there", startingOffsets='{"there": "7:0:0"}')
     with pytest.raises(OffsetError, match="behind the log's end"):
         await driver.resolve(driver.query.start)
 
 
-async def test_a_closed_driver_says_so(world: World) -> None:
-    driver = await world.driver(log=await world.create())
+async def test_a_closed_driver_says_so(driver_world: DriverWorld) -> None:
+    driver = await driver_world.driver(log=await driver_world.create())
     await driver.close()
     with pytest.raises(OptionError, match="closed"):
         await driver.views()
@@ -361,16 +361,16 @@ def test_orphans_are_the_write_sets_without_a_living_node() -> None:
     assert entries_without_replica(metadata, 0, 0, set()) == [0]
 
 
-async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     for index in (2, 1):
-        await world.stop_node(index)
+        await driver_world.stop_node(index)
     assert await read(await driver.plan(start, end)) == list(range(5))
-    await world.stop_node(0)
+    await driver_world.stop_node(0)
     with pytest.raises(Exception, match="node-0, node-1, node-2") as caught:
         await driver.plan(start, end)
     assert "nothing was read" in str(caught.value)
@@ -380,21 +380,21 @@ async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(wor
 
 
 @pytest.mark.parametrize("news", ["record", "segment"])
-async def test_waiting_ends_with_news(world: World, news: str) -> None:
-    name = await world.create()
-    await world.write(name, range(5), keep_open=news == "record")
-    driver = await world.driver(log=name)
+async def test_waiting_ends_with_news(driver_world: DriverWorld, news: str) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), keep_open=news == "record")
+    driver = await driver_world.driver(log=name)
     before = await driver.latest()
     waiting = asyncio.ensure_future(driver.wait_for_news(30))
-    await world.write(name, range(5, 8), keep_open=True)
+    await driver_world.write(name, range(5, 8), keep_open=True)
     await asyncio.wait_for(waiting, 10)
     assert (await driver.latest())[name] > before[name]
 
 
-async def test_waiting_without_news_ends_in_time_and_leaves_no_task(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5), keep_open=True)
-    driver = await world.driver(log=name)
+async def test_waiting_without_news_ends_in_time_and_leaves_no_task(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), keep_open=True)
+    driver = await driver_world.driver(log=name)
     await driver.latest()
     before = len(asyncio.all_tasks())
     began = asyncio.get_running_loop().time()
@@ -403,27 +403,27 @@ async def test_waiting_without_news_ends_in_time_and_leaves_no_task(world: World
     assert len(asyncio.all_tasks()) <= before
 
 
-async def test_control_records_do_not_end_the_wait(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5), keep_open=True)
-    driver = await world.driver(log=name)
+async def test_control_records_do_not_end_the_wait(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), keep_open=True)
+    driver = await driver_world.driver(log=name)
     await driver.latest()
     waiting = asyncio.ensure_future(driver.wait_for_news(30))
-    await world.append(name, [9])  # which makes the control record before it visible
+    await driver_world.append(name, [9])  # which makes the control record before it visible
     done, _ = await asyncio.wait({waiting}, timeout=0.3)
     assert not done
-    await world.commit(name)
+    await driver_world.commit(name)
     await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_wait(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer with the control record that is looked at tells of it; the next record may be a long time away."""
     monkeypatch.setattr(driver_log_view, "LONG_POLL_MS", 600_000)
-    name = await world.create()
-    await world.write(name, range(5), keep_open=True)
-    driver = await world.driver(log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), keep_open=True)
+    driver = await driver_world.driver(log=name)
     await driver.latest()
     looked_at = SegmentRecords.entry
     written = asyncio.Event()
@@ -432,34 +432,36 @@ async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_w
         found = await looked_at(view, segment, entry_id)
         if not written.is_set():
             written.set()
-            await world.commit(name)
+            await driver_world.commit(name)
             await (await view.reader(segment)).refresh()
         return found
 
     monkeypatch.setattr(SegmentRecords, "entry", busy)
     waiting = asyncio.ensure_future(driver.wait_for_news(600))
-    await world.append(name, [5])
+    await driver_world.append(name, [5])
     await asyncio.wait_for(waiting, 30)
     assert written.is_set()
     assert (await driver.latest())[name] == DLSN(1, 3, 0)
 
 
 @pytest.mark.parametrize("keep_open", [True, False])
-async def test_what_the_view_alone_has_seen_since_the_answer_ends_the_wait(world: World, keep_open: bool) -> None:
+async def test_what_the_view_alone_has_seen_since_the_answer_ends_the_wait(
+    driver_world: DriverWorld, keep_open: bool
+) -> None:
     """Looking whether a position is still there reads a list that changed, and the end with it."""
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     before = await driver.latest()
-    await world.write(name, range(5, 8), keep_open=keep_open)
+    await driver_world.write(name, range(5, 8), keep_open=keep_open)
     assert await (await driver.views())[name].latest() > before[name]
     await asyncio.wait_for(driver.wait_for_news(600), 30)
 
 
-async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(2_000), entry=100)
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(2_000), entry=100)
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     start = await driver.resolve(driver.query.start)
     (spans,) = await driver.plan(start, await driver.latest())
 
@@ -473,11 +475,11 @@ async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(wo
         assert await asyncio.get_running_loop().run_in_executor(None, first_batch) > 0
 
 
-async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(world: World) -> None:
+async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(driver_world: DriverWorld) -> None:
     """What `bkc.` keys say on the driver holds in the tasks too, which see neither its files nor its environment."""
-    name = await world.create()
-    await world.write(name, range(10))
-    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(10))
+    driver = await driver_world.driver(Scope.SOURCE_BATCH, log=name)
     start = await driver.resolve(driver.query.start)
     (spans,) = await driver.plan(start, await driver.latest())
     partition = pickle.loads(pickle.dumps(LogPartition(spans, driver.client_settings)))
@@ -490,33 +492,35 @@ async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(wor
     assert await read([spans]) == list(range(10))
 
 
-async def test_a_query_that_starts_while_an_empty_segment_is_gone_reads_what_takes_its_number(world: World) -> None:
+async def test_a_query_that_starts_while_an_empty_segment_is_gone_reads_what_takes_its_number(
+    driver_world: DriverWorld,
+) -> None:
     """Recovery removes a segment without records; the next one gets its number, and the query began before it."""
-    name = await world.create()
-    logs = world.namespace.logs_store
-    ledger = await world.namespace.ledgers.create()
+    name = await driver_world.create()
+    logs = driver_world.namespace.logs_store
+    ledger = await driver_world.namespace.ledgers.create()
     state = await logs.open(name)
     empty = SegmentMetadata(ledger.ledger_id, 1, 0, in_progress=True)
     await logs.start_segment(name, state, empty)
     await logs.delete_segment(name, empty)
-    driver = await world.driver(log=name)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     assert start[name] == DLSN(1, 0, 0)
-    await world.write(name, range(5))
+    await driver_world.write(name, range(5))
     assert await read(await driver.plan(start, await driver.latest())) == list(range(5))
 
 
 # ---------------------------------------------------------------------- how far a query is behind
 
 
-async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is_not(world: World) -> None:
+async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is_not(driver_world: DriverWorld) -> None:
     for name in ("done", "late", "fresh"):
-        await world.create(name)
-    await world.write("done", range(5))
-    await world.write("late", range(1000, 1030), entry=10)
-    await world.write("late", range(1030, 1040), entry=5, keep_open=True)
-    await world.write("fresh", range(7), keep_open=True)
-    driver = await world.driver(subscribe="done,late,fresh")
+        await driver_world.create(name)
+    await driver_world.write("done", range(5))
+    await driver_world.write("late", range(1000, 1030), entry=10)
+    await driver_world.write("late", range(1030, 1040), entry=5, keep_open=True)
+    await driver_world.write("fresh", range(7), keep_open=True)
+    driver = await driver_world.driver(subscribe="done,late,fresh")
     end = await driver.end_of_batch(Offsets({}), NO_BATCH_LIMITS, None)
     assert await driver.lags(end) == {}
     probes = {name: view.probes.entries for name, view in (await driver.views()).items()}
@@ -532,30 +536,30 @@ async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is
 
 
 async def test_a_lag_that_nobody_can_tell_costs_a_query_a_warning_and_not_its_life(
-    world: World, caplog: pytest.LogCaptureFixture
+    driver_world: DriverWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = await world.create()
-    await world.write(name, range(20), entry=5)
-    await world.write(name, range(20, 40), entry=5, keep_open=True)
-    driver = await world.driver(log=name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(20), entry=5)
+    await driver_world.write(name, range(20, 40), entry=5, keep_open=True)
+    driver = await driver_world.driver(log=name)
     await driver.latest()
     for _ in range(3):
-        await world.stop_node(0)
+        await driver_world.stop_node(0)
     assert await driver.lags(Offsets({name: DLSN(2, 1, 0)})) == {name: None}
     assert "is not known" in caplog.text
 
 
 async def test_a_pattern_that_matches_nothing_is_told_where_was_looked_and_which_folders_there_are(
-    world: World,
+    driver_world: DriverWorld,
 ) -> None:
     for name in ("team/raw/a", "team/b", "other"):
-        await world.create(name)
-    driver = await world.driver(subscribePattern="fl.*")
+        await driver_world.create(name)
+    driver = await driver_world.driver(subscribePattern="fl.*")
     assert not await driver.views()
     outside = str(await driver.nothing_matches_error())
     assert "No log outside of all folders matches subscribePattern 'fl.*'; folders there: team; nothing" in outside
     assert "folder a/b for a/b/c-.*" in outside
-    below = str(await (await world.driver(subscribePattern="team/fl.*")).nothing_matches_error())
+    below = str(await (await driver_world.driver(subscribePattern="team/fl.*")).nothing_matches_error())
     assert "No log in folder 'team' matches subscribePattern 'team/fl.*'; folders there: raw;" in below
-    nowhere = str(await (await world.driver(subscribePattern="gone/.*")).nothing_matches_error())
+    nowhere = str(await (await driver_world.driver(subscribePattern="gone/.*")).nothing_matches_error())
     assert "No log in folder 'gone' matches subscribePattern 'gone/.*'; nothing was read" in nowhere

@@ -26,17 +26,17 @@ ROWS = 50
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[InProcessCluster]:
-    async with InProcessCluster(tmp_path) as cluster:
-        namespace = await cluster.connect()
+async def cluster_with_log(tmp_path: Path) -> AsyncIterator[InProcessCluster]:
+    async with InProcessCluster(tmp_path) as cluster_with_log:
+        namespace = await cluster_with_log.connect()
         async with await (await namespace.open_log("flights")).open_writer() as writer:
             await writer.write_batch(np.arange(ROWS), pa.array([b"%d" % n for n in range(ROWS)]))
-        yield cluster
+        yield cluster_with_log
 
 
-async def opened(cluster: InProcessCluster, settings: Settings) -> SourceDriver:
+async def opened(cluster_with_log: InProcessCluster, settings: Settings) -> SourceDriver:
     query = SourceQuery.of(Options({"uri": URI, "log": "flights"}, Scope.SOURCE_BATCH))
-    driver = SourceDriver(query, lambda _: cluster.connect(settings))
+    driver = SourceDriver(query, lambda _: cluster_with_log.connect(settings))
     await driver.open()
     return driver
 
@@ -46,7 +46,7 @@ async def planned(driver: SourceDriver) -> list[Partition]:
     return await driver.plan(start, end)
 
 
-async def holders(cluster: InProcessCluster, driver: SourceDriver) -> list[int]:
+async def holders(cluster_with_log: InProcessCluster, driver: SourceDriver) -> list[int]:
     """The nodes that have the log's segment."""
     ((span,),) = await planned(driver)
     return [int(name.removeprefix("node-")) for name in span.ledger.metadata.last_ensemble.bookies]
@@ -63,42 +63,44 @@ async def entries(driver: SourceDriver, plan: list[Partition]) -> int:
         await reader.close()
 
 
-async def test_a_plan_is_made_once_a_node_of_each_entry_is_back(cluster: InProcessCluster) -> None:
-    driver, hasty = await opened(cluster, PATIENT), await opened(cluster, HASTY)
-    nodes = await holders(cluster, driver)
+async def test_a_plan_is_made_once_a_node_of_each_entry_is_back(cluster_with_log: InProcessCluster) -> None:
+    driver, hasty = await opened(cluster_with_log, PATIENT), await opened(cluster_with_log, HASTY)
+    nodes = await holders(cluster_with_log, driver)
     for node in nodes:
-        await cluster.stop_node(node)
+        await cluster_with_log.stop_node(node)
     with pytest.raises(NotEnoughBookiesError, match=r"not running: node-.*waited 0\.2 s"):
         await planned(hasty)
     planning = asyncio.ensure_future(planned(driver))
     assert not (await asyncio.wait({planning}, timeout=1))[0]
-    await cluster.start_node(nodes[1])
+    await cluster_with_log.start_node(nodes[1])
     assert await entries(driver, await planning) > 0
     await driver.close()
     await hasty.close()
 
 
-async def test_a_plan_names_a_node_that_was_away_when_the_segment_was_located(cluster: InProcessCluster) -> None:
-    driver = await opened(cluster, HASTY)
-    first, *others = await holders(cluster, await opened(cluster, HASTY))
-    await cluster.stop_node(first)
+async def test_a_plan_names_a_node_that_was_away_when_the_segment_was_located(
+    cluster_with_log: InProcessCluster,
+) -> None:
+    driver = await opened(cluster_with_log, HASTY)
+    first, *others = await holders(cluster_with_log, await opened(cluster_with_log, HASTY))
+    await cluster_with_log.stop_node(first)
     assert await entries(driver, await planned(driver)) > 0
-    await cluster.start_node(first)
+    await cluster_with_log.start_node(first)
     for node in others:
-        await cluster.stop_node(node)
+        await cluster_with_log.stop_node(node)
     assert await entries(driver, await planned(driver)) > 0
     await driver.close()
 
 
-async def test_a_task_waits_for_the_nodes_that_its_plan_names(cluster: InProcessCluster) -> None:
-    driver = await opened(cluster, PATIENT)
+async def test_a_task_waits_for_the_nodes_that_its_plan_names(cluster_with_log: InProcessCluster) -> None:
+    driver = await opened(cluster_with_log, PATIENT)
     plan = await planned(driver)
-    for node in await holders(cluster, driver):
-        await cluster.stop_node(node)
+    for node in await holders(cluster_with_log, driver):
+        await cluster_with_log.stop_node(node)
     reading = asyncio.ensure_future(entries(driver, plan))
     assert not (await asyncio.wait({reading}, timeout=1))[0]
-    for index, bookie in enumerate(cluster.bookies):
+    for index, bookie in enumerate(cluster_with_log.bookies):
         if bookie is None:
-            await cluster.start_node(index)
+            await cluster_with_log.start_node(index)
     assert await reading > 0
     await driver.close()

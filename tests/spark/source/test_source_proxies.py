@@ -57,15 +57,6 @@ def proxies(running: ReadProxyProcesses) -> ReadProxyProcesses:
     return running
 
 
-@pytest.fixture
-def three_segments(logs: Logs) -> str:
-    """120 records: segments 1 and 2 of 40 completed, segment 3 of 40 open; ids MS, MS + 1, ..."""
-    name = logs.create(logs.name())
-    for part in range(3):
-        logs.write(name, range(MS + 40 * part, MS + 40 * part + 40), keep_open=part == 2)
-    return name
-
-
 @pytest.fixture(scope="module")
 def large(sandbox: Sandbox) -> str:
     """A log of 40 MB in entries of 100 KB: many deliveries."""

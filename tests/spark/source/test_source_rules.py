@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.spark.memory_world import World
+from helpers.spark.memory_world import DriverWorld
 from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN
@@ -49,30 +49,34 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("uncounted")
-async def test_records_of_an_open_segment_that_are_not_counted_are_never_taken_for_none(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5), entry=1, keep_open=True)
+async def test_records_of_an_open_segment_that_are_not_counted_are_never_taken_for_none(
+    driver_world: DriverWorld,
+) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), entry=1, keep_open=True)
     for behind in range(3):  # control records behind the last record
-        view = await world.view(name)
+        view = await driver_world.view(name)
         end = await view.latest()
         assert end == DLSN(1, 5, 0)
         for start, until in ((view.earliest(), end), (DLSN(1, 2, 0), end), (view.earliest(), DLSN(1, 6, 0))):
             with pytest.raises(OptionError, match="written without them"):
                 await view.count(start, until)
         assert (await extent(view, DLSN(1, 0, 0), end)).records is None, behind
-        await world.commit(name)
-    driver = await world.driver(subscribe=name, maxOffsetsPerTrigger=2)
+        await driver_world.commit(name)
+    driver = await driver_world.driver(subscribe=name, maxOffsetsPerTrigger=2)
     with pytest.raises(OptionError, match="maxBytesPerTrigger"):
         await driver.end_of_batch(await driver.resolve(driver.query.start), driver.query.limits, None)
-    await world.write(name, [])
+    await driver_world.write(name, [])
 
 
 @pytest.mark.usefixtures("uncounted")
-async def test_records_before_a_control_record_that_are_not_counted_are_never_taken_for_none(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5), entry=1, keep_open=True)  # a control record is entry 5
-    await world.write(name, [5])
-    view = await world.view(name)
+async def test_records_before_a_control_record_that_are_not_counted_are_never_taken_for_none(
+    driver_world: DriverWorld,
+) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5), entry=1, keep_open=True)  # a control record is entry 5
+    await driver_world.write(name, [5])
+    view = await driver_world.view(name)
     [segment] = view.between(DLSN(1, 0, 0), await view.latest())
     assert (segment.last_entry, segment.record_count) == (6, 6)
     with pytest.raises(OptionError, match="written without them"):
@@ -89,22 +93,22 @@ def through_checkpoint(offsets: Offsets) -> Offsets:
 # ---------------------------------------------------------------------- which log it is
 
 
-async def recreated(world: World, driver: SourceDriver) -> Offsets:
+async def recreated(driver_world: DriverWorld, driver: SourceDriver) -> Offsets:
     """The end of everything in a log of 12 records, which then is deleted and created again, and grows further."""
-    name = await world.create()
-    await world.write(name, range(12), entry=4)
+    name = await driver_world.create()
+    await driver_world.write(name, range(12), entry=4)
     begin = await driver.resolve(driver.query.start)
     end = through_checkpoint(await driver.end_of_batch(begin, NO_BATCH_LIMITS, None))
-    await world.namespace.delete_log(name)
-    await world.create(name)
-    await world.write(name, range(100, 140), entry=4)
+    await driver_world.namespace.delete_log(name)
+    await driver_world.create(name)
+    await driver_world.write(name, range(100, 140), entry=4)
     return end
 
 
-async def test_a_log_created_again_and_grown_past_the_position_is_refused(world: World) -> None:
-    driver = await world.driver(log="flights")
-    end = await recreated(world, driver)
-    fresh = await world.driver(log="flights")
+async def test_a_log_created_again_and_grown_past_the_position_is_refused(driver_world: DriverWorld) -> None:
+    driver = await driver_world.driver(log="flights")
+    end = await recreated(driver_world, driver)
+    fresh = await driver_world.driver(log="flights")
     for one in (driver, fresh):
         with pytest.raises(RecreatedDataLossError, match="deleted and created again") as caught:
             await one.end_of_batch(end, NO_BATCH_LIMITS, None)
@@ -118,10 +122,10 @@ async def test_a_log_created_again_and_grown_past_the_position_is_refused(world:
 
 
 async def test_a_log_created_again_is_read_from_its_beginning_where_loss_is_allowed(
-    world: World, caplog: pytest.LogCaptureFixture
+    driver_world: DriverWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver = await world.driver(log="flights", failOnDataLoss="false")
-    old = await recreated(world, driver)
+    driver = await driver_world.driver(log="flights", failOnDataLoss="false")
+    old = await recreated(driver_world, driver)
     end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(old, end)) == list(range(100, 140))
     assert not old.moved(old)
@@ -132,44 +136,46 @@ async def test_a_log_created_again_is_read_from_its_beginning_where_loss_is_allo
 
 
 async def test_a_log_created_again_with_as_many_records_is_a_batch_although_its_position_reads_the_same(
-    world: World,
+    driver_world: DriverWorld,
 ) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name, failOnDataLoss="false")
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name, failOnDataLoss="false")
     old = await driver.latest()
-    await world.namespace.delete_log(name)
-    await world.create(name)
-    await world.write(name, range(50, 55))
+    await driver_world.namespace.delete_log(name)
+    await driver_world.create(name)
+    await driver_world.write(name, range(50, 55))
     end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert end.positions == old.positions
     assert json.dumps(end.stored()) != json.dumps(old.stored())
     assert await read(await driver.plan(old, end)) == list(range(50, 55))
 
 
-async def test_a_checkpoint_without_marks_is_read_on_and_gets_them_with_its_next_batch(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name)
+async def test_a_checkpoint_without_marks_is_read_on_and_gets_them_with_its_next_batch(
+    driver_world: DriverWorld,
+) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name)
     old = Offsets((await driver.latest()).positions)
     assert await driver.end_of_batch(old, NO_BATCH_LIMITS, None) == old
-    await world.write(name, range(5, 9))
+    await driver_world.write(name, range(5, 9))
     end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(old, end)) == list(range(5, 9))
     assert end.identities.keys() == {name}
 
 
-async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(world: World) -> None:
+async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(driver_world: DriverWorld) -> None:
     """Batch after batch over a log that changes: the mark of one batch never contradicts the next."""
-    name = await world.create()
-    driver = await world.driver(log=name)
+    name = await driver_world.create()
+    driver = await driver_world.driver(log=name)
     position = await driver.resolve(driver.query.start)
     assert position.identities == {}, "of an empty log nothing was read"
     found: list[int] = []
     for part in range(6):
-        await world.write(name, range(10 * part, 10 * part + 10), entry=3, keep_open=part % 2 == 0)
+        await driver_world.write(name, range(10 * part, 10 * part + 10), entry=3, keep_open=part % 2 == 0)
         if part == 4:
-            await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+            await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
         end = through_checkpoint(await driver.end_of_batch(position, BatchLimits(7), None))
         found += await read(await driver.plan(position, end))
         position = end
@@ -179,32 +185,34 @@ async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(world: 
     assert found == list(range(60))
 
 
-async def test_a_start_copied_from_a_checkpoint_of_another_log_of_that_name_is_refused(world: World) -> None:
-    old = await recreated(world, await world.driver(log="flights"))
+async def test_a_start_copied_from_a_checkpoint_of_another_log_of_that_name_is_refused(
+    driver_world: DriverWorld,
+) -> None:
+    old = await recreated(driver_world, await driver_world.driver(log="flights"))
     text = json.dumps(old.stored())
-    driver = await world.driver(log="flights", startingOffsets=text)
+    driver = await driver_world.driver(log="flights", startingOffsets=text)
     with pytest.raises(OffsetError, match="names a position of a log that was deleted"):
         await driver.resolve(driver.query.start)
 
 
-async def test_truncation_and_deletion_have_errors_of_their_own(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10), entry=2)
-    await world.write(name, range(10, 20), entry=2)
-    driver = await world.driver(log=name)
+async def test_truncation_and_deletion_have_errors_of_their_own(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10), entry=2)
+    await driver_world.write(name, range(10, 20), entry=2)
+    driver = await driver_world.driver(log=name)
     start = Offsets({name: DLSN(1, 2, 0)})
-    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    await driver_world.truncate(name, 0, TruncationStatus.TRUNCATED)
     with pytest.raises(TruncatedDataLossError, match="now begins at 2:0:0"):
         await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
-    await world.namespace.delete_log(name)
+    await driver_world.namespace.delete_log(name)
     with pytest.raises(DeletedDataLossError, match="does not exist any more"):
         await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
 
 
-async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10), entry=2)
-    driver = await world.driver(log=name)
+async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10), entry=2)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     ((span,),) = await driver.plan(start, await driver.latest())
     collected = replace(span, first_entry=2, ledger=replace(span.ledger, ledger_id=span.ledger.ledger_id + 1000))
@@ -213,7 +221,7 @@ async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(world: 
     assert (caught.value.log, str(caught.value.dlsn)) == (name, "1:2:0")
     assert "failOnDataLoss" in str(caught.value)
     # A node that does not answer may have it: that is another error.
-    await world.stop_node(0)
+    await driver_world.stop_node(0)
     with pytest.raises(Exception) as other:
         await read([(collected,)])
     assert not isinstance(other.value, DataLossError)
@@ -222,37 +230,37 @@ async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(world: 
 # ---------------------------------------------------------------------- AvailableNow
 
 
-async def test_a_frozen_end_is_verified_before_each_batch(world: World) -> None:
-    names = [await world.create(f"log-{n}") for n in range(2)]
+async def test_a_frozen_end_is_verified_before_each_batch(driver_world: DriverWorld) -> None:
+    names = [await driver_world.create(f"log-{n}") for n in range(2)]
     for name in names:
-        await world.write(name, range(10), entry=2)
-    driver = await world.driver(subscribePattern="log-.*")
+        await driver_world.write(name, range(10), entry=2)
+    driver = await driver_world.driver(subscribePattern="log-.*")
     start, target = await driver.resolve(driver.query.start), await driver.latest()
     reached = await driver.end_of_batch(start, BatchLimits(4), target)
     # One that the query has no position in yet is looked at, too.
     nowhere = Offsets({names[0]: reached[names[0]]}, {names[0]: reached.identities[names[0]]})
-    await world.namespace.delete_log(names[1])
+    await driver_world.namespace.delete_log(names[1])
     with pytest.raises(DeletedDataLossError):
         await driver.end_of_batch(nowhere, BatchLimits(4), target)
-    await world.create(names[1])
-    await world.write(names[1], range(50), entry=2)
+    await driver_world.create(names[1])
+    await driver_world.write(names[1], range(50), entry=2)
     with pytest.raises(RecreatedDataLossError):
         await driver.end_of_batch(nowhere, BatchLimits(4), target)
-    tolerant = await world.driver(subscribePattern="log-.*", failOnDataLoss="false")
+    tolerant = await driver_world.driver(subscribePattern="log-.*", failOnDataLoss="false")
     end = await tolerant.end_of_batch(nowhere, NO_BATCH_LIMITS, target)
     assert end[names[0]] == target[names[0]]
     assert names[1] not in end
 
 
-async def test_a_frozen_end_that_the_log_does_not_have_is_refused(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10), entry=2)
-    driver = await world.driver(log=name)
+async def test_a_frozen_end_that_the_log_does_not_have_is_refused(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(10), entry=2)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     target = Offsets({name: DLSN(1, 900, 0)})
     with pytest.raises(UnreachableEndDataLossError, match="before the end that was fixed when the query began"):
         await driver.end_of_batch(start, NO_BATCH_LIMITS, target)
-    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    tolerant = await driver_world.driver(log=name, failOnDataLoss="false")
     end = await tolerant.end_of_batch(start, NO_BATCH_LIMITS, target)
     assert await read(await tolerant.plan(start, end)) == list(range(10))
     assert not end.moved(await tolerant.end_of_batch(end, NO_BATCH_LIMITS, target)), "it ends"
@@ -261,12 +269,12 @@ async def test_a_frozen_end_that_the_log_does_not_have_is_refused(world: World) 
 # ---------------------------------------------------------------------- limits
 
 
-async def test_bytes_between_positions_are_those_of_the_entries_and_advancing_agrees(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(40), entry=3)
-    await world.write(name, range(40, 45), entry=1)
-    await world.write(name, range(45, 90), entry=7, keep_open=True)
-    view = await world.view(name)
+async def test_bytes_between_positions_are_those_of_the_entries_and_advancing_agrees(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(40), entry=3)
+    await driver_world.write(name, range(40, 45), entry=1)
+    await driver_world.write(name, range(45, 90), entry=7, keep_open=True)
+    view = await driver_world.view(name)
     begin, end = view.earliest(), await view.latest()
     walk = [begin]
     while walk[-1] < end:
@@ -286,13 +294,13 @@ async def test_bytes_between_positions_are_those_of_the_entries_and_advancing_ag
 
 
 async def test_the_bytes_of_a_lag_are_those_of_the_entries_that_were_not_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    driver_world: DriverWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small record behind large entries has few bytes; entries were taken for equally large once."""
-    name = await world.create()
-    await world.write(name, range(2000), entry=1000, keep_open=True)
-    await world.write(name, [2000])
-    view = await world.view(name)
+    name = await driver_world.create()
+    await driver_world.write(name, range(2000), entry=1000, keep_open=True)
+    await driver_world.write(name, [2000])
+    view = await driver_world.view(name)
     end = await view.latest()
     small = await view.at_txid(2000)
     assert small is not None
@@ -301,7 +309,7 @@ async def test_the_bytes_of_a_lag_are_those_of_the_entries_that_were_not_read(
     assert behind.records == 1
     assert 4 <= behind.bytes == await bytes_between(view, small, end) < 200
     for number in range(2001, 2008):
-        await world.write(name, range(number * 10, number * 10 + (100 if number == 2007 else 2)), entry=100)
+        await driver_world.write(name, range(number * 10, number * 10 + (100 if number == 2007 else 2)), entry=100)
     end = await view.latest()
     exact = await bytes_between(view, small, end)
     assert (await extent(view, small, end)).bytes == exact
@@ -309,12 +317,12 @@ async def test_the_bytes_of_a_lag_are_those_of_the_entries_that_were_not_read(
     assert (await extent(view, small, end)).bytes == exact
 
 
-async def test_a_limit_of_bytes_is_kept_and_starves_no_log(world: World) -> None:
-    names = [await world.create(f"log-{n}") for n in range(3)]
-    await world.write(names[0], range(1000, 1400), entry=4)
-    await world.write(names[1], range(1000, 1300), entry=100)
-    await world.write(names[2], range(1000, 1003), entry=1)
-    driver = await world.driver(subscribePattern="log-.*")
+async def test_a_limit_of_bytes_is_kept_and_starves_no_log(driver_world: DriverWorld) -> None:
+    names = [await driver_world.create(f"log-{n}") for n in range(3)]
+    await driver_world.write(names[0], range(1000, 1400), entry=4)
+    await driver_world.write(names[1], range(1000, 1300), entry=100)
+    await driver_world.write(names[2], range(1000, 1003), entry=1)
+    driver = await driver_world.driver(subscribePattern="log-.*")
     views = await driver.views()
     big = await next_entry_bytes(views[names[1]], DLSN(1, 0, 0), await views[names[1]].latest())
     limit = big + 50
@@ -333,10 +341,10 @@ async def test_a_limit_of_bytes_is_kept_and_starves_no_log(world: World) -> None
     assert set.union(*served[:3]) == set(names), "each log has its turn, whatever its entries and the others' are"
 
 
-async def test_an_entry_above_the_limit_is_a_batch_of_its_own(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(60), entry=20)
-    driver = await world.driver(log=name)
+async def test_an_entry_above_the_limit_is_a_batch_of_its_own(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(60), entry=20)
+    driver = await driver_world.driver(log=name)
     position = await driver.resolve(driver.query.start)
     sizes = []
     while position.moved(end := await driver.end_of_batch(position, BatchLimits(max_bytes=1), None)):
@@ -345,10 +353,10 @@ async def test_an_entry_above_the_limit_is_a_batch_of_its_own(world: World) -> N
     assert sizes == [20, 20, 20], "and control records behind it make none"
 
 
-async def test_limits_of_records_and_of_bytes_hold_together(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(100), entry=2)
-    driver = await world.driver(log=name)
+async def test_limits_of_records_and_of_bytes_hold_together(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(100), entry=2)
+    driver = await driver_world.driver(log=name)
     start = await driver.resolve(driver.query.start)
     by_records = await driver.end_of_batch(start, BatchLimits(9, 1 << 20), None)
     assert await read(await driver.plan(start, by_records)) == list(range(9))
@@ -357,33 +365,33 @@ async def test_limits_of_records_and_of_bytes_hold_together(world: World) -> Non
     assert await read(await driver.plan(start, by_bytes)) == list(range(6))
 
 
-async def test_fewer_records_than_the_minimum_wait_until_the_delay_is_over(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(3))
-    driver = await world.driver(log=name)
+async def test_fewer_records_than_the_minimum_wait_until_the_delay_is_over(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(3))
+    driver = await driver_world.driver(log=name)
     limits = BatchLimits(min_records=10, max_delay_ms=60_000)
     start = await driver.resolve(driver.query.start)
     first = await driver.end_of_batch(start, limits, None)
     assert start.moved(first), "a query that starts does not wait"
-    await world.write(name, range(3, 8))
-    world.now_s = 59.0
+    await driver_world.write(name, range(3, 8))
+    driver_world.now_s = 59.0
     assert not first.moved(await driver.end_of_batch(first, limits, None))
     assert not first.moved(await driver.wait_for_batch(first, limits, 0.2))
-    world.now_s = 60.0
+    driver_world.now_s = 60.0
     second = await driver.end_of_batch(first, limits, None)
     assert await read(await driver.plan(first, second)) == [3, 4, 5, 6, 7]
-    await world.write(name, range(8, 17))
+    await driver_world.write(name, range(8, 17))
     assert not second.moved(await driver.end_of_batch(second, limits, None))
     waiting = asyncio.ensure_future(driver.wait_for_batch(second, limits, 60))
-    await world.write(name, range(17, 19))
+    await driver_world.write(name, range(17, 19))
     third = await asyncio.wait_for(waiting, 30)
     assert await read(await driver.plan(second, third)) == list(range(8, 19))
 
 
-async def test_the_minimum_does_not_hold_an_available_now_query_up(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(12))
-    driver = await world.driver(log=name)
+async def test_the_minimum_does_not_hold_an_available_now_query_up(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(12))
+    driver = await driver_world.driver(log=name)
     limits = BatchLimits(max_records=5, min_records=5, max_delay_ms=60_000)
     position, target = await driver.resolve(driver.query.start), await driver.latest()
     sizes = []
@@ -393,14 +401,14 @@ async def test_the_minimum_does_not_hold_an_available_now_query_up(world: World)
     assert sizes == [5, 5, 2]
 
 
-async def test_most_records_of_a_partition_are_exact(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(50), entry=20)
-    await world.write(name, range(50, 53), entry=1)
-    await world.write(name, range(53, 60), entry=1)
-    await world.write(name, range(60, 90), entry=25, keep_open=True)
+async def test_most_records_of_a_partition_are_exact(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(50), entry=20)
+    await driver_world.write(name, range(50, 53), entry=1)
+    await driver_world.write(name, range(53, 60), entry=1)
+    await driver_world.write(name, range(60, 90), entry=25, keep_open=True)
     for most in (1, 7, 20, 49, 1000):
-        driver = await world.driver(log=name, maxRecordsPerPartition=most)
+        driver = await driver_world.driver(log=name, maxRecordsPerPartition=most)
         start = Offsets({name: DLSN(1, 0, 3)})
         planned = await driver.plan(start, await driver.latest())
         parts = [await read([part]) for part in planned]
@@ -412,42 +420,46 @@ async def test_most_records_of_a_partition_are_exact(world: World) -> None:
 # ---------------------------------------------------------------------- places
 
 
-async def test_each_log_begins_and_ends_at_its_own_time_or_id(world: World) -> None:
+async def test_each_log_begins_and_ends_at_its_own_time_or_id(driver_world: DriverWorld) -> None:
     for name in ("a", "b"):
-        await world.write(await world.create(name), range(100), entry=7)
+        await driver_world.write(await driver_world.create(name), range(100), entry=7)
     for kind in ("Timestamp", "TransactionId"):
         places = {
             f"startingOffsetsBy{kind}": json.dumps({"a": 10, "b": 95}),
             f"endingOffsetsBy{kind}": json.dumps({"a": 13, "b": 1000}),
         }
-        driver = await world.driver(Scope.SOURCE_BATCH, subscribe="a,b", **places)
+        driver = await driver_world.driver(Scope.SOURCE_BATCH, subscribe="a,b", **places)
         start = await driver.resolve(driver.query.start)
         end = await driver.resolve(driver.query.end, ending=True)
         assert await read(await driver.plan(start, end)) == [10, 11, 12, 95, 96, 97, 98, 99]
 
 
-async def test_a_time_that_has_not_come_begins_at_the_end_or_is_an_error_as_the_strategy_says(world: World) -> None:
+async def test_a_time_that_has_not_come_begins_at_the_end_or_is_an_error_as_the_strategy_says(
+    driver_world: DriverWorld,
+) -> None:
     for name in ("a", "b"):
-        await world.write(await world.create(name), range(100), entry=7)
+        await driver_world.write(await driver_world.create(name), range(100), entry=7)
     times = json.dumps({"a": 10, "b": 5000})
-    driver = await world.driver(subscribe="a,b", startingOffsetsByTimestamp=times)
+    driver = await driver_world.driver(subscribe="a,b", startingOffsetsByTimestamp=times)
     assert (await driver.resolve(driver.query.start))["b"] == (await driver.latest())["b"]
-    strict = await world.driver(
+    strict = await driver_world.driver(
         subscribe="a,b", startingOffsetsByTimestamp=times, startingOffsetsByTimestampStrategy="error"
     )
     with pytest.raises(OffsetError, match="has no record at or after 5000 yet") as caught:
         await strict.resolve(strict.query.start)
     assert caught.value.log == "b"
-    single = await world.driver(subscribe="a,b", startingTimestamp=5000, startingOffsetsByTimestampStrategy="error")
+    single = await driver_world.driver(
+        subscribe="a,b", startingTimestamp=5000, startingOffsetsByTimestampStrategy="error"
+    )
     with pytest.raises(OffsetError, match="startingTimestamp"):
         await single.resolve(single.query.start)
 
 
-async def test_entries_narrow_a_plan(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(20), entry=5)
-    await world.write(name, range(20, 40), entry=5)
-    driver = await world.driver(log=name)
+async def test_entries_narrow_a_plan(driver_world: DriverWorld) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(20), entry=5)
+    await driver_world.write(name, range(20, 40), entry=5)
+    driver = await driver_world.driver(log=name)
     start, end = await driver.resolve(driver.query.start), await driver.latest()
     planned = await driver.plan(start, end, Bounds(min_entry=1, end_entry=3))
     assert await read(planned) == [*range(5, 15), *range(25, 35)]
@@ -465,14 +477,14 @@ async def test_entries_narrow_a_plan(world: World) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "team/raw/"])
-async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World, folder: str) -> None:
+async def test_a_log_that_comes_under_a_pattern_wakes_the_query(driver_world: DriverWorld, folder: str) -> None:
     """Nothing but the watch ends this wait within its time; there may be no log at all when it begins."""
-    driver = await world.driver(subscribePattern=f"{folder}log-.*")
+    driver = await driver_world.driver(subscribePattern=f"{folder}log-.*")
     start = await driver.resolve(driver.query.start)
     for name in (f"{folder}log-1", f"{folder}log-2"):
         waiting = asyncio.ensure_future(driver.wait_for_batch(start, NO_BATCH_LIMITS, 600))
         await asyncio.sleep(0)
-        await world.write(await world.create(name), range(5))
+        await driver_world.write(await driver_world.create(name), range(5))
         end = await asyncio.wait_for(waiting, 60)
         while name not in end:  # woken by the log before its records were there
             end = await asyncio.wait_for(driver.wait_for_batch(start, NO_BATCH_LIMITS, 600), 60)
@@ -480,19 +492,21 @@ async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World, fo
         start = end
 
 
-async def test_a_watch_for_new_logs_ends_with_its_driver(world: World) -> None:
+async def test_a_watch_for_new_logs_ends_with_its_driver(driver_world: DriverWorld) -> None:
     before = asyncio.all_tasks()
-    driver = await world.driver(subscribePattern="log-.*")
+    driver = await driver_world.driver(subscribePattern="log-.*")
     await driver.latest()
     await driver.wait_for_news(0.05)
     await driver.close()
     assert asyncio.all_tasks() <= before
 
 
-async def test_looking_again_and_again_for_logs_that_are_not_there_leaves_nothing_open(world: World) -> None:
-    await world.create("team/raw/log")  # so that "team" is in the list, and no log
+async def test_looking_again_and_again_for_logs_that_are_not_there_leaves_nothing_open(
+    driver_world: DriverWorld,
+) -> None:
+    await driver_world.create("team/raw/log")  # so that "team" is in the list, and no log
     for given in ({"subscribePattern": "t.*"}, {"subscribe": "nowhere"}):
-        driver = await world.driver(**given)
+        driver = await driver_world.driver(**given)
         for _ in range(3):
             assert await driver.latest() == Offsets({})
         assert [log.name for log in driver._opened()._logs if not log.closed] == []
@@ -501,15 +515,17 @@ async def test_looking_again_and_again_for_logs_that_are_not_there_leaves_nothin
 # ---------------------------------------------------------------------- cursors
 
 
-async def test_a_cursor_stands_where_the_query_began_follows_it_and_keeps_truncation_back(world: World) -> None:
+async def test_a_cursor_stands_where_the_query_began_follows_it_and_keeps_truncation_back(
+    driver_world: DriverWorld,
+) -> None:
     for name in ("a", "b"):
-        await world.create(name)
+        await driver_world.create(name)
         for part in range(3):
-            await world.write(name, range(10 * part, 10 * part + 10), entry=5)
-    driver = await world.driver(subscribe="a,b", cursorName="billing")
+            await driver_world.write(name, range(10 * part, 10 * part + 10), entry=5)
+    driver = await driver_world.driver(subscribe="a,b", cursorName="billing")
     begin = await driver.resolve(driver.query.start)
     await driver.begin_cursor(begin)
-    log = await world.namespace.open_log("a")
+    log = await driver_world.namespace.open_log("a")
     assert await log.subscribers() == {"billing": DLSN(1, 0, 0)}
     assert await log.truncate(DLSN(3, 0, 0), respect_subscribers=True) == DLSN(1, 0, 0)
     await driver.move_cursor(Offsets({"a": DLSN(2, 1, 0), "b": DLSN(1, 1, 0)}))
@@ -517,19 +533,21 @@ async def test_a_cursor_stands_where_the_query_began_follows_it_and_keeps_trunca
     assert await log.truncate(DLSN(3, 0, 0), respect_subscribers=True) == DLSN(2, 1, 0)
     # It does not go back, neither for a batch that is run again nor for a query that begins again.
     await driver.move_cursor(begin)
-    again = await world.driver(subscribe="a,b", cursorName="billing")
+    again = await driver_world.driver(subscribe="a,b", cursorName="billing")
     await again.begin_cursor(Offsets({"a": DLSN(3, 0, 0), "b": DLSN(3, 0, 0)}))
     assert await log.subscribers() == {"billing": DLSN(2, 1, 0)}
     await log.close()
 
 
-async def test_a_cursor_passes_over_logs_that_are_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    name = await world.create()
-    await world.write(name, range(5))
-    driver = await world.driver(log=name, cursorName="billing")
+async def test_a_cursor_passes_over_logs_that_are_gone(
+    driver_world: DriverWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await driver_world.create()
+    await driver_world.write(name, range(5))
+    driver = await driver_world.driver(log=name, cursorName="billing")
     with caplog.at_level(logging.WARNING):
         await driver.move_cursor(Offsets({name: DLSN(1, 1, 0), "gone": DLSN(7, 0, 0)}))
     assert caplog.text == ""
-    log = await world.namespace.open_log(name)
+    log = await driver_world.namespace.open_log(name)
     assert await log.subscribers() == {"billing": DLSN(1, 1, 0)}
     await log.close()

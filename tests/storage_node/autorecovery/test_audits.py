@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.recovery_world import QUICK, World
+from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
 from metadata.bookkeeper.auditors import AuditorStore
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -60,7 +60,7 @@ def test_who_is_lost_during_an_audit_is_not_covered_by_it() -> None:
 
 @virtual_time
 async def test_ledgers_that_cannot_be_read_stop_no_audit() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         good = await world.closed(3)
         bad = good + 1
         await world.store.create(world.ledgers.path(bad), b"no metadata", make_parents=True)
@@ -73,7 +73,7 @@ async def test_ledgers_that_cannot_be_read_stop_no_audit() -> None:
 
 @virtual_time
 async def test_an_audit_that_the_metadata_store_interrupted_is_begun_anew() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(3)
         await world.recover()
         await world.settle(1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.recovery_world import QUICK, World
+from helpers.worlds.recovery_world import QUICK, RecoveryWorld
 
 from metadata.bookkeeper.auditors import PeriodicCheck
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
@@ -50,27 +50,27 @@ class Ledgers:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Ledgers]:
-    world = Ledgers()
-    await world.ledgers.format()
+async def placed() -> AsyncIterator[Ledgers]:
+    placed = Ledgers()
+    await placed.ledgers.format()
     for name in (*RACKS, "x0"):
-        await world.registry.register(BookieAddress(f"{name}:1", name, 1))
-    yield world
-    await world.client.close()
-    await world.store.close()
+        await placed.registry.register(BookieAddress(f"{name}:1", name, 1))
+    yield placed
+    await placed.client.close()
+    await placed.store.close()
 
 
 async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
-    world: Ledgers, caplog: pytest.LogCaptureFixture
+    placed: Ledgers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.create(1, ("a0", "b0", "a1"))
-    await world.create(2, ("a0", "a1", "a2"))
-    await world.create(3, ("a0", "b0", "a1"), ("a0", "a1", "a2"))
-    await world.create(4, ("a0", "x0", "a1"))
-    await world.create(5, ("a0", "gone", "a1"))
-    await world.create(6, ("a0", "a1", "a2"), closed=False)
-    await world.store.create(world.ledgers.path(7), b"nonsense", make_parents=True)
-    assert await world.check() == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    await placed.create(1, ("a0", "b0", "a1"))
+    await placed.create(2, ("a0", "a1", "a2"))
+    await placed.create(3, ("a0", "b0", "a1"), ("a0", "a1", "a2"))
+    await placed.create(4, ("a0", "x0", "a1"))
+    await placed.create(5, ("a0", "gone", "a1"))
+    await placed.create(6, ("a0", "a1", "a2"), closed=False)
+    await placed.store.create(placed.ledgers.path(7), b"nonsense", make_parents=True)
+    assert await placed.check() == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
     named = [record.message for record in caplog.records if "placement policy" in record.message]
     assert named == [
         "ledger 2 does not keep the placement policy: from entry 0 on a0:1, a1:1, a2:1",
@@ -79,7 +79,7 @@ async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
 
 
 async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
-    world: Ledgers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    placed: Ledgers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(auditor, "MAX_NAMED", 3)
     monkeypatch.setattr(auditor, "METADATA_READS", 1)
@@ -90,55 +90,55 @@ async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
         return Adherence.FAIL
 
     for ledger_id in range(20):
-        await world.create(ledger_id, ("a0", "a1") if ledger_id % 2 else ("a1", "a0"))
-    report = await PlacementCheck(world.ledgers, judge).run()
+        await placed.create(ledger_id, ("a0", "a1") if ledger_id % 2 else ("a1", "a0"))
+    report = await PlacementCheck(placed.ledgers, judge).run()
     assert (report.closed, report.not_adhering, len(asked)) == (20, 20, 2)
     assert sum("does not keep" in record.message for record in caplog.records) == 3
     monkeypatch.setattr(auditor, "MAX_VERDICTS", 1)
     asked.clear()
-    assert (await PlacementCheck(world.ledgers, judge).run()).not_adhering == 20
+    assert (await PlacementCheck(placed.ledgers, judge).run()).not_adhering == 20
     assert len(asked) == 20
 
 
 @virtual_time
 async def test_the_auditor_checks_once_an_interval_also_over_its_successors(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with World(4) as world:
-        await world.closed(3)
+    async with RecoveryWorld(4) as placed:
+        await placed.closed(3)
         settings = replace(QUICK, periodic_placement_check_interval_s=1_000_000)
-        first = await world.recover("r1", settings)
-        await world.settle(5)
+        first = await placed.recover("r1", settings)
+        await placed.settle(5)
         assert first.auditor is not None
         assert first.auditor.placement == PlacementReport(closed=1, not_adhering=1), "nobody tells the racks"
-        assert await world.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is not None
-        await world.end("r1")
-        second = await world.recover("r2", settings)
-        await world.settle(5)
+        assert await placed.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is not None
+        await placed.end("r1")
+        second = await placed.recover("r2", settings)
+        await placed.settle(5)
         assert second.auditor is not None
         assert second.auditor.placement is None, "its predecessor's check was a moment ago"
 
 
 @virtual_time
 async def test_without_an_interval_nothing_is_checked() -> None:
-    async with World(4) as world:
-        await world.closed(3)
-        recovery = await world.recover()
-        await world.settle(5)
+    async with RecoveryWorld(4) as placed:
+        await placed.closed(3)
+        recovery = await placed.recover()
+        await placed.settle(5)
         assert recovery.auditor is not None
         assert recovery.auditor.placement is None
-        assert await world.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is None
+        assert await placed.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is None
 
 
 @virtual_time
 async def test_while_auto_recovery_is_off_nothing_is_checked() -> None:
-    async with World(4) as world:
-        await world.closed(3)
-        await world.marks.disable()
-        recovery = await world.recover("r1", replace(QUICK, periodic_placement_check_interval_s=1))
+    async with RecoveryWorld(4) as placed:
+        await placed.closed(3)
+        await placed.marks.disable()
+        recovery = await placed.recover("r1", replace(QUICK, periodic_placement_check_interval_s=1))
         await asyncio.sleep(20)
         assert recovery.auditor is not None
         assert recovery.auditor.placement is None
-        await world.marks.enable()
+        await placed.marks.enable()
         await asyncio.sleep(20)
         assert recovery.auditor.placement is not None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.virtual_time import virtual_time
 from helpers.worlds.model_cluster import ModelBookie
-from helpers.worlds.recovery_world import QUICK, World, payload
+from helpers.worlds.recovery_world import QUICK, RecoveryWorld, payload
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.zookeeper.memory import Fault
@@ -17,7 +17,7 @@ from storage_node.errors import LedgerFencedError
 
 @virtual_time
 async def test_a_node_lost_for_good_is_replaced_in_every_ledger() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledgers = [await world.closed(20) for _ in range(10)]
         recovery = await world.recover()
         lost = (await world.metadata(ledgers[0])).ensembles[0].bookies[1]
@@ -32,7 +32,7 @@ async def test_a_node_lost_for_good_is_replaced_in_every_ledger() -> None:
 
 @virtual_time
 async def test_a_node_lost_before_the_auditor_began_is_found() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(5)
         await world.lose((await world.metadata(ledger_id)).ensembles[0].bookies[0])
         await world.recover()
@@ -43,7 +43,7 @@ async def test_a_node_lost_before_the_auditor_began_is_found() -> None:
 
 @virtual_time
 async def test_a_node_that_is_back_within_the_delay_is_left_alone() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(5)
         before = await world.metadata(ledger_id)
         recovery = await world.recover(settings=replace(QUICK, lost_bookie_recovery_delay_s=60))
@@ -60,7 +60,7 @@ async def test_a_node_that_is_back_within_the_delay_is_left_alone() -> None:
 
 @virtual_time
 async def test_the_delay_is_kept_and_then_the_node_is_replaced() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(5)
         await world.recover(settings=replace(QUICK, lost_bookie_recovery_delay_s=60))
         await world.settle(2)
@@ -72,7 +72,7 @@ async def test_the_delay_is_kept_and_then_the_node_is_replaced() -> None:
 
 @virtual_time
 async def test_a_second_loss_ends_the_delay() -> None:
-    async with World(5) as world:
+    async with RecoveryWorld(5) as world:
         ledger_id = await world.closed(5)
         await world.recover(settings=replace(QUICK, lost_bookie_recovery_delay_s=600))
         await world.settle(2)
@@ -90,7 +90,7 @@ async def test_a_second_loss_ends_the_delay() -> None:
 def test_setting_the_delay_to_nought_or_to_what_it_was_audits_at_once(seconds: int, at_once: bool) -> None:
     @virtual_time
     async def scene() -> None:
-        async with World() as world:
+        async with RecoveryWorld() as world:
             ledger_id = await world.closed(5)
             await world.recover(settings=replace(QUICK, lost_bookie_recovery_delay_s=600))
             await world.settle(2)
@@ -105,7 +105,7 @@ def test_setting_the_delay_to_nought_or_to_what_it_was_audits_at_once(seconds: i
 
 @virtual_time
 async def test_the_delay_in_the_metadata_outlives_the_process_that_set_it() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         await world.marks.set_lost_bookie_recovery_delay(45)
         ledger_id = await world.closed(5)
         await world.recover(settings=replace(QUICK, lost_bookie_recovery_delay_s=1))
@@ -119,7 +119,7 @@ async def test_the_delay_in_the_metadata_outlives_the_process_that_set_it() -> N
 
 @virtual_time
 async def test_an_open_ledger_whose_writer_does_nothing_is_closed_after_the_grace_period() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         writer = await world.writer(8)
         await world.recover()
         await world.settle(1)
@@ -135,7 +135,7 @@ async def test_an_open_ledger_whose_writer_does_nothing_is_closed_after_the_grac
 
 @virtual_time
 async def test_a_writer_that_replaces_the_node_itself_is_not_disturbed() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         writer = await world.client().create(password=b"secret")
         await asyncio.gather(*(writer.add(payload(n)) for n in range(4)))
         await world.recover()
@@ -153,7 +153,7 @@ async def test_a_writer_that_replaces_the_node_itself_is_not_disturbed() -> None
 
 @virtual_time
 async def test_an_empty_open_ledger_with_a_lost_node_is_closed_empty_and_names_living_nodes() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         writer = await world.client().create()
         await world.recover()
         await world.settle(1)
@@ -167,7 +167,7 @@ async def test_an_empty_open_ledger_with_a_lost_node_is_closed_empty_and_names_l
 @virtual_time
 async def test_a_read_only_node_has_its_copies_but_takes_no_more() -> None:
     """Of a closed ledger it is as good as any; an open one that is written to it is its writer's to move."""
-    async with World() as world:
+    async with RecoveryWorld() as world:
         closed, writer = await world.closed(5), await world.writer(3)
         quiet = writer.metadata.last_ensemble.bookies[0]
         recovery = await world.recover()
@@ -186,7 +186,7 @@ async def test_a_read_only_node_has_its_copies_but_takes_no_more() -> None:
 
 @virtual_time
 async def test_another_auditor_follows_the_one_that_died() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(5)
         first, second = await world.recover("first"), await world.recover("second")
         await world.settle(1)
@@ -204,7 +204,7 @@ async def test_another_auditor_follows_the_one_that_died() -> None:
 
 @virtual_time
 async def test_an_auditor_that_stops_in_order_is_followed_at_once() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         await world.recover("first")
         second = await world.recover("second")
         await world.settle(1)
@@ -218,7 +218,7 @@ async def test_an_auditor_that_stops_in_order_is_followed_at_once() -> None:
 
 @virtual_time
 async def test_an_auditor_whose_session_expired_stands_again_behind_the_others() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         first, second = await world.recover("first"), await world.recover("second")
         await world.settle(1)
         world.tree.expire(world.recoveries["first"][1].session_id)
@@ -237,7 +237,7 @@ STEPS = ("lock", "copying", "published", "settling", "unlocking")
 def test_a_worker_that_dies_at_any_step_is_followed_by_another(step: str) -> None:
     @virtual_time
     async def scene() -> None:
-        async with World() as world:
+        async with RecoveryWorld() as world:
             ledger_id = await world.closed(30)
             await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
             await world.settle(1)
@@ -281,7 +281,7 @@ def test_a_worker_that_dies_at_any_step_is_followed_by_another(step: str) -> Non
 
 @virtual_time
 async def test_two_workers_share_the_work() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledgers = [await world.closed(10) for _ in range(12)]
         slow = replace(QUICK, rate_by_bytes=5_000)
         workers = [await world.recover(name, slow) for name in ("first", "second")]
@@ -297,7 +297,7 @@ async def test_two_workers_share_the_work() -> None:
 @virtual_time
 async def test_a_worker_whose_lock_was_lost_takes_nothing_from_its_successor() -> None:
     """Both restore the copies; whoever swaps first wins, and the mark is removed by the one who holds the lock."""
-    async with World(5) as world:
+    async with RecoveryWorld(5) as world:
         ledger_id = await world.closed(40)
         await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
         await world.settle(1)
@@ -314,7 +314,7 @@ async def test_a_worker_whose_lock_was_lost_takes_nothing_from_its_successor() -
 @virtual_time
 async def test_restored_copies_are_entered_only_under_the_lock_they_were_made_under() -> None:
     """Without it a replacement may collect its copies right before the metadata names it."""
-    async with World(5) as world:
+    async with RecoveryWorld(5) as world:
         ledger_id = await world.closed(40)
         await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
         await world.settle(1)
@@ -347,7 +347,7 @@ async def test_restored_copies_are_entered_only_under_the_lock_they_were_made_un
 
 @virtual_time
 async def test_a_ledger_that_is_deleted_meanwhile_loses_its_mark() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(40)
         recovery = await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
         await world.settle(1)
@@ -361,7 +361,7 @@ async def test_a_ledger_that_is_deleted_meanwhile_loses_its_mark() -> None:
 
 @virtual_time
 async def test_with_too_few_nodes_the_mark_stays_until_there_is_another() -> None:
-    async with World(3) as world:
+    async with RecoveryWorld(3) as world:
         ledger_id = await world.closed(5)
         recovery = await world.recover()
         await world.settle(1)
@@ -378,7 +378,7 @@ async def test_with_too_few_nodes_the_mark_stays_until_there_is_another() -> Non
 
 @virtual_time
 async def test_two_lost_and_one_spare_restores_what_can_be() -> None:
-    async with World(4) as world:
+    async with RecoveryWorld(4) as world:
         ledger_id = await world.closed(6)
         await world.recover()
         await world.settle(1)
@@ -399,7 +399,7 @@ async def test_two_lost_and_one_spare_restores_what_can_be() -> None:
 
 @virtual_time
 async def test_an_entry_that_nobody_has_any_more_keeps_the_ledger_marked() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(6)
         recovery = await world.recover()
         await world.settle(1)
@@ -417,7 +417,7 @@ async def test_an_entry_that_nobody_has_any_more_keeps_the_ledger_marked() -> No
 @virtual_time
 async def test_an_open_ledger_whose_end_nobody_can_tell_is_left_open_and_alone() -> None:
     """With an ack quorum of one the lost node may have had the only copy of the last entry (D3)."""
-    async with World() as world:
+    async with RecoveryWorld() as world:
         writer = await world.writer(5, e=2, w=2, a=1)
         closed = await world.closed(5)
         recovery = await world.recover()
@@ -447,7 +447,7 @@ async def test_an_open_ledger_whose_end_nobody_can_tell_is_left_open_and_alone()
 
 @virtual_time
 async def test_nothing_is_audited_or_repaired_while_it_is_switched_off() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(5)
         before = await world.metadata(ledger_id)
         await world.recover()
@@ -467,7 +467,7 @@ async def test_nothing_is_audited_or_repaired_while_it_is_switched_off() -> None
 @virtual_time
 async def test_a_mark_made_anew_during_the_repair_survives_it() -> None:
     """A second node is lost while the copies of the first are restored."""
-    async with World(6) as world:
+    async with RecoveryWorld(6) as world:
         ledger_id = await world.closed(40)
         await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
         await world.settle(1)
@@ -482,7 +482,7 @@ async def test_a_mark_made_anew_during_the_repair_survives_it() -> None:
 
 @virtual_time
 async def test_several_bad_indices_with_more_nodes_than_copies() -> None:
-    async with World(8) as world:
+    async with RecoveryWorld(8) as world:
         ledger_id = await world.closed(31, e=5, w=3, a=2)
         await world.recover()
         await world.settle(1)
@@ -500,7 +500,7 @@ async def test_several_bad_indices_with_more_nodes_than_copies() -> None:
 
 @virtual_time
 async def test_every_fragment_that_named_the_node_is_repaired() -> None:
-    async with World(6) as world:
+    async with RecoveryWorld(6) as world:
         writer = await world.client().create(password=b"secret")
         for number in range(12):
             await writer.add(payload(number))
@@ -517,7 +517,7 @@ async def test_every_fragment_that_named_the_node_is_repaired() -> None:
 
 @virtual_time
 async def test_the_periodic_check_finds_a_copy_that_a_living_node_has_lost() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(9)
         victim = (await world.metadata(ledger_id)).ensembles[0].bookies[1]
         await world.recover(settings=replace(QUICK, periodic_check_interval_s=1_000))
@@ -532,7 +532,7 @@ async def test_the_periodic_check_finds_a_copy_that_a_living_node_has_lost() -> 
 
 @virtual_time
 async def test_a_percentage_finds_what_lies_between_the_first_and_the_last() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledger_id = await world.closed(9)
         victim = (await world.metadata(ledger_id)).ensembles[0].bookies[1]
         del world.bookies[victim].ledgers[ledger_id].entries[4]
@@ -545,7 +545,7 @@ async def test_a_percentage_finds_what_lies_between_the_first_and_the_last() -> 
 
 @virtual_time
 async def test_a_metadata_outage_in_the_middle_is_waited_out() -> None:
-    async with World() as world:
+    async with RecoveryWorld() as world:
         ledgers = [await world.closed(20) for _ in range(4)]
         await world.recover("first", replace(QUICK, rate_by_bytes=10_000))
         await world.settle(1)
@@ -566,7 +566,7 @@ async def test_a_metadata_outage_in_the_middle_is_waited_out() -> None:
 def test_lost_answers_everywhere_change_nothing(seed: int) -> None:
     @virtual_time
     async def scene() -> None:
-        async with World(6, seed=seed) as world:
+        async with RecoveryWorld(6, seed=seed) as world:
             ledgers = [await world.closed(12, e=4, w=3, a=2) for _ in range(4)]
             for name in ("first", "second"):
                 await world.recover(name)
@@ -591,7 +591,7 @@ def test_lost_answers_everywhere_change_nothing(seed: int) -> None:
 
 @virtual_time
 async def test_a_node_that_strangers_wrote_to_under_the_ledgers_id_is_not_given_copies() -> None:
-    async with World(5) as world:
+    async with RecoveryWorld(5) as world:
         ledger_id = await world.closed(20)
         names = (await world.metadata(ledger_id)).last_ensemble.bookies
         spares = [name for name in world.bookies if name not in names]

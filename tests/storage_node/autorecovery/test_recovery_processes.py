@@ -39,14 +39,14 @@ SETTINGS = {"zkTimeout": 4000, "openLedgerRereplicationGracePeriod": 1000, "rwRe
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+def recovering_sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     with Sandbox(tmp_path, nodes=4, node_settings=SETTINGS, zookeeper_tick_ms=500, auto_recovery=True) as running:
         yield running
 
 
 @asynccontextmanager
-async def client_of(sandbox: Sandbox) -> AsyncIterator[tuple[LedgerClient, LedgerStore]]:
-    store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+async def client_of(recovering_sandbox: Sandbox) -> AsyncIterator[tuple[LedgerClient, LedgerStore]]:
+    store = await ZooKeeperStore.connect(recovering_sandbox.zookeeper_address)
     ledgers = LedgerStore(store)
     client = LedgerClient(ledgers, BookieRegistry(store), rng=random.Random(3))
     try:
@@ -120,19 +120,19 @@ async def read_every_copy(client: LedgerClient, ledgers: LedgerStore, written: d
     return copies
 
 
-async def test_a_node_lost_for_good_is_made_up_for_and_cannot_come_back_empty(sandbox: Sandbox) -> None:
-    async with client_of(sandbox) as (client, ledgers):
+async def test_a_node_lost_for_good_is_made_up_for_and_cannot_come_back_empty(recovering_sandbox: Sandbox) -> None:
+    async with client_of(recovering_sandbox) as (client, ledgers):
         marks, auditors = ReplicationStore(ledgers.store), AuditorStore(ledgers.store)
         written = await write_ledgers(client, LEDGERS)
-        lost = sandbox.node_ids[1]
+        lost = recovering_sandbox.node_ids[1]
         held = sum([lost in (await ledgers.read(n)).value.ensembles[0].bookies for n in written])
         assert held > LEDGERS / 3
         auditor = await auditors.auditor()
-        assert auditor in sandbox.node_ids
+        assert auditor in recovering_sandbox.node_ids
 
         began = time.monotonic()
-        sandbox.kill_node(1)
-        shutil.rmtree(sandbox.node_directory(1))
+        recovering_sandbox.kill_node(1)
+        shutil.rmtree(recovering_sandbox.node_directory(1))
         await until(lambda: whole(ledgers, marks, written, lost), "repaired", patience_s=REPAIR_WITHIN_S, every_s=0.2)
         took = time.monotonic() - began
 
@@ -142,7 +142,7 @@ async def test_a_node_lost_for_good_is_made_up_for_and_cannot_come_back_empty(sa
         await assert_open_ledgers_recover(client, written)
 
     with pytest.raises(SandboxError, match="did not start") as refused:
-        sandbox.start_node(1)
+        recovering_sandbox.start_node(1)
     assert "cookie" in str(refused.value)
 
 

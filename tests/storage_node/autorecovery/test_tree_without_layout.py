@@ -21,7 +21,7 @@ from storage_node.settings.bookie import BookieSettings
 ROOT = "/pulsar/ledgers"
 
 
-class Cluster:
+class LayoutlessCluster:
     """Nodes below one root of a tree."""
 
     def __init__(self, directory: Path) -> None:
@@ -70,29 +70,31 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    cluster = Cluster(tmp_path)
-    await cluster.set_up()
+async def layoutless_cluster(tmp_path: Path) -> AsyncIterator[LayoutlessCluster]:
+    layoutless_cluster = LayoutlessCluster(tmp_path)
+    await layoutless_cluster.set_up()
     try:
-        yield cluster
+        yield layoutless_cluster
     finally:
-        await cluster.client.close()
-        for name in list(cluster.running):
-            await cluster.lose(name)
-        await cluster.store.close()
+        await layoutless_cluster.client.close()
+        for name in list(layoutless_cluster.running):
+            await layoutless_cluster.lose(name)
+        await layoutless_cluster.store.close()
 
 
-async def test_it_is_collected_and_repaired(cluster: Cluster) -> None:
+async def test_it_is_collected_and_repaired(layoutless_cluster: LayoutlessCluster) -> None:
     for number in range(4):
-        await cluster.start(f"node-{number}")
-    assert await cluster.store.exists(f"{ROOT}/LAYOUT") is not None  # by the first node, before it served anybody
-    kept, doomed = await cluster.written(20), await cluster.written(20)
-    await cluster.client.delete(doomed)
-    collected = [await bookie.collect_garbage() for bookie, _ in cluster.running.values()]
+        await layoutless_cluster.start(f"node-{number}")
+    assert (
+        await layoutless_cluster.store.exists(f"{ROOT}/LAYOUT") is not None
+    )  # by the first node, before it served anybody
+    kept, doomed = await layoutless_cluster.written(20), await layoutless_cluster.written(20)
+    await layoutless_cluster.client.delete(doomed)
+    collected = [await bookie.collect_garbage() for bookie, _ in layoutless_cluster.running.values()]
     assert sum(collected) == 3
-    lost = (await cluster.ledgers.read(kept)).value.last_ensemble.bookies[0]
-    await cluster.lose(lost)
-    store = MemoryStore(cluster.tree)
+    lost = (await layoutless_cluster.ledgers.read(kept)).value.last_ensemble.bookies[0]
+    await layoutless_cluster.lose(lost)
+    store = MemoryStore(layoutless_cluster.tree)
     recovery = AutoRecovery(AutoRecoverySettings(rereplicate_backoff_ms=50), store, ROOT, bookie_id="recovery")
     await recovery.start()
 
@@ -100,7 +102,7 @@ async def test_it_is_collected_and_repaired(cluster: Cluster) -> None:
         changed = asyncio.Event()
         while True:
             changed.clear()
-            current = await cluster.ledgers.read(kept, lambda _event: changed.set())
+            current = await layoutless_cluster.ledgers.read(kept, lambda _event: changed.set())
             if lost not in current.value.last_ensemble.bookies:
                 return
             await changed.wait()
@@ -110,20 +112,20 @@ async def test_it_is_collected_and_repaired(cluster: Cluster) -> None:
     finally:
         await recovery.stop()
         await store.close()
-    reader = await cluster.client.open(kept, recover=False)
+    reader = await layoutless_cluster.client.open(kept, recover=False)
     assert [bytes(entry.payload) for entry in await reader.read(0, 19)] == [b"%d" % number for number in range(20)]
 
 
-async def test_auto_recovery_alone_writes_the_layout_as_well(cluster: Cluster) -> None:
-    recovery = AutoRecovery(AutoRecoverySettings(), cluster.store, ROOT, bookie_id="recovery")
+async def test_auto_recovery_alone_writes_the_layout_as_well(layoutless_cluster: LayoutlessCluster) -> None:
+    recovery = AutoRecovery(AutoRecoverySettings(), layoutless_cluster.store, ROOT, bookie_id="recovery")
     await recovery.start()
     await recovery.stop()
-    assert await cluster.store.exists(f"{ROOT}/LAYOUT") is not None
+    assert await layoutless_cluster.store.exists(f"{ROOT}/LAYOUT") is not None
 
 
-async def test_a_node_does_not_start_over_ledgers_of_another_layout(cluster: Cluster) -> None:
-    await cluster.store.create(f"{ROOT}/L0000000012")
+async def test_a_node_does_not_start_over_ledgers_of_another_layout(layoutless_cluster: LayoutlessCluster) -> None:
+    await layoutless_cluster.store.create(f"{ROOT}/L0000000012")
     with pytest.raises(CallerError, match="dlspark cluster init --layout flat"):
-        await cluster.start("node-0")
-    assert await cluster.store.exists(f"{ROOT}/LAYOUT") is None
-    assert await cluster.store.exists(f"{ROOT}/cookies") is None
+        await layoutless_cluster.start("node-0")
+    assert await layoutless_cluster.store.exists(f"{ROOT}/LAYOUT") is None
+    assert await layoutless_cluster.store.exists(f"{ROOT}/cookies") is None

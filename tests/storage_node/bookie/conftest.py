@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster
+from helpers.bookie.harness import BookieCluster
 
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.zookeeper.memory import MemoryStore
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """An initialised cluster in memory, without bookies yet; whatever a test starts is stopped."""
-    made = Cluster(tmp_path)
+async def cluster(tmp_path: Path) -> AsyncIterator[BookieCluster]:
+    """Give an initialised cluster in memory, without bookies yet; whatever a test starts is stopped."""
+    made = BookieCluster(tmp_path)
     store = MemoryStore(made.tree)
     await LedgerStore(store).format()
     yield made

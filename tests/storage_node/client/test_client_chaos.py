@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.zookeeper.memory import Fault
@@ -31,7 +31,7 @@ def payload(entry_id: int) -> bytes:
     return b"%06d" % entry_id
 
 
-async def break_things(cluster: Cluster, rng: random.Random) -> None:
+async def break_things(cluster: ModelCluster, rng: random.Random) -> None:
     """At most one bookie is broken at a time; any number is slow or loses its connections."""
     for _ in range(rng.randrange(6)):
         await asyncio.sleep(rng.uniform(0, 0.5))
@@ -47,7 +47,7 @@ async def break_things(cluster: Cluster, rng: random.Random) -> None:
                 link.close()
 
 
-def heal(cluster: Cluster) -> None:
+def heal(cluster: ModelCluster) -> None:
     for bookie in cluster.bookies.values():
         for fault in FAULTS:
             setattr(bookie, fault, False)
@@ -76,7 +76,7 @@ async def produce(writer: LedgerWriter, rng: random.Random, acknowledged: list[i
             logging.info("the close failed, as it may: %s", error)
 
 
-async def recover(cluster: Cluster, ledger_id: int, rng: random.Random) -> LedgerReader | None:
+async def recover(cluster: ModelCluster, ledger_id: int, rng: random.Random) -> LedgerReader | None:
     await asyncio.sleep(rng.uniform(0, 1.5))
     try:
         return await cluster.client().open(ledger_id, recover=True)
@@ -125,7 +125,7 @@ async def one_round(seed: int) -> None:
     rng = random.Random(seed)
     size, write_quorum, ack_quorum = rng.choice(SIZES)
     jitter_s = rng.choice([0.001, 0.01, 0.03])
-    async with Cluster(size + rng.randrange(3), seed=seed, jitter_s=jitter_s) as cluster:
+    async with ModelCluster(size + rng.randrange(3), seed=seed, jitter_s=jitter_s) as cluster:
         settings = replace(
             FAST,
             delay_ensemble_change=rng.random() < 0.4,

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import Cluster
+from helpers.worlds.model_cluster import ModelCluster
 
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
@@ -23,7 +23,7 @@ class Switch:
     def __init__(self, on: bool = True) -> None:
         self.on = on
 
-    def client(self, cluster: Cluster) -> LedgerClient:
+    def client(self, cluster: ModelCluster) -> LedgerClient:
         return cluster.client(ensemble_change_disabled=lambda: self.on)
 
 
@@ -33,7 +33,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
 
 @virtual_time
 async def test_entries_are_acknowledged_by_a_degraded_ensemble_that_stays_as_it_is() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await Switch().client(cluster).create()
         before = writer.metadata
         await write(writer, 3)
@@ -49,7 +49,7 @@ async def test_entries_are_acknowledged_by_a_degraded_ensemble_that_stays_as_it_
 @pytest.mark.parametrize("trouble", ["down", "silent", "refusing", "read-only"])
 @virtual_time
 async def test_what_an_ack_quorum_is_missing_for_is_sent_again_until_the_bookies_are_back(trouble: str) -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await Switch().client(cluster).create()
         await write(writer, 3)
         names = writer.metadata.last_ensemble.bookies
@@ -71,7 +71,7 @@ async def test_what_an_ack_quorum_is_missing_for_is_sent_again_until_the_bookies
 
 @virtual_time
 async def test_a_switch_taken_back_lets_the_pending_entries_change_the_ensemble() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         switch = Switch()
         writer = await switch.client(cluster).create()
         await write(writer, 3)
@@ -88,7 +88,7 @@ async def test_a_switch_taken_back_lets_the_pending_entries_change_the_ensemble(
 
 @virtual_time
 async def test_vacant_seats_are_not_filled_while_the_switch_is_on() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         switch = Switch(on=False)
         writer = await switch.client(cluster).create()
         lost, *others = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -115,7 +115,7 @@ async def test_vacant_seats_are_not_filled_while_the_switch_is_on() -> None:
 
 @virtual_time
 async def test_a_fenced_writer_fails_with_the_switch_on() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await Switch().client(cluster).create()
         await write(writer, 3)
         await cluster.client().open(writer.ledger_id, recover=True)
@@ -125,7 +125,7 @@ async def test_a_fenced_writer_fails_with_the_switch_on() -> None:
 
 @virtual_time
 async def test_an_abandoned_writer_sends_nothing_again() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await Switch().client(cluster).create()
         await write(writer, 1)
         for bookie in cluster.bookies.values():
@@ -142,7 +142,7 @@ async def test_an_abandoned_writer_sends_nothing_again() -> None:
 
 @virtual_time
 async def test_a_recovery_replaces_bookies_all_the_same() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         await cluster.settle()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import CallerError, NodeExistsError
@@ -35,7 +35,7 @@ async def one_by_one(writer: LedgerWriter, count: int) -> None:
         await write(writer, 1)
 
 
-async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
+async def contents(cluster: ModelCluster, ledger_id: int) -> list[bytes]:
     reader = await cluster.client().open(ledger_id, recover=True)
     if reader.last_add_confirmed < 0:
         return []
@@ -47,7 +47,7 @@ async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
 
 @virtual_time
 async def test_with_delayed_changes_one_lost_bookie_of_three_changes_nothing_two_do() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create()
         await write(writer, 5)
         first = writer.metadata.last_ensemble.bookies
@@ -63,7 +63,7 @@ async def test_with_delayed_changes_one_lost_bookie_of_three_changes_nothing_two
 
 @virtual_time
 async def test_with_delayed_changes_a_writer_goes_on_while_no_replacement_is_to_be_had() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create(
             ensemble_size=4, write_quorum=4, ack_quorum=2
         )
@@ -81,7 +81,7 @@ async def test_with_delayed_changes_a_writer_goes_on_while_no_replacement_is_to_
 
 @virtual_time
 async def test_a_seat_that_stayed_vacant_counts_against_the_delay() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create()
         await write(writer, 3)
         a, b, _ = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -96,7 +96,7 @@ async def test_a_seat_that_stayed_vacant_counts_against_the_delay() -> None:
 
 @virtual_time
 async def test_an_entry_without_its_quorum_in_time_ends_the_writer_and_the_ledger_closes_before_it() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         settings = replace(
             FAST, add_entry_quorum_timeout_ms=700, add_entry_timeout_ms=60_000, read_entry_timeout_ms=900
         )
@@ -114,7 +114,7 @@ async def test_an_entry_without_its_quorum_in_time_ends_the_writer_and_the_ledge
 
 @virtual_time
 async def test_a_slow_but_living_quorum_is_in_time_entry_by_entry() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client(replace(FAST, add_entry_quorum_timeout_ms=700)).create()
         for bookie in cluster.bookies.values():
             bookie.delay_s = 0.4
@@ -127,7 +127,7 @@ async def test_a_slow_but_living_quorum_is_in_time_entry_by_entry() -> None:
 
 @virtual_time
 async def test_opportunistic_striping_takes_as_many_bookies_as_there_are_but_not_below_the_write_quorum() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         client = cluster.client(replace(FAST, opportunistic_striping=True))
         writer = await client.create(ensemble_size=6, write_quorum=3, ack_quorum=2)
         assert writer.metadata.ensemble_size == len(writer.metadata.last_ensemble.bookies) == 4
@@ -142,7 +142,7 @@ async def test_opportunistic_striping_takes_as_many_bookies_as_there_are_but_not
 
 @virtual_time
 async def test_more_ensemble_changes_than_allowed_end_the_writer_at_its_lac() -> None:
-    async with Cluster(6) as cluster:
+    async with ModelCluster(6) as cluster:
         writer = await cluster.client(replace(FAST, max_ensemble_changes=1)).create()
         await write(writer, 2)
         cluster.bookies[writer.metadata.last_ensemble.bookies[0]].kill()
@@ -155,7 +155,7 @@ async def test_more_ensemble_changes_than_allowed_end_the_writer_at_its_lac() ->
 
 @virtual_time
 async def test_each_ledger_keeps_to_one_of_several_connections() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client(replace(FAST, channels_per_bookie=2))
         writers = [await client.create() for _ in range(4)]
         for writer in writers:
@@ -168,7 +168,7 @@ async def test_each_ledger_keeps_to_one_of_several_connections() -> None:
 
 @virtual_time
 async def test_a_link_on_which_nothing_comes_any_more_is_made_anew() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client(replace(FAST, speculative_read_ms=0))
         writer = await client.create()
         await write(writer, 5)
@@ -190,7 +190,7 @@ async def test_a_link_on_which_nothing_comes_any_more_is_made_anew() -> None:
 
 @virtual_time
 async def test_with_deferred_sync_the_lac_moves_when_all_bookies_were_forced() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
         assert await write(writer, 5) == list(range(5))
         assert writer.last_add_confirmed == -1
@@ -212,7 +212,7 @@ async def test_with_deferred_sync_the_lac_moves_when_all_bookies_were_forced() -
 
 @virtual_time
 async def test_a_force_that_one_bookie_refuses_moves_nothing_and_may_be_repeated() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
         await write(writer, 3)
         bad = cluster.bookies[writer.metadata.last_ensemble.bookies[1]]
@@ -229,7 +229,7 @@ async def test_a_force_that_one_bookie_refuses_moves_nothing_and_may_be_repeated
 
 @virtual_time
 async def test_a_bookie_that_may_have_restarted_between_acknowledgement_and_force_fails_the_force() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
         await write(writer, 3)
         await cluster.settle()
@@ -246,7 +246,7 @@ async def test_a_bookie_that_may_have_restarted_between_acknowledgement_and_forc
 
 @virtual_time
 async def test_with_deferred_sync_a_failed_bookie_ends_the_writer_without_ensemble_change() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
         await write(writer, 3)
         assert await writer.force() == 2
@@ -260,7 +260,7 @@ async def test_with_deferred_sync_a_failed_bookie_ends_the_writer_without_ensemb
 
 @virtual_time
 async def test_forcing_an_ordinary_ledger_sends_nothing_since_all_that_is_acknowledged_is_synced() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         assert await writer.force() == 2
@@ -272,7 +272,7 @@ async def test_forcing_an_ordinary_ledger_sends_nothing_since_all_that_is_acknow
 
 @virtual_time
 async def test_entries_under_ids_of_the_callers_in_any_order_are_acknowledged_in_theirs() -> None:
-    async with Cluster(4, jitter_s=0.02) as cluster:
+    async with ModelCluster(4, jitter_s=0.02) as cluster:
         writer = await cluster.client().create(advanced=True)
         order = [3, 0, 5, 1, 4, 2]
         acknowledged: list[int] = []
@@ -294,7 +294,7 @@ async def test_entries_under_ids_of_the_callers_in_any_order_are_acknowledged_in
 
 @virtual_time
 async def test_a_lost_bookie_and_a_gap_at_the_close_of_an_advanced_ledger() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create(advanced=True)
         await writer.add_at(0, payload(0))
         cluster.bookies[writer.metadata.last_ensemble.bookies[0]].kill()
@@ -310,7 +310,7 @@ async def test_a_lost_bookie_and_a_gap_at_the_close_of_an_advanced_ledger() -> N
 
 @virtual_time
 async def test_ids_are_given_where_the_ledger_was_created_so_and_nowhere_else() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client()
         writer = await client.create()
         with pytest.raises(CallerError, match="advanced=True"):
@@ -322,7 +322,7 @@ async def test_ids_are_given_where_the_ledger_was_created_so_and_nowhere_else() 
 
 @virtual_time
 async def test_a_ledger_id_of_the_callers_must_be_new() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client()
         writer = await client.create(ledger_id=4711)
         assert writer.ledger_id == 4711
@@ -335,13 +335,13 @@ async def test_a_ledger_id_of_the_callers_must_be_new() -> None:
 # ---------------------------------------------------------------------------------------- explicit LAC
 
 
-def lac_writes(cluster: Cluster) -> list[int]:
+def lac_writes(cluster: ModelCluster) -> list[int]:
     return sorted(r.lac for b in cluster.bookies.values() for r in b.requests if isinstance(r, WriteLacRequest))
 
 
 @virtual_time
 async def test_the_last_entry_of_a_quiet_ledger_becomes_visible_after_the_interval() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client(replace(FAST, explicit_lac_interval_ms=100)).create()
         await write(writer, 5)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
@@ -356,7 +356,7 @@ async def test_the_last_entry_of_a_quiet_ledger_becomes_visible_after_the_interv
 
 @virtual_time
 async def test_no_lac_is_written_while_adds_carry_it_and_none_after_the_close() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client(replace(FAST, explicit_lac_interval_ms=100)).create()
         for _ in range(30):
             await write(writer, 1)
@@ -369,7 +369,7 @@ async def test_no_lac_is_written_while_adds_carry_it_and_none_after_the_close() 
 
 @virtual_time
 async def test_the_lac_can_be_made_known_on_demand_with_an_ack_quorum() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         assert await writer.flush_last_confirmed() == -1
         await write(writer, 3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.bookkeeper.bookies import BookieAddress, Cookie
 from metadata.bookkeeper.ledger_metadata import LedgerState
@@ -29,21 +29,21 @@ async def write(writer: LedgerWriter, count: int) -> None:
         await future
 
 
-async def leave(cluster: Cluster, name: str, *, registered: bool = False) -> None:
+async def leave(cluster: ModelCluster, name: str, *, registered: bool = False) -> None:
     """The node dies; its registration goes with its session, sooner or later."""
     cluster.bookies[name].kill()
     if not registered:
         await cluster.store.delete(f"/ledgers/available/{name}")
 
 
-async def come_back(cluster: Cluster, name: str) -> None:
+async def come_back(cluster: ModelCluster, name: str) -> None:
     cluster.bookies[name].down = False
     await cluster.registry.register(BookieAddress(name, name, 3181))
 
 
 @virtual_time
 async def test_a_ledger_is_made_once_enough_nodes_are_back() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         names = sorted(cluster.bookies)
         for name in names[:2]:
             await leave(cluster, name)
@@ -60,7 +60,7 @@ async def test_a_ledger_is_made_once_enough_nodes_are_back() -> None:
 
 @virtual_time
 async def test_nodes_that_stay_away_are_named() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         names = sorted(cluster.bookies)
         for name in names:
             await cluster.registry.write_cookie(Cookie(name, ("/journal",), ("/ledgers",), "instance"))
@@ -72,7 +72,7 @@ async def test_nodes_that_stay_away_are_named() -> None:
 
 @virtual_time
 async def test_nodes_that_never_were_are_not_waited_for() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         for name in cluster.bookies:
             await cluster.registry.write_cookie(Cookie(name, ("/journal",), ("/ledgers",), "instance"))
         began = cluster.loop.time()
@@ -85,7 +85,7 @@ async def test_nodes_that_never_were_are_not_waited_for() -> None:
 @pytest.mark.parametrize("lost", [2, 3, 4])
 @virtual_time
 async def test_adds_go_on_when_enough_nodes_are_back(lost: int, registered: bool) -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client(PATIENT).create()
         await write(writer, 10)
         first = list(writer.metadata.last_ensemble.bookies)
@@ -111,7 +111,7 @@ async def test_adds_go_on_when_enough_nodes_are_back(lost: int, registered: bool
 
 @virtual_time
 async def test_adds_fail_when_the_time_is_over_and_name_what_is_not_acknowledged() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client(SHORT).create()
         await write(writer, 2)
         for name in list(cluster.bookies):
@@ -124,7 +124,7 @@ async def test_adds_fail_when_the_time_is_over_and_name_what_is_not_acknowledged
 
 @virtual_time
 async def test_entries_and_the_lac_are_read_once_their_nodes_are_back() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 29)
         await write(writer, 1)
@@ -155,7 +155,7 @@ async def test_entries_and_the_lac_are_read_once_their_nodes_are_back() -> None:
 
 @virtual_time
 async def test_a_read_fails_when_the_time_is_over_and_at_once_where_waiting_helps_nothing() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         await writer.close()
@@ -177,7 +177,7 @@ async def test_a_read_fails_when_the_time_is_over_and_at_once_where_waiting_help
 
 @virtual_time
 async def test_a_recovery_waits_for_its_nodes_and_keeps_all_that_was_acknowledged() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 20)
         await writer.abandon()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.bookkeeper.ledger_metadata import DigestType, Ensemble
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
@@ -34,7 +34,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
     return [await writer.add(payload(writer.last_add_pushed + 1)) for _ in range(count)]
 
 
-async def written(cluster: Cluster, count: int, *, close: bool = True) -> LedgerWriter:
+async def written(cluster: ModelCluster, count: int, *, close: bool = True) -> LedgerWriter:
     writer = await cluster.client().create()
     await write(writer, count)
     if close:
@@ -49,7 +49,7 @@ async def written(cluster: Cluster, count: int, *, close: bool = True) -> Ledger
 @pytest.mark.parametrize("fault", ["down", "silent", "corrupt", "wiped"])
 @virtual_time
 async def test_a_read_falls_over_to_other_replicas(fault: str) -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 30)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         for bookie in cluster.holding(writer.metadata.last_ensemble.bookies[:2]):
@@ -65,7 +65,7 @@ async def test_a_read_falls_over_to_other_replicas(fault: str) -> None:
 
 @virtual_time
 async def test_a_silent_replica_is_speculated_around_and_sinks_in_the_order() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 30)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         bad = cluster.bookies[writer.metadata.last_ensemble.bookies[0]]
@@ -81,7 +81,7 @@ async def test_a_silent_replica_is_speculated_around_and_sinks_in_the_order() ->
 
 @virtual_time
 async def test_all_replicas_failed_names_the_entry_and_the_most_telling_error() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 3)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         a, b, c = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -104,7 +104,7 @@ async def test_all_replicas_failed_names_the_entry_and_the_most_telling_error() 
 
 @virtual_time
 async def test_a_restarted_bookie_is_connected_again_on_demand() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 9)
         client = cluster.client()
         reader = await client.open(writer.ledger_id, recover=False)
@@ -120,7 +120,7 @@ async def test_a_restarted_bookie_is_connected_again_on_demand() -> None:
 
 @virtual_time
 async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> None:
-    async with Cluster(3, jitter_s=0.02) as cluster:
+    async with ModelCluster(3, jitter_s=0.02) as cluster:
         writer = await written(cluster, 60)
         reader = await cluster.client(replace(FAST, batch_reads=False)).open(writer.ledger_id, recover=False)
         for bookie in cluster.bookies.values():
@@ -135,7 +135,7 @@ async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> N
 
 @virtual_time
 async def test_a_window_of_few_bytes_still_makes_progress_and_a_reader_may_stop_early() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 20)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         seen = [e.entry_id async for e in reader.entries(0, 19, window_bytes=1)]
@@ -151,7 +151,7 @@ async def test_a_window_of_few_bytes_still_makes_progress_and_a_reader_may_stop_
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2), (0, 10), (11, 12)])
 @virtual_time
 async def test_ranges_beyond_what_is_committed_are_refused(first: int, last: int) -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 10)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         with pytest.raises(CallerError, match="readable are 0 to 9"):
@@ -160,7 +160,7 @@ async def test_ranges_beyond_what_is_committed_are_refused(first: int, last: int
 
 @virtual_time
 async def test_an_open_ledger_is_read_up_to_the_lac_and_no_further_i6() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 10, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         assert not reader.closed
@@ -172,7 +172,7 @@ async def test_an_open_ledger_is_read_up_to_the_lac_and_no_further_i6() -> None:
 
 @virtual_time
 async def test_entries_behind_a_closed_end_are_never_seen_i17() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5)
         digest = EntryDigest(DigestType.CRC32, b"")
         for bookie in cluster.bookies.values():
@@ -192,7 +192,7 @@ async def test_entries_behind_a_closed_end_are_never_seen_i17() -> None:
 
 @virtual_time
 async def test_the_lac_follows_the_writer_and_never_goes_back() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         assert reader.last_add_confirmed == 3
@@ -206,7 +206,7 @@ async def test_the_lac_follows_the_writer_and_never_goes_back() -> None:
 
 @virtual_time
 async def test_an_explicit_lac_is_heard() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         packet = EntryDigest(DigestType.CRC32, b"").package_lac(writer.ledger_id, 4)
         for bookie in cluster.bookies.values():
@@ -217,7 +217,7 @@ async def test_an_explicit_lac_is_heard() -> None:
 
 @virtual_time
 async def test_a_lac_read_needs_answers_that_cover_every_write_set() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         a, b, _ = cluster.holding(writer.metadata.last_ensemble.bookies)
         a.silent = True
@@ -229,7 +229,7 @@ async def test_a_lac_read_needs_answers_that_cover_every_write_set() -> None:
 
 @virtual_time
 async def test_the_lac_of_an_empty_last_fragment_is_at_least_what_lies_before_it() -> None:
-    async with Cluster(6) as cluster:
+    async with ModelCluster(6) as cluster:
         writer = await written(cluster, 5, close=False)
         current = await cluster.ledgers.read(writer.ledger_id)
         fresh = tuple(sorted(set(cluster.bookies) - set(current.value.last_ensemble.bookies)))
@@ -243,7 +243,7 @@ async def test_the_lac_of_an_empty_last_fragment_is_at_least_what_lies_before_it
 
 @virtual_time
 async def test_a_poll_returns_the_entry_as_soon_as_it_is_committed() -> None:
-    async with Cluster(4, jitter_s=0.001) as cluster:
+    async with ModelCluster(4, jitter_s=0.001) as cluster:
         writer = await written(cluster, 1, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         polling = asyncio.ensure_future(reader.poll(0, 10_000))
@@ -260,7 +260,7 @@ async def test_a_poll_returns_the_entry_as_soon_as_it_is_committed() -> None:
 
 @virtual_time
 async def test_a_tail_follows_a_writer_across_ensemble_changes_to_the_close() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create()
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         assert reader.last_add_confirmed == -1
@@ -286,7 +286,7 @@ async def test_a_tail_follows_a_writer_across_ensemble_changes_to_the_close() ->
 
 @virtual_time
 async def test_a_poll_without_news_ends_after_its_time() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         for timeout_ms in (0, 50, 3_000):
@@ -299,7 +299,7 @@ async def test_a_poll_without_news_ends_after_its_time() -> None:
 
 @virtual_time
 async def test_a_poll_of_a_ledger_that_no_bookie_knows_does_not_spin() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         assert await reader.poll(0, 5_000) is None
@@ -308,7 +308,7 @@ async def test_a_poll_of_a_ledger_that_no_bookie_knows_does_not_spin() -> None:
 
 @virtual_time
 async def test_a_close_ends_a_poll_at_once_and_delivers_the_last_entry() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         assert reader.last_add_confirmed == 1
@@ -328,7 +328,7 @@ async def test_a_close_ends_a_poll_at_once_and_delivers_the_last_entry() -> None
 
 @virtual_time
 async def test_a_poll_goes_round_hanging_and_lost_bookies() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         a, b, c = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -342,7 +342,7 @@ async def test_a_poll_goes_round_hanging_and_lost_bookies() -> None:
 
 @virtual_time
 async def test_a_poll_that_nobody_answers_raises_in_the_end() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         for bookie in cluster.bookies.values():
@@ -353,7 +353,7 @@ async def test_a_poll_that_nobody_answers_raises_in_the_end() -> None:
 
 @virtual_time
 async def test_a_deleted_ledger_ends_its_readers() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         polling = asyncio.ensure_future(reader.poll(3, 60_000))
@@ -365,7 +365,7 @@ async def test_a_deleted_ledger_ends_its_readers() -> None:
 
 @virtual_time
 async def test_the_watch_outlives_an_expired_session() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         cluster.tree.expire(cluster.store.session_id)
@@ -377,7 +377,7 @@ async def test_the_watch_outlives_an_expired_session() -> None:
 
 @virtual_time
 async def test_a_closed_reader_ends_its_waiters_and_refuses() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3, close=False)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         polling = asyncio.ensure_future(reader.poll(3, 60_000))
@@ -394,7 +394,7 @@ async def test_a_closed_reader_ends_its_waiters_and_refuses() -> None:
 
 @virtual_time
 async def test_a_pickled_location_is_enough_to_read_without_metadata() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         client = cluster.client()
         writer = await client.create(password=b"secret", digest_type=DigestType.HMAC)
         await write(writer, 10)
@@ -415,7 +415,7 @@ async def test_a_pickled_location_is_enough_to_read_without_metadata() -> None:
 
 @virtual_time
 async def test_a_reader_gives_its_location_too() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await written(cluster, 3)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         location = await reader.location()
@@ -431,7 +431,7 @@ def test_a_long_poll_that_could_only_time_out_is_refused() -> None:
 
 @virtual_time
 async def test_entries_that_moved_to_bookies_the_reader_has_not_heard_of_are_found_there() -> None:
-    async with Cluster(6) as cluster:
+    async with ModelCluster(6) as cluster:
         writer = await written(cluster, 5)
         reader = await cluster.client().open(writer.ledger_id, recover=False)
         old = writer.metadata.last_ensemble.bookies
@@ -451,7 +451,7 @@ async def test_entries_that_moved_to_bookies_the_reader_has_not_heard_of_are_fou
 
 @virtual_time
 async def test_a_client_closed_under_its_users_ends_them_with_errors_and_leaves_no_timer() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client()
         writer = await client.create()
         await write(writer, 3)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import Cluster
+from helpers.worlds.model_cluster import ModelCluster
 
 from metadata.bookkeeper.ledger_metadata import LedgerState
 from metadata.foundation.errors import NoNodeError
@@ -26,7 +26,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
 
 @virtual_time
 async def test_recovery_closes_a_deserted_ledger_at_its_last_entry() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 25)
         await cluster.settle()
@@ -40,7 +40,7 @@ async def test_recovery_closes_a_deserted_ledger_at_its_last_entry() -> None:
 
 @virtual_time
 async def test_recovery_of_an_empty_ledger_closes_it_empty() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         reader = await cluster.client().open(writer.ledger_id, recover=True)
         assert (reader.last_add_confirmed, reader.length, reader.closed) == (-1, 0, True)
@@ -48,7 +48,7 @@ async def test_recovery_of_an_empty_ledger_closes_it_empty() -> None:
 
 @virtual_time
 async def test_recovery_of_a_closed_ledger_asks_no_bookie() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         await writer.close()
@@ -61,7 +61,7 @@ async def test_recovery_of_a_closed_ledger_asks_no_bookie() -> None:
 @pytest.mark.parametrize("lost", range(3))
 @virtual_time
 async def test_recovery_with_one_of_three_down_succeeds(lost: int) -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         cluster.bookies[writer.metadata.last_ensemble.bookies[lost]].kill()
@@ -72,7 +72,7 @@ async def test_recovery_with_one_of_three_down_succeeds(lost: int) -> None:
 
 @virtual_time
 async def test_recovery_with_one_of_three_hanging_is_decided_without_it_d6() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         await cluster.settle()
@@ -86,7 +86,7 @@ async def test_recovery_with_one_of_three_hanging_is_decided_without_it_d6() -> 
 @pytest.mark.parametrize("how", ["down", "silent", "corrupt"])
 @virtual_time
 async def test_recovery_with_two_of_three_lost_fails_and_never_closes_short(how: str) -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         await cluster.settle()
@@ -108,7 +108,7 @@ async def test_recovery_with_two_of_three_lost_fails_and_never_closes_short(how:
 
 @virtual_time
 async def test_a_wiped_bookie_alone_cannot_cut_anything_off() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         await cluster.settle()
@@ -121,7 +121,7 @@ async def test_a_wiped_bookie_alone_cannot_cut_anything_off() -> None:
 
 @virtual_time
 async def test_recovery_replaces_a_lost_bookie_and_publishes_it_with_the_close_only() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         await cluster.settle()
@@ -140,7 +140,7 @@ async def test_recovery_replaces_a_lost_bookie_and_publishes_it_with_the_close_o
 
 @virtual_time
 async def test_an_empty_last_fragment_ends_before_it_with_the_right_length_d2() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create()
         await write(writer, 10)
         await cluster.settle()
@@ -155,7 +155,7 @@ async def test_an_empty_last_fragment_ends_before_it_with_the_right_length_d2() 
 
 @virtual_time
 async def test_recovery_reads_fence_bookies_that_the_first_fence_did_not_reach_d1() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         await cluster.client().open(writer.ledger_id, recover=True)
@@ -169,7 +169,7 @@ async def test_recovery_reads_fence_bookies_that_the_first_fence_did_not_reach_d
 @pytest.mark.parametrize("seed", range(12))
 @virtual_time
 async def test_concurrent_recoverers_and_the_writer_agree_on_one_end(seed: int) -> None:
-    async with Cluster(4, seed=seed, jitter_s=0.02) as cluster:
+    async with ModelCluster(4, seed=seed, jitter_s=0.02) as cluster:
         writer = await cluster.client().create()
         futures = [writer.add(payload(i)) for i in range(30)]
         await asyncio.sleep(0.003 * seed)
@@ -192,7 +192,7 @@ async def test_concurrent_recoverers_and_the_writer_agree_on_one_end(seed: int) 
 @pytest.mark.parametrize("which", [0, 1])
 @virtual_time
 async def test_marking_and_closing_survive_lost_answers_of_the_metadata_store(fault: Fault, which: int) -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         await cluster.settle()
@@ -211,7 +211,7 @@ async def test_marking_and_closing_survive_lost_answers_of_the_metadata_store(fa
 
 @virtual_time
 async def test_a_wrong_password_opens_nothing_and_fences_nothing() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create(password=b"right")
         await write(writer, 2)
         with pytest.raises(UnauthorizedAccessError, match="another password"):
@@ -222,14 +222,14 @@ async def test_a_wrong_password_opens_nothing_and_fences_nothing() -> None:
 
 @virtual_time
 async def test_a_ledger_that_does_not_exist_is_said_so() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         with pytest.raises(NoNodeError, match="no such ledger"):
             await cluster.client().open(4711, recover=True)
 
 
 @virtual_time
 async def test_a_cancelled_recovery_leaves_nothing_running_and_can_be_repeated() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         for bookie in cluster.bookies.values():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 
 from metadata.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.foundation.errors import DistributedLogError
@@ -26,11 +26,11 @@ async def write(writer: LedgerWriter, count: int) -> None:
     await asyncio.gather(*(writer.add(payload(writer.last_add_pushed + 1)) for _ in range(count)))
 
 
-async def stored(cluster: Cluster, ledger_id: int) -> LedgerMetadata:
+async def stored(cluster: ModelCluster, ledger_id: int) -> LedgerMetadata:
     return (await cluster.ledgers.read(ledger_id)).value
 
 
-async def deserted(cluster: Cluster, count: int = 20, **sizes: int) -> LedgerWriter:
+async def deserted(cluster: ModelCluster, count: int = 20, **sizes: int) -> LedgerWriter:
     """A ledger whose writer is gone: all entries acknowledged, all but the first with an LAC of -1."""
     writer = await cluster.client().create(**sizes)
     await write(writer, count)
@@ -39,7 +39,7 @@ async def deserted(cluster: Cluster, count: int = 20, **sizes: int) -> LedgerWri
     return writer
 
 
-async def recovered(cluster: Cluster, ledger_id: int) -> list[bytes]:
+async def recovered(cluster: ModelCluster, ledger_id: int) -> list[bytes]:
     reader = await cluster.client().open(ledger_id, recover=True)
     end = reader.last_add_confirmed
     return [bytes(e.payload) for e in await reader.read(0, end)] if end >= 0 else []
@@ -47,7 +47,7 @@ async def recovered(cluster: Cluster, ledger_id: int) -> list[bytes]:
 
 @virtual_time
 async def test_step_3_a_ledger_that_its_writer_closes_meanwhile_has_one_end() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         await cluster.settle()
@@ -71,7 +71,7 @@ async def test_step_3_a_ledger_that_its_writer_closes_meanwhile_has_one_end() ->
 
 @virtual_time
 async def test_step_3_a_ledger_left_in_recovery_goes_on_without_another_mark() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await deserted(cluster)
         current = await cluster.ledgers.read(writer.ledger_id)
         await cluster.ledgers.write(
@@ -85,7 +85,7 @@ async def test_step_3_a_ledger_left_in_recovery_goes_on_without_another_mark() -
 
 @virtual_time
 async def test_step_4_an_answer_with_a_bad_digest_leaves_its_bookie_unknown() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         a, b, _ = cluster.holding(writer.metadata.last_ensemble.bookies)
         a.corrupt = True
@@ -100,7 +100,7 @@ async def test_step_4_an_answer_with_a_bad_digest_leaves_its_bookie_unknown() ->
 
 @virtual_time
 async def test_step_6_reads_ahead_no_further_than_the_batch_size() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster, 40)
         for bookie in cluster.bookies.values():
             bookie.requests.clear()
@@ -119,7 +119,7 @@ async def test_step_6_reads_ahead_no_further_than_the_batch_size() -> None:
 
 @virtual_time
 async def test_step_6_mixed_verdicts_abort_and_the_next_attempt_finds_everything() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         a, b, c = cluster.holding(writer.metadata.last_ensemble.bookies)
         # The last entry: one lacks it, one cannot read it, one is away.
@@ -136,7 +136,7 @@ async def test_step_6_mixed_verdicts_abort_and_the_next_attempt_finds_everything
 
 @virtual_time
 async def test_step_6_one_copy_of_an_unacknowledged_tail_is_enough_to_keep_it() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         a, b, c = cluster.holding(writer.metadata.last_ensemble.bookies)
         for bookie in (a, b):
@@ -151,7 +151,7 @@ async def test_step_6_one_copy_of_an_unacknowledged_tail_is_enough_to_keep_it() 
 
 @virtual_time
 async def test_step_7_adds_again_are_marked_and_urgent_and_reach_an_ack_quorum() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         for bookie in cluster.bookies.values():
             bookie.requests.clear()
@@ -163,7 +163,7 @@ async def test_step_7_adds_again_are_marked_and_urgent_and_reach_an_ack_quorum()
 
 @virtual_time
 async def test_step_7_a_tail_that_cannot_be_replicated_fails_recovery_and_changes_no_metadata() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         for bookie in cluster.bookies.values():
             bookie.refuse_adds = Status.EREADONLY
@@ -178,7 +178,7 @@ async def test_step_7_a_tail_that_cannot_be_replicated_fails_recovery_and_change
 
 @virtual_time
 async def test_step_7_a_replacement_picked_during_recovery_is_published_with_the_close_and_not_before_i18() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await deserted(cluster)
         names = writer.metadata.last_ensemble.bookies
         cluster.bookies[names[0]].refuse_adds = Status.EREADONLY
@@ -205,7 +205,7 @@ async def test_step_7_a_replacement_picked_during_recovery_is_published_with_the
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.006, 0.009, 0.012, 0.02, 0.03, 0.05])
 @virtual_time
 async def test_an_interrupted_recovery_leaves_what_the_next_one_finishes(after_s: float) -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await deserted(cluster, 30)
         cluster.bookies[writer.metadata.last_ensemble.bookies[0]].refuse_adds = Status.EREADONLY
         first = cluster.client()
@@ -221,7 +221,7 @@ async def test_an_interrupted_recovery_leaves_what_the_next_one_finishes(after_s
 @pytest.mark.parametrize("seed", range(6))
 @virtual_time
 async def test_recoverers_that_come_one_after_the_other_while_bookies_fail_agree(seed: int) -> None:
-    async with Cluster(5, seed=seed, jitter_s=0.01) as cluster:
+    async with ModelCluster(5, seed=seed, jitter_s=0.01) as cluster:
         writer = await deserted(cluster, 30)
         names = writer.metadata.last_ensemble.bookies
 
@@ -244,7 +244,7 @@ async def test_recoverers_that_come_one_after_the_other_while_bookies_fail_agree
 
 @virtual_time
 async def test_an_advanced_ledger_is_recovered_up_to_its_first_gap() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create(advanced=True)
         for entry_id in (0, 1, 2, 5, 6):
             writer.add_at(entry_id, payload(entry_id))
@@ -255,7 +255,7 @@ async def test_an_advanced_ledger_is_recovered_up_to_its_first_gap() -> None:
 
 @virtual_time
 async def test_a_deferred_sync_ledger_is_recovered_with_what_is_found_and_at_least_what_was_forced() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
         await write(writer, 5)
         await writer.force()
@@ -270,7 +270,7 @@ async def test_a_deferred_sync_ledger_is_recovered_with_what_is_found_and_at_lea
 
 @virtual_time
 async def test_step_9_a_recovery_that_fails_may_be_tried_any_number_of_times() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await deserted(cluster)
         lost = cluster.holding(writer.metadata.last_ensemble.bookies[:2])
         for bookie in lost:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster, ModelBookie
+from helpers.worlds.model_cluster import FAST, ModelBookie, ModelCluster
 
 from metadata.bookkeeper.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
@@ -31,7 +31,7 @@ def payload(entry_id: int) -> bytes:
     return b"entry %06d " % entry_id * 3
 
 
-async def written(cluster: Cluster, count: int, *, close: bool = True, **sizes: int) -> LedgerWriter:
+async def written(cluster: ModelCluster, count: int, *, close: bool = True, **sizes: int) -> LedgerWriter:
     writer = await cluster.client().create(**sizes)
     for entry_id in range(count):
         await writer.add(payload(entry_id))
@@ -41,7 +41,7 @@ async def written(cluster: Cluster, count: int, *, close: bool = True, **sizes: 
     return writer
 
 
-async def opened(cluster: Cluster, writer: LedgerWriter, settings: ClientSettings = FAST) -> LedgerReader:
+async def opened(cluster: ModelCluster, writer: LedgerWriter, settings: ClientSettings = FAST) -> LedgerReader:
     reader = await cluster.client(settings).open(writer.ledger_id, recover=False)
     await cluster.settle()
     for bookie in cluster.bookies.values():
@@ -59,7 +59,7 @@ def reads(bookie: ModelBookie) -> list[int]:
 @pytest.mark.parametrize("window", [4, 7, 32, 128])
 @virtual_time
 async def test_small_entries_come_in_batches_from_all_bookies_in_turn(window: int) -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 300)
         reader = await opened(cluster, writer)
         entries = [e async for e in reader.entries(0, 299, window_entries=window)]
@@ -71,7 +71,7 @@ async def test_small_entries_come_in_batches_from_all_bookies_in_turn(window: in
 
 @virtual_time
 async def test_a_bookie_that_gives_more_than_was_asked_for_is_cut_to_the_range_trap_31() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 40, close=False)
         for bookie in cluster.bookies.values():
             bookie.batch_excess = 50
@@ -84,7 +84,7 @@ async def test_a_bookie_that_gives_more_than_was_asked_for_is_cut_to_the_range_t
 
 @virtual_time
 async def test_a_batch_never_reaches_over_the_end_of_a_fragment() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create()
         for entry_id in range(40):
             await writer.add(payload(entry_id))
@@ -109,7 +109,7 @@ async def test_a_batch_never_reaches_over_the_end_of_a_fragment() -> None:
 @pytest.mark.parametrize("fault", ["corrupt", "wiped", "holes", "silent", "down"])
 @virtual_time
 async def test_what_a_batch_lacks_comes_from_other_replicas(fault: str) -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 200)
         reader = await opened(cluster, writer)
         bad = cluster.bookies[writer.metadata.last_ensemble.bookies[0]]
@@ -128,7 +128,7 @@ async def test_what_a_batch_lacks_comes_from_other_replicas(fault: str) -> None:
 
 @virtual_time
 async def test_a_bookie_that_drops_the_connection_on_a_batch_is_read_entry_by_entry_for_good() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 100)
         for bookie in cluster.bookies.values():
             bookie.batches = False
@@ -145,7 +145,7 @@ async def test_a_bookie_that_drops_the_connection_on_a_batch_is_read_entry_by_en
 
 @virtual_time
 async def test_batches_go_on_after_a_restart_of_bookies_that_served_them() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 100)
         reader = await opened(cluster, writer)
         assert len(await reader.read(0, 99)) == 100
@@ -170,7 +170,7 @@ async def test_batches_go_on_after_a_restart_of_bookies_that_served_them() -> No
 async def test_there_are_no_batches_where_they_are_off_or_entries_are_striped_or_large(
     settings: ClientSettings, sizes: dict[str, int]
 ) -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await written(cluster, 60, **sizes)
         reader = await opened(cluster, writer, settings)
         entries = [e async for e in reader.entries(0, 59, window_entries=16)]
@@ -181,7 +181,7 @@ async def test_there_are_no_batches_where_they_are_off_or_entries_are_striped_or
 
 @virtual_time
 async def test_a_reader_that_stops_in_the_middle_of_a_batch_leaves_nothing_open() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 100)
         reader = await opened(cluster, writer)
         entries = reader.entries(0, 99)
@@ -196,7 +196,7 @@ async def test_a_reader_that_stops_in_the_middle_of_a_batch_leaves_nothing_open(
 
 @virtual_time
 async def test_reads_of_equal_bookies_stay_spread_by_the_striping() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 300)
         reader = await opened(cluster, writer, SINGLE)
         await reader.read(0, 299)
@@ -206,7 +206,7 @@ async def test_reads_of_equal_bookies_stay_spread_by_the_striping() -> None:
 
 @virtual_time
 async def test_a_bookie_that_answers_much_slower_is_asked_last_and_tried_again_later() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 300)
         reader = await opened(cluster, writer, SINGLE)
         bookies = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -226,7 +226,7 @@ async def test_a_bookie_that_answers_much_slower_is_asked_last_and_tried_again_l
 
 @virtual_time
 async def test_without_reordering_the_write_set_is_asked_as_it_is() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 90)
         reader = await opened(cluster, writer, replace(SINGLE, reorder_reads=False))
         bookies = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -238,7 +238,7 @@ async def test_without_reordering_the_write_set_is_asked_as_it_is() -> None:
 
 @virtual_time
 async def test_sticky_reads_stay_with_one_bookie_until_it_fails() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 60)
         reader = await opened(cluster, writer, replace(SINGLE, sticky_reads=True))
         await reader.read(0, 59)
@@ -251,7 +251,7 @@ async def test_sticky_reads_stay_with_one_bookie_until_it_fails() -> None:
 
 @virtual_time
 async def test_reads_of_a_striped_ledger_cannot_stick_to_one_bookie() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 60, ensemble_size=3, write_quorum=2, ack_quorum=2)
         reader = await opened(cluster, writer, replace(SINGLE, sticky_reads=True))
         await reader.read(0, 59)
@@ -260,7 +260,7 @@ async def test_reads_of_a_striped_ledger_cannot_stick_to_one_bookie() -> None:
 
 @virtual_time
 async def test_read_only_and_unregistered_bookies_are_asked_after_the_others_once_something_failed() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 90)
         reader = await opened(cluster, writer, SINGLE)
         names = writer.metadata.last_ensemble.bookies
@@ -331,7 +331,7 @@ def test_a_lagging_bookie_is_back_only_when_it_is_nearly_as_fast() -> None:
 
 @virtual_time
 async def test_the_pauses_between_speculative_reads_grow_up_to_their_maximum() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await written(cluster, 1, ensemble_size=5, write_quorum=5, ack_quorum=2)
         settings = replace(
             SINGLE,
@@ -368,7 +368,7 @@ class _Noting(dict[int, bytes]):
 
 @virtual_time
 async def test_a_busy_bookie_is_given_more_time_than_a_silent_one() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 60)
         reader = await opened(cluster, writer, replace(SINGLE, speculative_read_ms=300, reorder_reads=False))
         for busy in (True, False):
@@ -388,7 +388,7 @@ async def test_a_busy_bookie_is_given_more_time_than_a_silent_one() -> None:
 
 @virtual_time
 async def test_speculation_can_be_switched_off() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 1)
         reader = await opened(cluster, writer, replace(SINGLE, speculative_read_ms=0))
         cluster.bookies[writer.metadata.last_ensemble.bookies[0]].silent = True
@@ -399,7 +399,7 @@ async def test_speculation_can_be_switched_off() -> None:
 
 @virtual_time
 async def test_a_read_that_nobody_answers_ends_after_the_time_for_the_whole_of_it() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await written(cluster, 1, ensemble_size=5, write_quorum=5, ack_quorum=2)
         settings = replace(SINGLE, speculative_read_ms=0, read_operation_timeout_ms=2_500)
         reader = await opened(cluster, writer, settings)
@@ -413,7 +413,7 @@ async def test_a_read_that_nobody_answers_ends_after_the_time_for_the_whole_of_i
 
 @virtual_time
 async def test_a_silent_bookie_at_the_tail_is_polled_around_before_its_time_is_over() -> None:
-    async with Cluster(3, jitter_s=0.001) as cluster:
+    async with ModelCluster(3, jitter_s=0.001) as cluster:
         writer = await written(cluster, 2, close=False)
         settings = replace(FAST, read_entry_timeout_ms=20_000, speculative_lac_ms=150, speculative_read_ms=15_000)
         reader = await opened(cluster, writer, settings)
@@ -434,7 +434,7 @@ async def test_a_silent_bookie_at_the_tail_is_polled_around_before_its_time_is_o
 
 @virtual_time
 async def test_a_best_effort_lac_comes_from_the_first_bookie_with_news() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         reader = await opened(cluster, writer)
         assert reader.last_add_confirmed == 3
@@ -451,7 +451,7 @@ async def test_a_best_effort_lac_comes_from_the_first_bookie_with_news() -> None
 
 @virtual_time
 async def test_a_best_effort_lac_needs_one_answer_and_never_goes_back() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         reader = await opened(cluster, writer)
         a, b, c = cluster.holding(writer.metadata.last_ensemble.bookies)
@@ -467,7 +467,7 @@ async def test_a_best_effort_lac_needs_one_answer_and_never_goes_back() -> None:
 
 @virtual_time
 async def test_a_best_effort_lac_of_a_closed_ledger_asks_nobody() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5)
         reader = await opened(cluster, writer)
         for bookie in cluster.bookies.values():
@@ -477,7 +477,7 @@ async def test_a_best_effort_lac_of_a_closed_ledger_asks_nobody() -> None:
 
 @virtual_time
 async def test_unconfirmed_entries_of_an_open_ledger_can_be_looked_at_but_not_behind_a_closed_end() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
         reader = await opened(cluster, writer)
         assert [e.entry_id for e in await reader.read_unconfirmed(0, 4)] == list(range(5))
@@ -492,7 +492,7 @@ async def test_unconfirmed_entries_of_an_open_ledger_can_be_looked_at_but_not_be
 
 @virtual_time
 async def test_a_shared_reader_without_metadata_reads_many_ledgers_across_restarts() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         client = cluster.client()
         ledgers = [await written(cluster, 40) for _ in range(3)]
         locations = [await client.locate(writer.ledger_id) for writer in ledgers]

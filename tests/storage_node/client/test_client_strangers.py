@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster, Ledger, contents, payload, write
+from helpers.worlds.model_cluster import FAST, Ledger, ModelCluster, contents, payload, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
@@ -20,7 +20,7 @@ from storage_node.protocol.digests import EntryDigest, master_key
 INTRUDER = master_key(b"not the owner's")
 
 
-def intrude(cluster: Cluster, bookies: Iterable[str], ledger_ids: Iterable[int]) -> None:
+def intrude(cluster: ModelCluster, bookies: Iterable[str], ledger_ids: Iterable[int]) -> None:
     """What a stranger's adds under these ids leave on these bookies: a key, and forged entries with a good digest."""
     ids = list(ledger_ids)
     for name in bookies:
@@ -41,7 +41,7 @@ async def replaceable(client: LedgerClient, made: list[int] | None = None) -> Le
 @pytest.mark.parametrize("count", [1, 100])
 @virtual_time
 async def test_ids_that_were_taken_on_all_bookies_are_passed_over_and_nothing_is_lost(count: int) -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         intrude(cluster, cluster.bookies, range(count))
         client, made = cluster.client(), list[int]()
         writer = await replaceable(client, made)
@@ -60,7 +60,7 @@ async def test_ids_that_were_taken_on_all_bookies_are_passed_over_and_nothing_is
 @pytest.mark.parametrize("poisoned", [1, 2, 3])
 @virtual_time
 async def test_a_bookie_that_holds_anothers_entries_is_named_in_no_ensemble(poisoned: int) -> None:
-    async with Cluster(6) as cluster:
+    async with ModelCluster(6) as cluster:
         strangers = list(cluster.bookies)[:poisoned]
         intrude(cluster, strangers, range(200))
         for name in strangers:
@@ -77,7 +77,7 @@ async def test_a_bookie_that_holds_anothers_entries_is_named_in_no_ensemble(pois
 
 @virtual_time
 async def test_entries_added_and_a_close_asked_for_meanwhile_are_kept() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         intrude(cluster, cluster.bookies, range(3))
         client = cluster.client()
         asked, go_on = asyncio.Event(), asyncio.Event()
@@ -103,7 +103,7 @@ async def test_entries_added_and_a_close_asked_for_meanwhile_are_kept() -> None:
 
 @virtual_time
 async def test_a_new_bookie_that_was_taken_is_replaced_in_the_midst_of_a_ledger() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         spare = [name for name in cluster.bookies if name not in writer.metadata.last_ensemble.bookies]
@@ -121,7 +121,7 @@ async def test_a_new_bookie_that_was_taken_is_replaced_in_the_midst_of_a_ledger(
 
 @virtual_time
 async def test_who_may_not_move_is_told_and_may_close_the_ledger_empty() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         intrude(cluster, cluster.bookies, range(2))
         writer = await cluster.client().create()
         with pytest.raises(LedgerTakenError, match="others wrote under ledger id 0"):
@@ -132,7 +132,7 @@ async def test_who_may_not_move_is_told_and_may_close_the_ledger_empty() -> None
 
 @virtual_time
 async def test_the_number_of_tries_is_bounded() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         client, made = cluster.client(), list[int]()
 
         async def taken() -> LedgerWriter:
@@ -149,7 +149,7 @@ async def test_the_number_of_tries_is_bounded() -> None:
 
 @virtual_time
 async def test_where_no_other_ledger_can_be_made_the_writer_fails() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         intrude(cluster, cluster.bookies, [0])
         writer = await cluster.client().create()
 
@@ -163,7 +163,7 @@ async def test_where_no_other_ledger_can_be_made_the_writer_fails() -> None:
 
 @virtual_time
 async def test_a_writer_given_up_while_its_ledger_is_replaced_leaves_nothing_running() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         intrude(cluster, cluster.bookies, [0])
         client = cluster.client()
         asked, go_on = asyncio.Event(), asyncio.Event()
@@ -191,7 +191,7 @@ async def test_a_writer_given_up_while_its_ledger_is_replaced_leaves_nothing_run
 @pytest.mark.parametrize("poisoned", [1, 2, 3, 4])
 @virtual_time
 async def test_a_deserted_ledger_whose_id_was_taken_is_recovered(poisoned: int) -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         names = writer.metadata.last_ensemble.bookies
         intrude(cluster, [*names, *cluster.bookies][:poisoned] if poisoned < 4 else cluster.bookies, [0])
@@ -203,7 +203,7 @@ async def test_a_deserted_ledger_whose_id_was_taken_is_recovered(poisoned: int) 
 
 @virtual_time
 async def test_what_one_taken_bookie_did_not_get_is_recovered_whole() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         names = writer.metadata.last_ensemble.bookies
         cluster.bookies[names[0]].delay_s = 0.5  # its refusal comes after the acknowledgement
@@ -215,7 +215,7 @@ async def test_what_one_taken_bookie_did_not_get_is_recovered_whole() -> None:
 
 @virtual_time
 async def test_with_a_taken_bookie_and_one_away_what_was_acknowledged_is_not_cut_off() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         names = writer.metadata.last_ensemble.bookies
         cluster.bookies[names[0]].delay_s = 0.5
@@ -231,7 +231,7 @@ async def test_with_a_taken_bookie_and_one_away_what_was_acknowledged_is_not_cut
 
 @virtual_time
 async def test_while_nodes_are_waited_for_a_taken_one_is_never_picked_again() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client(replace(FAST, outage_wait_ms=20_000))
         writer = await client.create()
         await write(writer, 2)

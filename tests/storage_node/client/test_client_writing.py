@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster, ModelLink, contents, payload, write
+from helpers.worlds.model_cluster import FAST, ModelCluster, ModelLink, contents, payload, write
 
 from metadata.bookkeeper.ledger_metadata import DigestType, LedgerState
 from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError
@@ -29,7 +29,7 @@ from storage_node.protocol.writing_model import PickReplacements
 @pytest.mark.parametrize("digest", DigestType)
 @virtual_time
 async def test_entries_written_and_closed_are_read_back(digest: DigestType) -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create(digest_type=digest, password=b"secret", custom={"a": b"b"})
         assert writer.last_add_pushed == -1
         future = writer.add(b"two ", b"buffers")
@@ -50,7 +50,7 @@ async def test_entries_written_and_closed_are_read_back(digest: DigestType) -> N
 
 @virtual_time
 async def test_pipelined_adds_resolve_in_entry_order_and_every_replica_gets_each_once() -> None:
-    async with Cluster(3, jitter_s=0.01) as cluster:
+    async with ModelCluster(3, jitter_s=0.01) as cluster:
         writer = await cluster.client().create()
         order: list[int] = []
         futures = [writer.add(payload(i)) for i in range(200)]
@@ -66,7 +66,7 @@ async def test_pipelined_adds_resolve_in_entry_order_and_every_replica_gets_each
 
 @virtual_time
 async def test_an_ensemble_larger_than_the_write_quorum_is_striped() -> None:
-    async with Cluster(5) as cluster:
+    async with ModelCluster(5) as cluster:
         writer = await cluster.client().create(ensemble_size=5, write_quorum=3, ack_quorum=2)
         await write(writer, 20)
         await cluster.settle()
@@ -79,7 +79,7 @@ async def test_an_ensemble_larger_than_the_write_quorum_is_striped() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @virtual_time
 async def test_a_bookie_lost_in_the_middle_of_pipelined_adds_is_replaced(seed: int) -> None:
-    async with Cluster(4, seed=seed) as cluster:
+    async with ModelCluster(4, seed=seed) as cluster:
         writer = await cluster.client().create()
         first = writer.metadata.last_ensemble.bookies
         futures = [writer.add(payload(i)) for i in range(50)]
@@ -103,7 +103,7 @@ async def test_a_bookie_lost_in_the_middle_of_pipelined_adds_is_replaced(seed: i
 )
 @virtual_time
 async def test_a_bookie_that_refuses_adds_is_replaced(status: Status) -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         bad = writer.metadata.last_ensemble.bookies[1]
@@ -117,7 +117,7 @@ async def test_a_bookie_that_refuses_adds_is_replaced(status: Status) -> None:
 
 @virtual_time
 async def test_a_hanging_bookie_is_replaced_after_the_add_timeout_and_holds_up_nothing_before() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 1)
         bad = writer.metadata.last_ensemble.bookies[0]
@@ -133,7 +133,7 @@ async def test_a_hanging_bookie_is_replaced_after_the_add_timeout_and_holds_up_n
 
 @virtual_time
 async def test_a_slow_bookie_delays_nobody_and_is_kept() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 1)
         slow = writer.metadata.last_ensemble.bookies[2]
@@ -149,7 +149,7 @@ async def test_a_slow_bookie_delays_nobody_and_is_kept() -> None:
 
 @virtual_time
 async def test_an_acknowledgement_waits_for_the_ack_quorum() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         a, b, _ = cluster.holding(writer.metadata.last_ensemble.bookies)
         a.delay_s = b.delay_s = 0.4
@@ -160,7 +160,7 @@ async def test_an_acknowledgement_waits_for_the_ack_quorum() -> None:
 
 @virtual_time
 async def test_three_bookies_of_which_one_dies_go_on_as_two_and_take_it_back() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         name = writer.metadata.last_ensemble.bookies[1]
@@ -188,7 +188,7 @@ async def test_three_bookies_of_which_one_dies_go_on_as_two_and_take_it_back() -
 
 @virtual_time
 async def test_too_few_bookies_fail_pending_adds_as_unknown_and_the_writer_can_still_close_at_its_lac() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         for bookie in cluster.holding(writer.metadata.last_ensemble.bookies[:2]):
@@ -203,7 +203,7 @@ async def test_too_few_bookies_fail_pending_adds_as_unknown_and_the_writer_can_s
 
 @virtual_time
 async def test_creating_on_too_few_bookies_says_how_many_there_are() -> None:
-    async with Cluster(2) as cluster:
+    async with ModelCluster(2) as cluster:
         with pytest.raises(NotEnoughBookiesError, match="needs 3 writable storage nodes and 2 are registered"):
             await cluster.client().create()
         assert [i async for i in cluster.ledgers.ids()] == []
@@ -211,7 +211,7 @@ async def test_creating_on_too_few_bookies_says_how_many_there_are() -> None:
 
 @virtual_time
 async def test_quorums_and_payloads_that_cannot_be_are_refused_before_anything_is_sent() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         client = cluster.client()
         with pytest.raises(CallerError, match="ack quorum"):
             await client.create(ensemble_size=3, write_quorum=2, ack_quorum=3)
@@ -229,7 +229,7 @@ async def test_quorums_and_payloads_that_cannot_be_are_refused_before_anything_i
 
 @virtual_time
 async def test_the_id_is_announced_before_the_ledger_exists() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         seen: list[tuple[int, list[int]]] = []
 
         async def before(ledger_id: int) -> None:
@@ -242,7 +242,7 @@ async def test_the_id_is_announced_before_the_ledger_exists() -> None:
 @virtual_time
 async def test_a_second_client_fences_a_writer_with_adds_pending_and_both_agree_on_the_end() -> None:
     for seed in range(10):
-        async with Cluster(4, seed=seed, jitter_s=0.02) as cluster:
+        async with ModelCluster(4, seed=seed, jitter_s=0.02) as cluster:
             writer = await cluster.client().create()
             futures = [writer.add(payload(i)) for i in range(40)]
             await asyncio.sleep(0.001 * seed)
@@ -269,7 +269,7 @@ async def test_a_second_client_fences_a_writer_with_adds_pending_and_both_agree_
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
 @virtual_time
 async def test_an_ensemble_change_whose_answer_is_lost_is_resolved_by_looking(fault: Fault) -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         path = cluster.ledgers.path(writer.ledger_id)
@@ -291,7 +291,7 @@ async def test_an_ensemble_change_whose_answer_is_lost_is_resolved_by_looking(fa
 
 @virtual_time
 async def test_a_ledger_closed_by_somebody_else_fails_the_close_unless_the_end_is_the_same() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         await cluster.settle()
@@ -301,7 +301,7 @@ async def test_a_ledger_closed_by_somebody_else_fails_the_close_unless_the_end_i
 
 @virtual_time
 async def test_wait_for_room_holds_the_caller_back_until_acknowledgements_come() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         client = cluster.client(replace(FAST, max_outstanding_bytes=10_000))
         writer = await client.create()
         for bookie in cluster.bookies.values():
@@ -317,7 +317,7 @@ async def test_wait_for_room_holds_the_caller_back_until_acknowledgements_come()
 
 @virtual_time
 async def test_an_abandoned_writer_ends_its_adds_and_leaves_the_ledger_to_a_recovery() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         writer = await cluster.client().create()
         await write(writer, 3)
         for bookie in cluster.bookies.values():
@@ -335,7 +335,7 @@ async def test_an_abandoned_writer_ends_its_adds_and_leaves_the_ledger_to_a_reco
 
 @virtual_time
 async def test_a_closed_writer_takes_no_adds_and_a_closed_client_does_nothing() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         client = cluster.client()
         writer = await client.create()
         await writer.close()
@@ -349,7 +349,7 @@ async def test_a_closed_writer_takes_no_adds_and_a_closed_client_does_nothing() 
 
 @virtual_time
 async def test_deleting_is_idempotent() -> None:
-    async with Cluster() as cluster:
+    async with ModelCluster() as cluster:
         client = cluster.client()
         writer = await client.create()
         await writer.close()
@@ -360,7 +360,7 @@ async def test_deleting_is_idempotent() -> None:
 
 @virtual_time
 async def test_a_change_while_the_metadata_store_is_away_freezes_and_then_goes_on() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         writer = await cluster.client().create()
         await write(writer, 5)
         cluster.tree.stall()
@@ -384,7 +384,7 @@ async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_
         async def replacements(self, wanted: PickReplacements) -> dict[int, str]:
             raise ZeroDivisionError("a bug")
 
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         client = LedgerClient(cluster.ledgers, cluster.registry, settings=FAST, network=cluster, placement=Broken())
         cluster.clients.append(client)
         writer = await client.create()
@@ -396,7 +396,7 @@ async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_
 
 @virtual_time
 async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         for bookie in cluster.bookies.values():
             bookie.odd_encoding = True
@@ -406,7 +406,7 @@ async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
 
 @virtual_time
 async def test_whatever_a_network_raises_the_requests_end_and_the_next_ones_connect_again() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         faults = 3
         connect = cluster.connect

@@ -18,7 +18,7 @@ import pytest
 from helpers.bookie.damaged_frames import REQUESTS, RESPONSES, body
 from helpers.bookie.fuzzed_connection import Victim
 from helpers.bookie.harness import KEY as HARNESS_KEY
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 
 from metadata.bookkeeper.ledgers import LedgerStore
 from metadata.zookeeper.memory import MemoryStore
@@ -84,7 +84,7 @@ def cut_stream(r: random.Random, bodies: list[bytes]) -> None:
 async def attack(tmp_path: Path, seed: int, inputs: int) -> dict[str, object]:
     """All inputs of some rounds; what was seen."""
     r = random.Random(seed)
-    cluster = Cluster(tmp_path)
+    cluster = BookieCluster(tmp_path)
     store = MemoryStore(cluster.tree)
     await LedgerStore(store).format()
     bookie = await cluster.start(log_size_limit=64 << 20, flush_interval_ms=500)

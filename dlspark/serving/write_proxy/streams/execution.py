@@ -36,15 +36,7 @@ from dlspark.core.writing.conditional_appends import Condition
 from dlspark.core.writing.proxy_writes import append_epoch, append_run, append_token, write_run
 from dlspark.core.writing.write_kinds import CheckedSet
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import (
-    CallerError,
-    InvalidEntryError,
-    InvalidRecordError,
-    OutcomeUnknownError,
-    OverCapacityError,
-    OwnershipAcquireFailedError,
-    WriteCancelledError,
-)
+from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, WriteCancelledError
 from dlspark.serving.bindings.service import Caller, Reply
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -68,6 +60,8 @@ from dlspark.serving.protocol.operations import (
 )
 from dlspark.serving.protocol.request_checks import check_record_sets
 from dlspark.serving.write_proxy.streams.limits import ClientProducers
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import CallerError, OutcomeUnknownError
 from storage_node.protocol.frames import Buffer
 
 _LOG: Final = logging.getLogger(__name__)

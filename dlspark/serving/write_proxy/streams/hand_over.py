@@ -26,12 +26,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
-from dlspark.errors import OutcomeUnknownError, StreamUnavailableError
+from dlspark.errors import StreamUnavailableError
 from dlspark.serving.protocol.failures import error_of
 from dlspark.serving.protocol.operations import Answer, Refusal, Request, TakeStream
 from dlspark.serving.write_proxy.streams.execution import found_at
 from dlspark.serving.write_proxy.streams.stream import ProxyStream
 from dlspark.serving.write_proxy.streams.stream_host import StreamHost
+from metadata.foundation.errors import OutcomeUnknownError
 from metadata.foundation.tasks import end_tasks
 
 Stream = TypeVar("Stream")

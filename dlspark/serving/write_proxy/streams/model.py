@@ -23,16 +23,10 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
-from dlspark.errors import (
-    AlreadyClosedError,
-    CallerError,
-    ConditionError,
-    OwnershipAcquireFailedError,
-    ProducerError,
-    status_code,
-)
+from dlspark.errors import AlreadyClosedError, ConditionError, ProducerError, status_code
 from dlspark.serving.protocol.operations import StatusCode
-from metadata.foundation.errors import InvariantViolation
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
+from metadata.foundation.errors import CallerError, InvariantViolation
 
 FOUND_KEPT_SHARE: Final = 2 / 3
 """The share of the session timeout for which it is remembered that another proxy has a log."""

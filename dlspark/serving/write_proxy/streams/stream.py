@@ -24,15 +24,7 @@ from typing import Final
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import (
-    DistributedLogError,
-    OperationNotServedError,
-    OverCapacityError,
-    OwnershipAcquireFailedError,
-    RequestDeniedError,
-    StreamUnavailableError,
-    WriteCancelledError,
-)
+from dlspark.errors import OperationNotServedError, OverCapacityError, StreamUnavailableError, WriteCancelledError
 from dlspark.serving.bindings.service import Caller
 from dlspark.serving.protocol.failures import refusal_of
 from dlspark.serving.protocol.operations import (
@@ -71,8 +63,10 @@ from dlspark.serving.write_proxy.streams.stream_host import (
     check_permitted,
     permissions_of,
 )
+from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.distributedlog.owner_names import gives_way
-from metadata.distributedlog.permissions import ALLOW_ALL, Permissions
+from metadata.distributedlog.permissions import ALLOW_ALL, Permissions, RequestDeniedError
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.settings import Value
 
 _LOG: Final = logging.getLogger(__name__)

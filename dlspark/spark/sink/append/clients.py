@@ -57,13 +57,13 @@ START_TIMEOUT_S: Final = 60.0
 SLACK_S: Final = 30.0
 """How much longer than the process's own limits its answer is waited for."""
 _PAUSE_S: Final = 0.05
-_LISTEN_S: Final = 0.5
+_LOOK_EVERY_S: Final = 0.5
 """How often it is looked what the process says."""
 LENGTHS: Final = Struct(">II")
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 2 * ENTRY_ROOM
 """Rows as Arrow has them take less than in an entry, ids and offsets included; what describes them comes on top."""
-_NONE_THERE: Final = (FileNotFoundError, ConnectionRefusedError)
+_NOT_THERE: Final = (FileNotFoundError, ConnectionRefusedError)
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +87,10 @@ def append_in_process(options: Options, batch: BatchToAppend) -> CommitOutcome |
             with _connected(folder, options, start=start) as connection:
                 connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))
                 secret = folder.secret.read_text()
-                said = _Said(folder)
+                output = _ProcessOutput(folder)
                 sent = True
                 connection.sendall(encode_request(secret, batch))
-                said.pass_on_until_answered(connection, deadline)
+                output.pass_on_until_answered(connection, deadline)
                 head = _answer(connection)
             return decode_answer(head)
         except OSError as error:
@@ -119,14 +119,14 @@ def _connected(folder: AppenderFolder, options: Options, *, start: bool) -> sock
     """Return a connection to the process, which is started if there is none. Raises OSError, AppenderStartError."""
     try:
         return _connect(folder)
-    except _NONE_THERE:
+    except _NOT_THERE:
         if not start:
             raise FileNotFoundError("no process appends for this driver") from None
     try:
         with folder.starting():
             try:
                 return _connect(folder)  # another commit was faster
-            except _NONE_THERE:
+            except _NOT_THERE:
                 left = folder.left_session()
                 folder.make()
                 _start(folder, options, left)
@@ -151,7 +151,7 @@ def _start(folder: AppenderFolder, options: Options, left_session: bytes) -> Non
     # The same modules as here: what Spark's workers are given by PYTHONPATH and by other means.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        # The command ends as soon as the process that it leaves behind listens, so nobody has to wait for that one.
+        # The command ends as soon as the process that it leaves behind listens, so nothing has to wait for that one.
         done = subprocess.run(
             [sys.executable, "-m", PROCESS_MODULE, os.fspath(folder.path)],
             input=pickle.dumps((options, driver_process(), left_session)),
@@ -175,8 +175,8 @@ def _not_started_error(why: str) -> AppenderStartError:
     )
 
 
-class _Said:
-    """What the process prints from now on."""
+class _ProcessOutput:
+    """The output of the process from now on: it is passed on."""
 
     def __init__(self, folder: AppenderFolder) -> None:
         self._output = folder.output
@@ -184,7 +184,7 @@ class _Said:
 
     def pass_on_until_answered(self, connection: socket.socket, deadline: float) -> None:
         """Return once there is something to receive. Raises TimeoutError."""
-        while not select.select([connection], [], [], _LISTEN_S)[0]:
+        while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
             self._pass_on()
             if time.monotonic() > deadline:
                 raise TimeoutError("the process did not answer in time")

@@ -1,4 +1,4 @@
-"""Where the processes that append for this user's drivers are found: a private folder for each.
+"""The private folders of the processes that append for this user's drivers, by which they are found.
 
     <a folder of the user's own>/                (`own_folder`)
         starting                                 locked by a process that starts such a process, or ends as one
@@ -8,18 +8,18 @@
 
 A process that was killed leaves its folder; the next one that is started for any driver removes it. Where that one
 takes its place, it ends the session of the one that was killed, whose logs would be locked until the session ends by
-itself. It does so only where the process, by number and time of start, does not run any more: nobody else has that
+itself. It does so only where the process, by number and time of start, does not run any more: no other process has that
 session. To end one in error would cost a process its logs, and no data: a deposed owner writes nothing (I5, I7, I20).
 
 The folder of the user's own (`own_folder`) is one that each process of the user finds, and no other user can take:
 
     $XDG_RUNTIME_DIR/dlspark                where that directory is the user's own and closed to others
     <temporary directory>/dlspark-<uid>     else, unless another user was first
-    <temporary directory>/dlspark-<uid>-*   else: a name that nobody could guess, and that is searched for
+    <temporary directory>/dlspark-<uid>-*   else: a name that cannot be guessed, and that is searched for
 
 The directory of temporary files belongs to all users, and a name in it to whoever was first. So nothing that is found
 is trusted by its name: it must be a directory (no link), of this user, closed to all others. What these three say of
-it, nobody else can bring about, nor take away: in a directory with the sticky bit only the owner renames or removes.
+it, no other user can bring about, nor take away: in a directory with the sticky bit only the owner renames or removes.
 
 Two processes that make the third kind in the same moment may each have its own; the next one takes the first by name.
 """
@@ -100,27 +100,27 @@ class AppenderFolder:
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """The socket at which it listens."""
         return self.path / "socket"
 
     @property
     def secret(self) -> Path:
-        """What each request has to show."""
+        """The file of the secret that each request has to show."""
         return self.path / "secret"
 
     @property
     def process(self) -> Path:
-        """Which process it is: number and time of start."""
+        """The file that says which process it is: number and time of start."""
         return self.path / "process"
 
     @property
     def session(self) -> Path:
-        """The token of its session with ZooKeeper, a secret."""
+        """The file of the token of its session with ZooKeeper, a secret."""
         return self.path / "session"
 
     @property
     def output(self) -> Path:
-        """What it prints."""
+        """The file that it prints to."""
         return self.path / "output"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How a log is opened to append batches to it: as its owner, or through the process that owns it.
+"""The ways to open a log to append batches to it: as its owner, or through the process that owns it.
 
 | the option `proxy` | the log's lock is | opened |
 |---|---|---|
@@ -73,7 +73,7 @@ class LogOpener:
         self._always = always
         self._find = find
         self._idle_ms = idle_ms
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     async def open(self, log: str) -> AppendedLog:
         """Open the log. Raises as `OwnedLog.open` and `ProxiedLog.open`."""
@@ -95,7 +95,7 @@ class LogOpener:
         if holder.session_id != self._tools.namespace.store.session_id:
             if await self._proxies.within_reach(self._tools.namespace.services):
                 return await self._through_proxies(log)
-            self._say_taking_turns(log, holder)
+            self._warn_taking_turns(log, holder)
         return await OwnedLog.open(self._tools, log)
 
     async def _through_proxies(self, log: str) -> AppendedLog:
@@ -110,9 +110,9 @@ class LogOpener:
     async def _is_held_by(self, holder: LockId, log: str) -> bool:
         return await self._holder(log) == holder
 
-    def _say_taking_turns(self, log: str, holder: LockId) -> None:
-        if log not in self._said:
-            self._said.add(log)
+    def _warn_taking_turns(self, log: str, holder: LockId) -> None:
+        if log not in self._warned:
+            self._warned.add(log)
             _log.warning(
                 "log %s is another query's as well, that of %s, which cannot be asked from here: while it runs the two "
                 "take turns, and each turn ends a segment; through a write proxy (dlspark proxy write) neither waits",

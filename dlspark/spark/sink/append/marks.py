@@ -32,7 +32,7 @@ HISTORY: Final = history_kept(1)
 
 @dataclass(frozen=True, slots=True)
 class AppendTools:
-    """What appending works with. `owner`: the name that other writers see."""
+    """The tools that appending works with. `owner`: the name that other writers see."""
 
     namespace: AsyncNamespace
     logs: NamespaceLogs

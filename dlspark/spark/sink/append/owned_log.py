@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Entered:
+class _EnteredSink:
     """A sink that may append."""
 
     kept: KeptMark
@@ -86,7 +86,7 @@ class OwnedLog:
         self._handle = handle
         self._writer = writer
         self._paths = paths
-        self._sinks: dict[str, _Entered] = {}
+        self._sinks: dict[str, _EnteredSink] = {}
 
     @property
     def is_owner(self) -> bool:
@@ -145,7 +145,7 @@ class OwnedLog:
 
     # ------------------------------------------------------------------ marks
 
-    async def _enter(self, sink_id: str) -> _Entered:
+    async def _enter(self, sink_id: str) -> _EnteredSink:
         found = self._sinks.get(sink_id)
         if found is not None and self._is_forgotten(sink_id, found):
             await self._set(found, appending=False)  # the mark says what the log does not know any more
@@ -153,7 +153,7 @@ class OwnedLog:
             found = None
         if found is None:
             kept = await self._read(sink_id)
-            found = _Entered(kept, self._next_epoch(kept))
+            found = _EnteredSink(kept, self._next_epoch(kept))
             await self._set(found, appending=True)  # also where it says so: what a former owner sends fails
             self._sinks[sink_id] = found
             await kept.sweep()
@@ -173,7 +173,7 @@ class OwnedLog:
             kept.mark = replace(kept.mark, epoch=epoch, sent=None)
         return kept
 
-    def _is_forgotten(self, sink_id: str, sink: _Entered) -> bool:
+    def _is_forgotten(self, sink_id: str, sink: _EnteredSink) -> bool:
         """Return whether the log has forgotten the sink meanwhile: others went on in it, and the sink was silent for
         long."""
         return sink.epoch <= self._writer.forgotten_epoch and self._writer.producer_state(sink_id) is None
@@ -197,7 +197,7 @@ class OwnedLog:
         if kept.lacks_something:
             await kept.move(replace(kept.mark, appending_ms=None))
 
-    async def _set(self, sink: _Entered, *, appending: bool) -> None:
+    async def _set(self, sink: _EnteredSink, *, appending: bool) -> None:
         kept = sink.kept
         await kept.move(replace(kept.mark, appending_ms=kept.now_ms if appending else None, epoch=sink.epoch))
         sink.unfolded = 0

@@ -1,7 +1,7 @@
 """The process that appends for a driver: `python -m dlspark.spark.sink.append.process FOLDER` (`clients`).
 
 It is given the query's options, the driver's name and what a killed predecessor left on its standard input. The command
-itself ends as soon as the process listens in the folder, so that this is no child of a worker of Spark's: by a fork,
+itself ends as soon as the process listens in the folder, so that it is not a child of a worker of Spark's: by a fork,
 before anything is loaded.
 
 It ends by itself (`server`), or by SIGTERM: then its logs are given up with their segments completed. Killed,
@@ -34,18 +34,18 @@ _OUTPUT_MODE: Final = 0o600
 def main() -> None:
     """Start the process in the background; exit with 0 once it listens, else with what it said."""
     folder, given = Path(sys.argv[1]), sys.stdin.buffer.read()
-    said, saying = os.pipe()
+    reading, writing = os.pipe()
     if os.fork():
-        os.close(saying)
-        with os.fdopen(said, "rb") as pipe:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
             words = pipe.read()
         if words != _LISTENS:
             output = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
             sys.exit(output or "it ended at once")
         return
-    os.close(said)
+    os.close(reading)
     _detach(folder)
-    _run(folder, given, saying)
+    _run(folder, given, writing)
 
 
 def _detach(folder: Path) -> None:
@@ -58,7 +58,7 @@ def _detach(folder: Path) -> None:
     os.close(nothing)
 
 
-def _run(folder: Path, given: bytes, saying: int) -> None:
+def _run(folder: Path, given: bytes, writing: int) -> None:
     from dlspark.core.runtime import Runtime
     from dlspark.spark.sink.append.folders import AppenderFolder, this_process
     from dlspark.spark.sink.append.server import serve
@@ -74,8 +74,8 @@ def _run(folder: Path, given: bytes, saying: int) -> None:
         signal.signal(number, lambda *_: runtime.loop.call_soon_threadsafe(stop.set))
 
     def listens() -> None:
-        os.write(saying, _LISTENS)
-        os.close(saying)
+        os.write(writing, _LISTENS)
+        os.close(writing)
 
     try:
         runtime.run(serve(options, own, driver, left_session, stop, listens))

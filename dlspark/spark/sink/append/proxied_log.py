@@ -56,7 +56,6 @@ from dlspark.errors import (
     ProducerFencedError,
     ProducerForgottenError,
     RecordTooLongError,
-    RequestDeniedError,
     SequenceGapError,
     TransactionIdOutOfOrderError,
 )
@@ -67,6 +66,7 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.inline_rows import records
 from dlspark.spark.sink.messages import InlineRows, JobId
 from dlspark.spark.sink.write_proxies import WriteProxies
+from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.distributedlog.sink_marks import NamedBatch
 from metadata.foundation import fault_points
 from metadata.foundation.errors import BadVersionError, DistributedLogError, InvariantViolation, NoNodeError

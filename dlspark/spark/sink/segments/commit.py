@@ -112,7 +112,7 @@ class _Publishing:
     """As the tasks made it: what its logs' marks are held against."""
     skip_differing: bool
     publication: Publication = field(init=False)
-    """What the next try publishes: `given`, with the merges of the tries before."""
+    """The batch that the next try publishes: `given`, with the merges of the tries before."""
     open: tuple[str, ...] = ()
     """The logs that lacked it at the last look."""
     warned: dict[str, str] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class _Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What came of publishing a batch.
+    """The result of publishing a batch.
 
     `left`: ledgers that the publication has settled and not taken, as listed when it began: garbage of failed attempts
     and of its own. None: they were not listed.

@@ -181,7 +181,7 @@ class LedgerSweeper:
 
 
 class StagedLedgerState(str, Enum):
-    """What may be done with a staged ledger."""
+    """The state of a staged ledger: all but LIVE may be swept."""
 
     SETTLED = "settled"
     CONDEMNED = "condemned"
@@ -213,7 +213,7 @@ class SinkLeftovers:
 
     @property
     def kind(self) -> str:
-        """What writes through it: a streaming query, an application with txnAppId, or a batch write."""
+        """The kind of its writer: a streaming query, an application with txnAppId, or a batch write."""
         if self.sink_id.startswith(APPLICATION_PREFIX):
             return "application"
         return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
@@ -224,7 +224,7 @@ class SinkLeftovers:
 
     @property
     def sweepable(self) -> list[StagedLedger]:
-        """What `sweep_leftovers` takes."""
+        """The ledgers that `sweep_leftovers` takes."""
         return self.of(StagedLedgerState.SETTLED, StagedLedgerState.CONDEMNED, StagedLedgerState.ABANDONED)
 
     @property

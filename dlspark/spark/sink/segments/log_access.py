@@ -1,4 +1,4 @@
-"""What publishing does with the logs of a namespace: create, lock, recover, find the end.
+"""The logs of a namespace, as publishing needs them: it creates and locks them, recovers them and finds their ends.
 
 A log's end is asked for together with its lock. ZooKeeper answers a session's requests in their order. So where no
 other owner holds the lock, and no request failed, the end was read under the lock, one round trip after the first
@@ -46,7 +46,7 @@ AskedToYield = Callable[[str], AbstractAsyncContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class LockedLogEnd:
-    """Where a log ends, read under its write lock with no segment in progress."""
+    """The end of a log, read under its write lock with no segment in progress."""
 
     state: LogEnd
     next_lssn: int
@@ -79,7 +79,7 @@ _Look = tuple[LockedLogEnd, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class LogRules:
-    """How this sink treats logs. `owner` is the name that other writers see while we hold a lock."""
+    """The sink's rules for logs. `owner` is the name that other writers see while we hold a lock."""
 
     owner: str
     lock_timeout_ms: int

@@ -1,11 +1,10 @@
 """A sink's task: what it does with its rows, before anything of them can be seen.
 
-`run_task` is called in Spark's thread. A task of which few rows come, for one log, stages nothing: where the batch may
-be appended, it hands its rows over in its message and asks nothing of the metadata store or of storage nodes
-(`inline_rows`). Any other task writes its rows into ledgers of its own, one for each log it meets (a new one whenever
-one has grown to the namespace's segment size), closes them and reports them to the driver. No log refers to these
-ledgers until the driver publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger
-that exists is listed under the sink, so what is not published is found and swept.
+A task of which few rows come, for one log, stages nothing: where the batch may be appended, it hands its rows over in
+its message (`inline_rows`). Any other task writes its rows into ledgers of its own, one for each log it meets (a new
+one whenever one has grown to the namespace's segment size), closes them and reports them to the driver. No log refers
+to these ledgers until the driver publishes the batch, so a task may fail, be repeated or run twice at any time. Every
+ledger that exists is listed under the sink, so what is not published is found and swept.
 
 `Staging` is the task on the event loop; its `TaskWriter` gathers rows and writes them, each ledger by a
 `StagedSegmentWriter`. What a task needs from the metadata store it
@@ -87,7 +86,7 @@ def run_task(
     """Stage a task's rows, or hand them over where they are few; called in Spark's thread.
 
     Args:
-        options: those of the write.
+        options: the options of the write.
         columns: where the sink's columns are in `batches`.
         job: whose batch the task writes.
         partition: the task's number in the job.
@@ -206,10 +205,7 @@ class _EntrySender:
 
 
 class Staging:
-    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`.
-
-    What it asks of the metadata store is asked when it is made, before there are rows.
-    """
+    """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`."""
 
     def __init__(self, session: SinkSession, job: JobId, columns: SinkColumns, partition: int, stamp_ms: int) -> None:
         self.session = session
@@ -274,7 +270,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """How a task writes."""
+    """The settings by which a task writes."""
 
     columns: SinkColumns
     compression: Compression
@@ -297,7 +293,7 @@ class EntriesToSend:
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _GatheredRows:
     """Rows of one log that wait to be cut into entries, and where its segment has got to (kept in Spark's thread)."""
 
     stamp: int | None
@@ -309,7 +305,7 @@ class _Gathered:
 
 
 @dataclass(slots=True)
-class _Staged:
+class _StagedLog:
     """The open segment of one log and those closed before it (kept on the event loop)."""
 
     segment: StagedSegmentWriter | None = None
@@ -335,8 +331,8 @@ class TaskWriter:
         self._create = create
         self._stamp = stamp
         self._window = WriteWindow()
-        self._gathered: dict[str, _Gathered] = {}
-        self._staged: dict[str, _Staged] = {}
+        self._gathered: dict[str, _GatheredRows] = {}
+        self._staged: dict[str, _StagedLog] = {}
         self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
         self._waiting: dict[str, None] = {}
         """Logs that were met and for which no ledger is being made yet, in the order in which they were met."""
@@ -370,8 +366,8 @@ class TaskWriter:
     async def _meet(self, part: LogRows) -> None:
         # One stamp a log and task, taken once: ids within a segment must not decrease (I4).
         stamp = None if part.txids is not None else await self._stamp(part.log)
-        self._staged[part.log] = _Staged()
-        self._gathered[part.log] = _Gathered(stamp)
+        self._staged[part.log] = _StagedLog()
+        self._gathered[part.log] = _GatheredRows(stamp)
 
     def _make_some(self) -> None:
         """Make ledgers for the logs that wait for one, LOGS_AT_ONCE at a time."""
@@ -416,8 +412,9 @@ class TaskWriter:
             if gathered.rows:
                 yield self._cut(log, gathered)
 
-    def _cut(self, log: str, gathered: _Gathered) -> EntriesToSend:
-        values = _joined([part.values for part in gathered.rows])
+    def _cut(self, log: str, gathered: _GatheredRows) -> EntriesToSend:
+        parts = [part.values for part in gathered.rows]
+        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         entries = cut_entries(
             self._txids(gathered, len(values)), values, gathered.next_position, self._settings.compression
         )
@@ -430,7 +427,7 @@ class TaskWriter:
             gathered.next_position, gathered.stored_bytes = 1, 0
         return EntriesToSend(log, entries, last)
 
-    def _txids(self, gathered: _Gathered, count: int) -> npt.NDArray[np.int64]:
+    def _txids(self, gathered: _GatheredRows, count: int) -> npt.NDArray[np.int64]:
         if gathered.stamp is not None:
             return np.full(count, gathered.stamp, dtype=np.int64)
         return np.concatenate([part.txids for part in gathered.rows if part.txids is not None])
@@ -461,7 +458,7 @@ class TaskWriter:
         )
         return tuple(segment for staged in self._staged.values() for segment in staged.closed)
 
-    async def _close(self, log: str, staged: _Staged) -> None:
+    async def _close(self, log: str, staged: _StagedLog) -> None:
         if staged.segment is not None:
             segment, staged.segment = staged.segment, None
             stamped = self._gathered[log].stamp is not None
@@ -483,10 +480,6 @@ class TaskWriter:
         for staged in self._staged.values():
             if staged.segment is not None:
                 await staged.segment.abandon()
-
-
-def _joined(values: list[pa.Array]) -> pa.Array:
-    return values[0] if len(values) == 1 else pa.concat_arrays(values)
 
 
 # ---------------------------------------------------------------------- a segment to be

@@ -52,12 +52,12 @@ class Record(NamedTuple):
 
 
 def time_of(txid: int) -> int | None:
-    """A transaction id as microseconds since the epoch, if it is a time."""
+    """Return a transaction id as microseconds since the epoch, if it is a time."""
     return txid * 1000 if 0 <= txid <= LAST_TIME_MS else None
 
 
 def table_of(records: Iterable[Record]) -> pa.Table:
-    """Records as an Arrow table of the source's columns."""
+    """Return records as an Arrow table of the source's columns."""
     columns = list(zip(*records, strict=True)) or [()] * len(SCHEMA)
     return pa.Table.from_arrays(
         [pa.array(values, kind) for values, kind in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA
@@ -89,7 +89,7 @@ class OracleLogs:
 
     @property
     def prefix(self) -> str:
-        """How the names of all logs of this scene begin."""
+        """Return how the names of all logs of this scene begin."""
         return f"oracle_{self._mark}_"
 
     def create(self) -> str:
@@ -109,7 +109,7 @@ class OracleLogs:
         self._runtime.run(self._append(log, self._rng.choice((1, 2, 3)), keep_open=self._rng.random() < 0.35))
 
     def values(self, log: OracleLog, count: int) -> list[tuple[int, bytes]]:
-        """The next records of a log: ids that rise, or stay; payloads of text, of any bytes, of nothing."""
+        """Draw the next records of a log: ids that rise, or stay; payloads of text, of any bytes, of nothing."""
         found = []
         for _ in range(count):
             kind = self._rng.random()

@@ -37,7 +37,7 @@ CONFS = {
 
 
 def session(mode: str, uri: str, place: Path) -> SparkSession:
-    """The session of a mode."""
+    """Make the session of a mode."""
     from pyspark.sql import SparkSession
 
     import dlspark.spark

@@ -70,15 +70,15 @@ class Tree:
     columns: tuple[Column, ...]
 
     def sql(self, names: Mapping[str, str]) -> str:
-        """As a statement; `names` are the tables of the leaves."""
+        """Return the tree as a statement; `names` are the tables of the leaves."""
         raise NotImplementedError
 
     def frame(self, frames: Mapping[str, DataFrame], names: Mapping[str, str]) -> DataFrame:
-        """By the methods of frames; `frames` are those of the leaves."""
+        """Return the tree by the methods of frames; `frames` are those of the leaves."""
         raise NotImplementedError
 
     def relations(self) -> set[str]:
-        """The relations that it asks."""
+        """Return the relations that it asks."""
         asked = _Asked()
         self.sql(asked)
         return asked.names
@@ -250,7 +250,7 @@ class Drawing:
         self._names = 0
 
     def tree(self) -> Tree:
-        """A whole query."""
+        """Draw a whole query."""
         rng = self._rng
         found = self.part(rng.choice((0, 1, 1, 2, 2, 3)))
         last = rng.random()
@@ -261,7 +261,7 @@ class Drawing:
         return AnyOf(found, rng.choice((0, 1, 3, 10, 100))) if last < 0.55 else found
 
     def part(self, depth: int) -> Tree:
-        """A tree of so many steps at most."""
+        """Draw a tree of so many steps at most."""
         rng = self._rng
         if depth <= 0:
             return self.leaf()
@@ -279,23 +279,23 @@ class Drawing:
         return self.first(self.part(depth - 1))
 
     def rows_alone(self, relation: str) -> Tree:
-        """What a stream can do with each row by itself."""
+        """Draw what a stream can do with each row by itself."""
         found: Tree = self.leaf(relation)
         if self._rng.random() < 0.8:
             found = self.where(found, subqueries=False)
         return self.select(found, distinct=False) if self._rng.random() < 0.5 else found
 
     def leaf(self, relation: str | None = None) -> Leaf:
-        """All of a relation."""
+        """Draw all of a relation."""
         relation = relation or self._rng.choice(sorted(self._columns))
         return Leaf(relation, tuple(Column(name, name) for name in self._columns[relation]))
 
     def where(self, child: Tree, *, subqueries: bool = True) -> Tree:
-        """Some rows of a tree."""
+        """Draw some rows of a tree."""
         return Where(child, self.condition(child.columns, self._rng.choice((1, 1, 2)), subqueries=subqueries))
 
     def select(self, child: Tree, *, distinct: bool = True) -> Tree:
-        """Some columns of a tree, or what is made of them."""
+        """Draw some columns of a tree, or what is made of them."""
         rng = self._rng
         expressions, columns = [], []
         for column in rng.sample(child.columns, rng.randint(1, len(child.columns))):
@@ -313,7 +313,7 @@ class Drawing:
         return Select(child, tuple(expressions), tuple(columns), distinct and rng.random() < 0.15)
 
     def joined(self, left: Tree, right: Tree) -> Tree:
-        """Two trees, joined by columns of the same kind if they have some."""
+        """Draw two trees, joined by columns of the same kind if they have some."""
         rng = self._rng
         pairs = [
             (one, other)
@@ -338,7 +338,7 @@ class Drawing:
         return Join(left, right, how, on, tuple(expressions), tuple(columns))
 
     def union(self, left: Tree, right: Tree) -> Tree:
-        """The rows of two trees, in the columns that both have."""
+        """Draw the rows of two trees, in the columns that both have."""
         common = sorted({one.origin for one in left.columns} & {one.origin for one in right.columns} - {""})
         if not common:
             return left
@@ -351,7 +351,7 @@ class Drawing:
         return Union(*sides)
 
     def grouped(self, child: Tree) -> Tree:
-        """Aggregates of a tree; mostly of all of its rows."""
+        """Draw aggregates of a tree; mostly of all of its rows."""
         rng = self._rng
         keys = tuple(one.name for one in rng.sample(child.columns, 1)) if rng.random() < 0.4 else ()
         functions = []
@@ -368,7 +368,7 @@ class Drawing:
         return Grouped(child, keys, tuple(functions), tuple(columns))
 
     def first(self, child: Tree) -> Tree:
-        """The first rows of a tree: by all of its columns, or by some that are all that is looked at."""
+        """Draw the first rows of a tree: by all of its columns, or by some that are all that is looked at."""
         rng = self._rng
         if rng.random() < 0.5:
             wanted = [rng.choice(([one], ["segment", "entry", "slot"])) for one in ("timestamp", "transaction_id")]
@@ -392,7 +392,7 @@ class Drawing:
     # ------------------------------------------------------------------ conditions
 
     def condition(self, columns: Sequence[Column], depth: int = 1, *, subqueries: bool = True) -> str:
-        """Something that holds for some rows."""
+        """Draw something that holds for some rows."""
         rng = self._rng
         if depth > 1:
             way = rng.random()

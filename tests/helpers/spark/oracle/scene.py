@@ -73,7 +73,7 @@ class Relation:
     """The frame that was made when the scene began; None: made for each query."""
 
     def wanted(self, records: Sequence[Record]) -> list[Record]:
-        """Those of its logs' records that it reads."""
+        """Return those of its logs' records that it reads."""
         return [
             one
             for one in records
@@ -158,7 +158,7 @@ class Scene:
     # ------------------------------------------------------------------ relations
 
     def _relation(self, name: str) -> Relation:
-        """One way of reading some of the logs, with options now and then."""
+        """Draw one way of reading some of the logs, with options now and then."""
         rng = self._rng
         every = sorted(self._logs.logs)
         log = rng.choice(every)
@@ -209,7 +209,7 @@ class Scene:
         return [one for one in self._relations if one.table is not None]
 
     def _bound(self, tree: Tree, *, truth: bool) -> tuple[dict[str, DataFrame], dict[str, str]]:
-        """The frames and the tables of the relations of a query; of the Parquet files with `truth`."""
+        """Return the frames and the tables of the relations of a query; of the Parquet files with `truth`."""
         frames: dict[str, DataFrame] = {}
         names: dict[str, str] = {}
         asked = tree.relations()
@@ -232,7 +232,7 @@ class Scene:
         return one.wanted([record for log in one.logs for record in self._logs.logs[log].records])
 
     def _truth(self, one: Relation, rows: Sequence[Record] | None = None) -> DataFrame:
-        """The rows that a relation has now, as a Parquet file."""
+        """Write the rows that a relation has now to a Parquet file."""
         table = table_of(self._rows(one) if rows is None else rows).select(list(one.columns))
         path = self._place / f"{len(self._files)}.parquet"
         key = f"{one.columns} {table.to_pydict()}"
@@ -298,12 +298,12 @@ class Scene:
         return Drawing(self._rng, {one.name: one.columns for one in self._relations}, seen)
 
     def _plain(self) -> None:
-        """One query, by frames or in SQL."""
+        """Ask one query, by frames or in SQL."""
         tree = self._drawing().tree()
         self._compare(tree, in_sql=self._rng.random() < 0.5)
 
     def _again(self) -> None:
-        """One query again after a change: by another action of the same frames and views."""
+        """Ask one query again after a change: by another action of the same frames and views."""
         tree = self._drawing().tree()
         in_sql = self._rng.random() < 0.5
         self._compare(tree, in_sql=in_sql)
@@ -311,7 +311,7 @@ class Scene:
         self._compare(tree, in_sql=in_sql)
 
     def _cached(self) -> None:
-        """A frame that is cached keeps its rows while the logs change, and has the new ones when it is not any more."""
+        """Check that a cached frame keeps its rows while the logs change, and has the new ones afterwards."""
         tree = self._drawing().part(self._rng.choice((0, 1, 2)))
         frame, expected = self._made(tree, truth=False), _rows_of(self._made(tree, truth=True))
         with self._reported("cached", tree, expected):
@@ -326,7 +326,7 @@ class Scene:
         self._compare(tree, in_sql=False)
 
     def _table_cache(self) -> None:
-        """`CACHE TABLE`, a change by others, `REFRESH TABLE`; `INSERT INTO` makes the cache anew by itself."""
+        """Ask with `CACHE TABLE`, a change by others, `REFRESH TABLE`; `INSERT INTO` makes the cache anew by itself."""
         relation = self._rng.choice(self._tables())
         table = str(relation.table)
         tree = Leaf(relation.name, tuple(Column(name, name) for name in COLUMNS))
@@ -346,7 +346,7 @@ class Scene:
         self._compare(tree, in_sql=True)
 
     def _stream(self) -> None:
-        """A log as a stream with what is there, into Parquet files or the memory; then again after an append."""
+        """Read a log as a stream, into Parquet files or the memory; then again after an append."""
         log = self._rng.choice(sorted(self._logs.logs))
         by_table = self._rng.random() < 0.5
         stream = Relation("stream", (log,), lambda: self._streamed(log, by_table), f"stream of {log}")
@@ -365,7 +365,7 @@ class Scene:
             self._same(f"run {round_ + 1} of a stream", tree, found, expected)
 
     def _joined_stream(self) -> None:
-        """A stream joined with a relation: each batch sees the relation's rows as they are then."""
+        """Join a stream with a relation: each batch sees the relation's rows as they are then."""
         log = self._rng.choice(sorted(self._logs.logs))
         by_table = self._rng.random() < 0.5
         stream = Relation("stream", (log,), lambda: self._streamed(log, by_table), f"stream of {log}")
@@ -436,7 +436,7 @@ class Scene:
 
     @contextmanager
     def _reported(self, what: str, tree: Tree, expected: Rows) -> Iterator[None]:
-        """An error of the query is a difference too: the same one over Parquet had none.
+        """Report an error of the query as a difference too: the same one over Parquet had none.
 
         A plan that Spark keeps, and that has records which the log has lost, is refused: without the jar that of any
         query of a frame, with it that of the very same frame object.
@@ -454,7 +454,7 @@ class Scene:
             raise self._difference(what, tree, [(type(error).__name__, str(error)[:3000])], expected) from error
 
     def _load_again(self, relations: set[str]) -> None:
-        """As the refusal says."""
+        """Load a relation again, as the refusal says."""
         self._outdated -= relations
         for number, one in enumerate(self._relations):
             if one.name in relations:
@@ -474,7 +474,7 @@ class Scene:
 
 
 def _with_ends(made: Relation, ends: Relation) -> Relation:
-    """Returns `made` with the same lowest and end of transaction ids as `ends`."""
+    """Return `made` with the same lowest and end of transaction ids as `ends`."""
     return replace(made, lowest=ends.lowest, below=ends.below)
 
 
@@ -484,7 +484,7 @@ def _spark_schema(columns: Sequence[str]) -> str:
 
 
 def _rows_of(frame: DataFrame) -> Rows:
-    """The rows of a frame as plain values. Arrow would be faster, but waits for ever where Spark has no partition."""
+    """Return the rows of a frame as plain values. Arrow would be faster, but waits for ever without a partition."""
     return [tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in frame.collect()]
 
 

@@ -100,7 +100,7 @@ def stream(spark: SparkSession, source: str, target: str, directory: Path) -> di
 
 
 def catalog(spark: SparkSession, source: str, directory: Path) -> dict[str, object]:
-    """SQL through a catalog that the client switches on: in a server that was started without it."""
+    """Ask in SQL through a catalog that the client switches on, in a server that was started without it."""
     enable(spark)
     enable(spark)
     log, made = f"dlog.`{source}`", f"dlog.connect.{source}".replace("-", "_")
@@ -173,7 +173,7 @@ def segments(spark: SparkSession, source: str) -> list[list[object]]:
 
 
 def registered(spark: SparkSession, source: str, uri: str) -> list[str]:
-    """A conf that the client sets is not seen by the server's workers, until it is handed on."""
+    """Set a conf, which the server's workers do not see until it is handed on."""
     spark.conf.set("spark.distributedlog.uri", "distributedlog://127.0.0.1:1/elsewhere")
     before = str(read(spark, source).count())
     register(spark)

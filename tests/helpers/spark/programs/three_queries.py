@@ -29,8 +29,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
-from dlspark.errors import NotAppliedError, OutcomeUnknownError
 from dlspark.spark import start
+from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
 
 ROWS_PER_BATCH = 50
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -96,7 +96,7 @@ class Queries:
 
 
 def have(logs: list[Log], rows: int) -> bool:
-    """Whether each log has its rows; no, as long as its storage nodes are away."""
+    """Return whether each log has its rows; no, as long as its storage nodes are away."""
     try:
         return min(log.record_count() for log in logs) >= rows
     except (NotAppliedError, OutcomeUnknownError):  # a node that goes while it is asked leaves open what it did

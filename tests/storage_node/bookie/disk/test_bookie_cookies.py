@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 
 from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from metadata.zookeeper.memory import MemoryStore
@@ -17,7 +17,7 @@ from storage_node.errors import BookieConfigurationError, CookieMismatchError
 from storage_node.protocol.schema import Status
 
 
-def folders(cluster: Cluster, *names: str) -> list[Path]:
+def folders(cluster: BookieCluster, *names: str) -> list[Path]:
     return [cluster.tmp_path / "a" / name / "current" for name in names]
 
 
@@ -26,20 +26,20 @@ def wipe(folder: Path) -> None:
         path.unlink()
 
 
-async def delete_cookie(cluster: Cluster) -> None:
+async def delete_cookie(cluster: BookieCluster) -> None:
     store = MemoryStore(cluster.tree)
     await BookieRegistry(store).delete_cookie("a")
     await store.close()
 
 
-async def stored_cookie(cluster: Cluster) -> Cookie | None:
+async def stored_cookie(cluster: BookieCluster) -> Cookie | None:
     store = MemoryStore(cluster.tree)
     found = await BookieRegistry(store).read_cookie("a")
     await store.close()
     return None if found is None else found.value
 
 
-async def test_no_cookie_anywhere_is_a_new_bookie_files_first_then_the_znode(cluster: Cluster) -> None:
+async def test_no_cookie_anywhere_is_a_new_bookie_files_first_then_the_znode(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     written = {(folder / COOKIE_FILE).read_bytes() for folder in folders(cluster, "journal", "ledgers")}
     cookie = await stored_cookie(cluster)
@@ -47,7 +47,7 @@ async def test_no_cookie_anywhere_is_a_new_bookie_files_first_then_the_znode(clu
     assert written == {cookie.encode()}
 
 
-async def test_a_start_that_wrote_some_files_and_no_znode_is_begun_again(cluster: Cluster) -> None:
+async def test_a_start_that_wrote_some_files_and_no_znode_is_begun_again(cluster: BookieCluster) -> None:
     """A crash between the files: some have a cookie that is equal, the others are empty."""
     await cluster.stop(await cluster.start())
     await delete_cookie(cluster)
@@ -60,7 +60,7 @@ async def test_a_start_that_wrote_some_files_and_no_znode_is_begun_again(cluster
     assert await stored_cookie(cluster) is not None
 
 
-async def test_no_znode_and_a_directory_without_cookie_that_is_not_empty_is_refused(cluster: Cluster) -> None:
+async def test_no_znode_and_a_directory_without_cookie_that_is_not_empty_is_refused(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     await delete_cookie(cluster)
     (folders(cluster, "ledgers")[0] / COOKIE_FILE).unlink()
@@ -68,14 +68,14 @@ async def test_no_znode_and_a_directory_without_cookie_that_is_not_empty_is_refu
         await cluster.start()
 
 
-async def test_no_znode_but_cookies_everywhere_is_refused(cluster: Cluster) -> None:
+async def test_no_znode_but_cookies_everywhere_is_refused(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     await delete_cookie(cluster)
     with pytest.raises(CookieMismatchError, match="no cookie in metadata"):
         await cluster.start()
 
 
-async def test_equal_cookies_everywhere_start(cluster: Cluster) -> None:
+async def test_equal_cookies_everywhere_start(cluster: BookieCluster) -> None:
     first = await cluster.start()
     bookie_id = first.address.bookie_id
     await cluster.stop(first)
@@ -83,7 +83,9 @@ async def test_equal_cookies_everywhere_start(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("emptied", [("journal",), ("ledgers",), ("journal", "ledgers")])
-async def test_an_empty_disk_under_a_registered_identity_is_refused(cluster: Cluster, emptied: tuple[str, ...]) -> None:
+async def test_an_empty_disk_under_a_registered_identity_is_refused(
+    cluster: BookieCluster, emptied: tuple[str, ...]
+) -> None:
     await cluster.stop(await cluster.start())
     for folder in folders(cluster, *emptied):
         wipe(folder)
@@ -92,7 +94,7 @@ async def test_an_empty_disk_under_a_registered_identity_is_refused(cluster: Clu
             await cluster.start(**options)
 
 
-DIFFERENT: dict[str, Callable[[Cluster], dict[str, object]]] = {
+DIFFERENT: dict[str, Callable[[BookieCluster], dict[str, object]]] = {
     "bookie id": lambda cluster: {"bookie_id": "b"},
     "journal directories": lambda cluster: {"journal_directories": (str(cluster.tmp_path / "a" / "other"),)},
     "a further journal": lambda cluster: {
@@ -106,13 +108,13 @@ DIFFERENT: dict[str, Callable[[Cluster], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-async def test_a_difference_anywhere_is_refused_and_named(cluster: Cluster, what: str) -> None:
+async def test_a_difference_anywhere_is_refused_and_named(cluster: BookieCluster, what: str) -> None:
     await cluster.stop(await cluster.start())
     with pytest.raises(CookieMismatchError, match="there and"):
         await cluster.start(**DIFFERENT[what](cluster))
 
 
-async def test_another_clusters_metadata_is_refused(cluster: Cluster) -> None:
+async def test_another_clusters_metadata_is_refused(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     store = MemoryStore(cluster.tree)
     await store.put("/ledgers/INSTANCEID", b"another-cluster", -1)
@@ -121,7 +123,7 @@ async def test_another_clusters_metadata_is_refused(cluster: Cluster) -> None:
         await cluster.start()
 
 
-async def test_expansion_admits_new_empty_ledger_directories_and_keeps_what_was_stored(cluster: Cluster) -> None:
+async def test_expansion_admits_new_empty_ledger_directories_and_keeps_what_was_stored(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     assert await client.add(entry(5, 0)) == Status.EOK
@@ -141,7 +143,7 @@ async def test_expansion_admits_new_empty_ledger_directories_and_keeps_what_was_
         await cluster.start(ledger_directories=ledgers, allow_storage_expansion=True)
 
 
-async def test_expansion_admits_no_directory_with_files_no_journal_and_none_less(cluster: Cluster) -> None:
+async def test_expansion_admits_no_directory_with_files_no_journal_and_none_less(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     home = cluster.tmp_path / "a"
     (home / "l2" / "current").mkdir(parents=True)
@@ -156,7 +158,7 @@ async def test_expansion_admits_no_directory_with_files_no_journal_and_none_less
         await cluster.start(ledger_directories=(str(home / "l3"),), allow_storage_expansion=True)
 
 
-async def test_an_expansion_interrupted_anywhere_is_finished_by_the_next_start(cluster: Cluster) -> None:
+async def test_an_expansion_interrupted_anywhere_is_finished_by_the_next_start(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     before = (folders(cluster, "ledgers")[0] / COOKIE_FILE).read_bytes()
     ledgers = tuple(str(cluster.tmp_path / "a" / name) for name in ("ledgers", "l2"))
@@ -183,7 +185,7 @@ async def test_an_expansion_interrupted_anywhere_is_finished_by_the_next_start(c
 
 
 def test_the_id_comes_from_the_settings_and_only_then_from_the_machine(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def settings(**options: object) -> str:
         return name_bookie(cluster.settings(**{"bookie_id": None, **options}), 3181).bookie_id

@@ -6,12 +6,11 @@ import asyncio
 import errno
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import MIB, Cluster, WireClient, entry
+from helpers.bookie.harness import MIB, BookieCluster, WireClient, entry
 from helpers.waiting import until
 
 from storage_node.bookie.disk import resources
@@ -23,13 +22,6 @@ from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 SETTINGS = BookieSettings(("/j",), ("/l",))
-
-
-@pytest.fixture
-def limits() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_connections_get_what_files_do_not_need() -> None:
@@ -44,7 +36,7 @@ def test_connections_get_what_files_do_not_need() -> None:
 
 
 async def test_idle_connections_beyond_the_bound_make_room_for_clients(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: BookieCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     bookie = await cluster.start(bookie_max_connections=40)
     honest = await cluster.connect(bookie)
@@ -107,7 +99,7 @@ def take_all(taken: list[int]) -> None:
             raise
 
 
-def test_a_disk_opens_files_with_its_spare_descriptors(tmp_path: Path, limits: None) -> None:
+def test_a_disk_opens_files_with_its_spare_descriptors(tmp_path: Path, open_file_limits: None) -> None:
     disk = SystemDisk()
     disk._spare.hold(2)
     (tmp_path / "data").mkdir()
@@ -175,7 +167,7 @@ async def refused(disk: Short) -> None:
     "lack", [("create", "/journal-"), ("directory", "/journal/"), ("list", "/journal/")], ids=lambda lack: lack[0]
 )
 async def test_a_journal_that_finds_no_descriptor_for_its_next_file_waits_and_goes_on(
-    cluster: Cluster, lack: tuple[str, str]
+    cluster: BookieCluster, lack: tuple[str, str]
 ) -> None:
     disk = Short()
     bookie = await cluster.start(disk=disk, journal_max_backups=0)
@@ -194,7 +186,7 @@ async def test_a_journal_that_finds_no_descriptor_for_its_next_file_waits_and_go
         assert (await again.read(5, number)).status is Status.EOK
 
 
-async def test_a_spare_journal_file_whose_directory_cannot_be_opened_is_made_anew(cluster: Cluster) -> None:
+async def test_a_spare_journal_file_whose_directory_cannot_be_opened_is_made_anew(cluster: BookieCluster) -> None:
     disk = Short()
     bookie = await cluster.start(disk=disk, journal_max_backups=2)
     client = await cluster.connect(bookie)
@@ -210,7 +202,7 @@ async def test_a_spare_journal_file_whose_directory_cannot_be_opened_is_made_ane
 
 
 @pytest.mark.parametrize("lack", [("create", ".log"), ("create", ".idx"), ("directory", "/ledgers/")], ids=str)
-async def test_entry_logs_and_checkpoints_wait_for_descriptors(cluster: Cluster, lack: tuple[str, str]) -> None:
+async def test_entry_logs_and_checkpoints_wait_for_descriptors(cluster: BookieCluster, lack: tuple[str, str]) -> None:
     disk = Short()
     bookie = await cluster.start(disk=disk, read_only_mode_enabled=False)
     client = await cluster.connect(bookie)
@@ -232,7 +224,7 @@ async def test_entry_logs_and_checkpoints_wait_for_descriptors(cluster: Cluster,
 
 
 async def test_a_node_that_lacks_descriptors_for_long_says_that_it_is_read_only_until_there_are_some(
-    cluster: Cluster,
+    cluster: BookieCluster,
 ) -> None:
     disk = Short()
     bookie = await cluster.start(disk=disk)
@@ -250,7 +242,7 @@ async def test_a_node_that_lacks_descriptors_for_long_says_that_it_is_read_only_
     await asyncio.wait_for(checkpoint, 20)
 
 
-async def test_reads_wait_for_a_descriptor(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reads_wait_for_a_descriptor(cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_node.bookie.store.entry_logs.DESCRIPTOR_PAUSES_S", (0.001, 0.001))
     name, bookie, disk = await _node_with_entries_on_disk(cluster)
     client = await cluster.connect(bookie)
@@ -277,7 +269,7 @@ class Missing(SystemDisk):
         return super()._open(path, flags)
 
 
-async def _node_with_entries_on_disk(cluster: Cluster) -> tuple[str, Bookie, Missing]:
+async def _node_with_entries_on_disk(cluster: BookieCluster) -> tuple[str, Bookie, Missing]:
     disk = Missing()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -287,7 +279,7 @@ async def _node_with_entries_on_disk(cluster: Cluster) -> tuple[str, Bookie, Mis
     return "after a restart nothing is in memory", await cluster.start(disk=disk), disk
 
 
-async def test_a_start_without_descriptors_says_so(cluster: Cluster) -> None:
+async def test_a_start_without_descriptors_says_so(cluster: BookieCluster) -> None:
     disk = Short()
     disk.lacks.add(("create", "/journal-"))
     with pytest.raises(NoSpaceToStartError, match=r"no file descriptors left.*ulimit -n"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import MIB, Cluster, entry, lists
+from helpers.bookie.harness import MIB, BookieCluster, entry, lists
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -22,7 +22,7 @@ from storage_node.protocol.schema import Status
 LEVELS = {"disk_usage_threshold": 0.8, "disk_usage_lwm_threshold": 0.6}
 
 
-def disks_of(cluster: Cluster, disk: FaultyDisk, *, was_full: bool = False, **options: object) -> Disks:
+def disks_of(cluster: BookieCluster, disk: FaultyDisk, *, was_full: bool = False, **options: object) -> Disks:
     settings = cluster.settings(**{"min_usable_size_for_entry_log_creation": 50, **LEVELS, **options})
     return Disks(settings, disk, journals=["/j"], ledgers=["/l0", "/l1", "/l2"], was_full=was_full)
 
@@ -38,7 +38,7 @@ def logs_in(directory: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------- choosing
 
 
-def test_equal_disks_take_turns_and_unequal_ones_get_their_share(cluster: Cluster) -> None:
+def test_equal_disks_take_turns_and_unequal_ones_get_their_share(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     disks = disks_of(cluster, disk)
     disks.look()
@@ -50,7 +50,7 @@ def test_equal_disks_take_turns_and_unequal_ones_get_their_share(cluster: Cluste
     assert abs(counts[1] - counts[2]) <= 1
 
 
-def test_a_full_directory_takes_no_new_log_until_it_is_below_the_low_water_mark(cluster: Cluster) -> None:
+def test_a_full_directory_takes_no_new_log_until_it_is_below_the_low_water_mark(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     disks = disks_of(cluster, disk, read_only_mode_on_any_disk_full_enabled=False)
     for free, full in ((500, False), (199, True), (300, True), (400, False), (300, False), (199, True)):
@@ -65,7 +65,7 @@ def test_a_full_directory_takes_no_new_log_until_it_is_below_the_low_water_mark(
     assert sorted(chosen(disks, 3)) == ["/l0", "/l1", "/l2"], "what recovery writes must go somewhere"
 
 
-def test_any_full_directory_counts_where_that_is_wished_and_a_full_journal_always(cluster: Cluster) -> None:
+def test_any_full_directory_counts_where_that_is_wished_and_a_full_journal_always(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     disk.usages = {"/l2": (2, 1000, 100)}
     disks = disks_of(cluster, disk)
@@ -79,7 +79,7 @@ def test_any_full_directory_counts_where_that_is_wished_and_a_full_journal_alway
 
 
 def test_free_bytes_count_whatever_the_threshold_says_and_an_unreadable_disk_is_full(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FaultyDisk()
     disk.usages = {"/l0": (1, 100, 49)}
@@ -95,7 +95,7 @@ def test_free_bytes_count_whatever_the_threshold_says_and_an_unreadable_disk_is_
     assert disks.full
 
 
-def test_a_filling_disk_is_warned_of_once(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_filling_disk_is_warned_of_once(cluster: BookieCluster, caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk()
     disks = disks_of(cluster, disk, disk_usage_warn_threshold=0.7)
     disk.usages = {"/l0": (1, 1000, 250)}
@@ -105,7 +105,7 @@ def test_a_filling_disk_is_warned_of_once(cluster: Cluster, caplog: pytest.LogCa
     assert sum("fills up" in record.message for record in caplog.records) == 1
 
 
-def test_high_priority_writes_need_their_own_reserve(cluster: Cluster) -> None:
+def test_high_priority_writes_need_their_own_reserve(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     disks = disks_of(cluster, disk, min_usable_size_for_high_priority_writes=30)
     for free, takes in ((40, True), (30, False)):
@@ -119,7 +119,7 @@ def test_high_priority_writes_need_their_own_reserve(cluster: Cluster) -> None:
     assert not disks.takes_high_priority, "unset: the reserve for entry logs"
 
 
-def test_capacity_counts_each_disk_once(cluster: Cluster) -> None:
+def test_capacity_counts_each_disk_once(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     disk.usages = {"/l0": (1, 1000, 500), "/l1": (1, 1000, 500), "/l2": (2, 300, 100)}
     disks = disks_of(cluster, disk)
@@ -130,7 +130,7 @@ def test_capacity_counts_each_disk_once(cluster: Cluster) -> None:
 # ------------------------------------------------------------------------------------------- the node
 
 
-async def test_logs_move_to_a_directory_with_room_and_the_node_stays_writable(cluster: Cluster) -> None:
+async def test_logs_move_to_a_directory_with_room_and_the_node_stays_writable(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     names = tuple(str(cluster.tmp_path / "a" / name) for name in ("l0", "l1"))
     options = {
@@ -159,7 +159,7 @@ async def test_logs_move_to_a_directory_with_room_and_the_node_stays_writable(cl
         assert (await client.read(5, number)).status == Status.EOK
 
 
-async def test_read_only_is_announced_in_the_order_that_leaves_the_node_listed(cluster: Cluster) -> None:
+async def test_read_only_is_announced_in_the_order_that_leaves_the_node_listed(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, disk_usage_threshold=0.9)
     seen: list[tuple[list[str], list[str]]] = []
@@ -186,7 +186,7 @@ async def test_read_only_is_announced_in_the_order_that_leaves_the_node_listed(c
     assert ([], []) not in seen, "a node that only changes its mode is never gone"
 
 
-async def test_a_node_forced_read_only_takes_nothing_though_there_is_room(cluster: Cluster) -> None:
+async def test_a_node_forced_read_only_takes_nothing_though_there_is_room(cluster: BookieCluster) -> None:
     bookie = await cluster.start(force_read_only_bookie=True, read_only_mode_enabled=False)
     client = await cluster.connect(bookie)
     assert await client.add(entry(5, 0)) == Status.EREADONLY
@@ -196,7 +196,7 @@ async def test_a_node_forced_read_only_takes_nothing_though_there_is_room(cluste
     assert await lists(cluster) == ([], ["a"])
 
 
-async def test_without_read_only_mode_a_full_disk_stops_the_node_in_good_order(cluster: Cluster) -> None:
+async def test_without_read_only_mode_a_full_disk_stops_the_node_in_good_order(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     options = {"read_only_mode_enabled": False, "disk_usage_threshold": 0.9}
     bookie = await cluster.start(disk=disk, **options)
@@ -217,7 +217,7 @@ async def test_without_read_only_mode_a_full_disk_stops_the_node_in_good_order(c
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_whether_it_was_read_only_is_remembered_on_request(cluster: Cluster, persist: bool) -> None:
+async def test_whether_it_was_read_only_is_remembered_on_request(cluster: BookieCluster, persist: bool) -> None:
     disk = FaultyDisk()
     options = {"persist_bookie_status_enabled": persist, "disk_usage_threshold": 0.9, "disk_usage_lwm_threshold": 0.5}
     bookie = await cluster.start(disk=disk, **options)
@@ -254,7 +254,7 @@ def test_the_newest_status_file_counts_and_a_damaged_one_does_not(tmp_path: Path
 # ------------------------------------------------------------------------------------------- no space left
 
 
-async def test_a_journal_that_cannot_grow_makes_the_node_read_only_and_writable_again(cluster: Cluster) -> None:
+async def test_a_journal_that_cannot_grow_makes_the_node_read_only_and_writable_again(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, journal_pre_alloc_size_mb=2)
     (journal,) = bookie.storage.journal.journals
@@ -293,7 +293,7 @@ async def test_a_journal_that_cannot_grow_makes_the_node_read_only_and_writable_
     assert await client.add(entry(6, 0)) == Status.EFENCED
 
 
-async def test_records_that_wait_for_space_are_answered_when_there_is_some(cluster: Cluster) -> None:
+async def test_records_that_wait_for_space_are_answered_when_there_is_some(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, journal_pre_alloc_size_mb=1)
     client = await cluster.connect(bookie)
@@ -330,7 +330,7 @@ async def test_records_that_wait_for_space_are_answered_when_there_is_some(clust
 
 
 async def test_a_node_stopped_while_records_wait_for_space_loses_only_what_it_never_acknowledged(
-    cluster: Cluster,
+    cluster: BookieCluster,
 ) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, journal_pre_alloc_size_mb=1)
@@ -360,7 +360,7 @@ async def test_a_node_stopped_while_records_wait_for_space_loses_only_what_it_ne
         assert (await client.read(5, number)).status == Status.EOK
 
 
-async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_same(cluster: Cluster) -> None:
+async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_same(cluster: BookieCluster) -> None:
     """A file system that needs space to write again what was written (copy on write): half of a batch may be there."""
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
@@ -373,7 +373,7 @@ async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_sam
 
 
 @pytest.mark.parametrize("part", [".log", ".idx", "checkpoint"])
-async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: Cluster, part: str) -> None:
+async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: BookieCluster, part: str) -> None:
     """Whichever file meets the full disk: nothing is lost, and the checkpoint that was stopped is finished."""
 
     class NoRoom(FaultyDisk):
@@ -413,7 +413,7 @@ async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: Cluste
     assert await client.add(entry(6, 0)) == Status.EFENCED
 
 
-async def test_a_node_stops_while_its_entry_logs_wait_for_space(cluster: Cluster) -> None:
+async def test_a_node_stops_while_its_entry_logs_wait_for_space(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)

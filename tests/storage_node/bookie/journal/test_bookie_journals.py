@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import Cluster, WireClient, entry
+from helpers.bookie.harness import BookieCluster, WireClient, entry
 
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.records import ENTRY, Slab, aligned_memory, scan
@@ -25,7 +25,7 @@ from storage_node.protocol.schema import Status
 LEDGERS = range(3, 9)
 
 
-def options(cluster: Cluster, count: int = 3) -> dict[str, object]:
+def options(cluster: BookieCluster, count: int = 3) -> dict[str, object]:
     home = cluster.tmp_path / "a"
     return {
         "journal_directories": tuple(str(home / f"j{number}") for number in range(count)),
@@ -33,7 +33,7 @@ def options(cluster: Cluster, count: int = 3) -> dict[str, object]:
     }
 
 
-def journal_files(cluster: Cluster, number: int) -> list[Path]:
+def journal_files(cluster: BookieCluster, number: int) -> list[Path]:
     return sorted((cluster.tmp_path / "a" / f"j{number}" / "current").glob("journal-*.log"))
 
 
@@ -71,7 +71,7 @@ async def check(client: WireClient, numbers: range, sizes: Sequence[int] = (50, 
             assert bytes(answer.body or b"") == body
 
 
-async def test_each_ledgers_records_are_in_its_journal_and_all_are_replayed(cluster: Cluster) -> None:
+async def test_each_ledgers_records_are_in_its_journal_and_all_are_replayed(cluster: BookieCluster) -> None:
     bookie = await cluster.start(**options(cluster))
     client = await cluster.connect(bookie)
     await fill(client, range(20))
@@ -101,7 +101,7 @@ async def fill_others(client: WireClient) -> None:
             assert await client.add(entry(ledger, 40)) == Status.EOK
 
 
-async def test_a_journal_that_hangs_holds_up_only_its_own_ledgers(cluster: Cluster) -> None:
+async def test_a_journal_that_hangs_holds_up_only_its_own_ledgers(cluster: BookieCluster) -> None:
     class OneHangs(FaultyDisk):
         def before(self, call: str, path: str) -> None:
             gate = self.gate
@@ -121,7 +121,7 @@ async def test_a_journal_that_hangs_holds_up_only_its_own_ledgers(cluster: Clust
     assert (await stuck).status == Status.EOK
 
 
-async def test_the_marks_move_only_when_every_ledger_directory_has_the_checkpoint(cluster: Cluster) -> None:
+async def test_the_marks_move_only_when_every_ledger_directory_has_the_checkpoint(cluster: BookieCluster) -> None:
     """D7, from both sides: a failed copy leaves the marks, and the journals' files, where they were."""
 
     class SecondFails(FaultyDisk):
@@ -146,7 +146,7 @@ async def test_the_marks_move_only_when_every_ledger_directory_has_the_checkpoin
     await check(await cluster.connect(await cluster.start(**options(cluster))), range(10))
 
 
-async def test_a_checkpoint_has_a_mark_for_each_journal(cluster: Cluster) -> None:
+async def test_a_checkpoint_has_a_mark_for_each_journal(cluster: BookieCluster) -> None:
     bookie = await cluster.start(**options(cluster))
     client = await cluster.connect(bookie)
     for number in range(5):
@@ -161,14 +161,14 @@ async def test_a_checkpoint_has_a_mark_for_each_journal(cluster: Cluster) -> Non
 # ------------------------------------------------------------------------------------------- what must not start
 
 
-async def killed(cluster: Cluster) -> None:
+async def killed(cluster: BookieCluster) -> None:
     bookie = await cluster.start(**options(cluster))
     await fill(await cluster.connect(bookie), range(3))
     await cluster.kill(bookie)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-async def test_another_number_of_journals_is_refused(cluster: Cluster, count: int) -> None:
+async def test_another_number_of_journals_is_refused(cluster: BookieCluster, count: int) -> None:
     await killed(cluster)
     with pytest.raises(CookieMismatchError, match="journal directories"):
         await cluster.start(**options(cluster, count))
@@ -176,14 +176,14 @@ async def test_another_number_of_journals_is_refused(cluster: Cluster, count: in
         await cluster.start(allow_storage_expansion=True, **options(cluster, count))
 
 
-async def test_journals_in_another_order_are_refused(cluster: Cluster) -> None:
+async def test_journals_in_another_order_are_refused(cluster: BookieCluster) -> None:
     await killed(cluster)
     chosen = options(cluster)
     with pytest.raises(CookieMismatchError, match="journal directories"):
         await cluster.start(**{**chosen, "journal_directories": chosen["journal_directories"][::-1]})  # type: ignore[index]
 
 
-async def test_journals_mounted_in_each_others_place_are_refused(cluster: Cluster) -> None:
+async def test_journals_mounted_in_each_others_place_are_refused(cluster: BookieCluster) -> None:
     await killed(cluster)
     home = cluster.tmp_path / "a"
     (home / "j0").rename(home / "aside")
@@ -193,7 +193,7 @@ async def test_journals_mounted_in_each_others_place_are_refused(cluster: Cluste
         await cluster.start(**options(cluster))
 
 
-async def test_a_journal_of_another_node_is_refused(cluster: Cluster) -> None:
+async def test_a_journal_of_another_node_is_refused(cluster: BookieCluster) -> None:
     await killed(cluster)
     other = await cluster.start("b")
     await (await cluster.connect(other)).add(entry(3, 0))
@@ -206,7 +206,7 @@ async def test_a_journal_of_another_node_is_refused(cluster: Cluster) -> None:
         await cluster.start(**options(cluster))
 
 
-async def test_a_missing_journal_directory_or_file_is_refused(cluster: Cluster) -> None:
+async def test_a_missing_journal_directory_or_file_is_refused(cluster: BookieCluster) -> None:
     await killed(cluster)
     home = cluster.tmp_path / "a"
     (home / "j2").rename(home / "aside")
@@ -222,7 +222,7 @@ async def test_a_missing_journal_directory_or_file_is_refused(cluster: Cluster) 
     await check(await cluster.connect(await cluster.start(**options(cluster))), range(3))
 
 
-async def test_a_checkpoint_that_speaks_of_another_number_of_journals_is_refused(cluster: Cluster) -> None:
+async def test_a_checkpoint_that_speaks_of_another_number_of_journals_is_refused(cluster: BookieCluster) -> None:
     await killed(cluster)
     for number in range(2):
         path = cluster.tmp_path / "a" / f"l{number}" / "current" / "checkpoint"
@@ -258,7 +258,7 @@ def test_a_batch_gathers_pieces_up_to_its_bound_and_sums_them_as_one() -> None:
     assert batch.length == 256, "a refusal changes nothing"
 
 
-async def test_journals_that_fail_together_end_the_node_once(cluster: Cluster) -> None:
+async def test_journals_that_fail_together_end_the_node_once(cluster: BookieCluster) -> None:
     """Whoever waits for `failed` finds everything closed: another node may start on the directories at once."""
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, **options(cluster))

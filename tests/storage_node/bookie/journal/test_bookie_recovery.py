@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import KEY, Cluster, WireClient, entry
+from helpers.bookie.harness import KEY, BookieCluster, WireClient, entry
 from helpers.bookie.journal_files import batches, flip
 
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -45,7 +45,7 @@ def without_checkpoints(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_everything_acknowledged_is_there_after_a_restart(cluster: Cluster, how: str) -> None:
+async def test_everything_acknowledged_is_there_after_a_restart(cluster: BookieCluster, how: str) -> None:
     end = cluster.kill if how == "kill" else cluster.stop
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
@@ -62,7 +62,9 @@ async def test_everything_acknowledged_is_there_after_a_restart(cluster: Cluster
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_fence_survives_a_crash_with_and_without_a_checkpoint(cluster: Cluster, checkpointed: bool) -> None:
+async def test_a_fence_survives_a_crash_with_and_without_a_checkpoint(
+    cluster: BookieCluster, checkpointed: bool
+) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -79,7 +81,7 @@ async def test_a_fence_survives_a_crash_with_and_without_a_checkpoint(cluster: C
     assert await client.add(entry(6, 0), recovery=True) == Status.EOK
 
 
-async def test_a_checkpoint_in_the_middle_changes_nothing(cluster: Cluster) -> None:
+async def test_a_checkpoint_in_the_middle_changes_nothing(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await fill(client, 5, range(20), 3000)
@@ -96,7 +98,7 @@ async def test_a_checkpoint_in_the_middle_changes_nothing(cluster: Cluster) -> N
 
 @pytest.mark.parametrize("checkpoints", [True, False])
 async def test_the_journal_rolls_is_recycled_and_replayed_over_several_files(
-    cluster: Cluster, checkpoints: bool
+    cluster: BookieCluster, checkpoints: bool
 ) -> None:
     bookie = await cluster.start()
     if not checkpoints:
@@ -114,7 +116,7 @@ async def test_the_journal_rolls_is_recycled_and_replayed_over_several_files(
     await check(client, 5, range(60), 1_000_000)
 
 
-async def test_several_ledger_directories_take_turns_and_all_hold_the_checkpoint(cluster: Cluster) -> None:
+async def test_several_ledger_directories_take_turns_and_all_hold_the_checkpoint(cluster: BookieCluster) -> None:
     names = tuple(str(cluster.tmp_path / "a" / f"l{index}") for index in range(3))
     options = {"ledger_directories": names, "log_size_limit": 16 * 1024 * 1024}
     bookie = await cluster.start(**options)
@@ -134,7 +136,7 @@ async def test_several_ledger_directories_take_turns_and_all_hold_the_checkpoint
 # ------------------------------------------------------------------------------------------- journal damage
 
 
-async def test_a_torn_last_batch_ends_the_replay_there(cluster: Cluster) -> None:
+async def test_a_torn_last_batch_ends_the_replay_there(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await fill(client, 5, range(10))
@@ -150,7 +152,7 @@ async def test_a_torn_last_batch_ends_the_replay_there(cluster: Cluster) -> None
     await check(await cluster.connect(await cluster.start()), 5, range(12))
 
 
-async def test_a_batch_that_was_in_flight_beside_a_torn_one_is_no_damage(cluster: Cluster) -> None:
+async def test_a_batch_that_was_in_flight_beside_a_torn_one_is_no_damage(cluster: BookieCluster) -> None:
     """Two batches may be under way: the second may reach the disk and the first not, and neither was acknowledged."""
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
@@ -168,7 +170,7 @@ async def test_a_batch_that_was_in_flight_beside_a_torn_one_is_no_damage(cluster
 
 
 @pytest.mark.parametrize("where", ["records", "header"])
-async def test_damage_in_the_middle_of_the_journal_refuses_the_start(cluster: Cluster, where: str) -> None:
+async def test_damage_in_the_middle_of_the_journal_refuses_the_start(cluster: BookieCluster, where: str) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await fill(client, 5, range(10))
@@ -185,7 +187,7 @@ async def test_damage_in_the_middle_of_the_journal_refuses_the_start(cluster: Cl
     await check(await cluster.connect(await cluster.start()), 5, range(10))
 
 
-async def test_a_missing_or_beheaded_journal_file_refuses_the_start(cluster: Cluster) -> None:
+async def test_a_missing_or_beheaded_journal_file_refuses_the_start(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     without_checkpoints(bookie)
@@ -207,7 +209,7 @@ async def test_a_missing_or_beheaded_journal_file_refuses_the_start(cluster: Clu
 
 
 @pytest.mark.parametrize("how", ["emptied", "zeroed", "cut behind its header"])
-async def test_a_journal_file_of_which_nothing_is_left_refuses_the_start(cluster: Cluster, how: str) -> None:
+async def test_a_journal_file_of_which_nothing_is_left_refuses_the_start(cluster: BookieCluster, how: str) -> None:
     """The checkpoint's mark names it, so it has been whole: a node that passed over it would deny all it had (I11)."""
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(3))
@@ -221,7 +223,7 @@ async def test_a_journal_file_of_which_nothing_is_left_refuses_the_start(cluster
     await check(await cluster.connect(await cluster.start()), 5, range(3))
 
 
-async def test_a_spare_journal_file_that_a_crash_left_with_its_header_alone_is_not_used(cluster: Cluster) -> None:
+async def test_a_spare_journal_file_that_a_crash_left_with_its_header_alone_is_not_used(cluster: BookieCluster) -> None:
     """Named by a checkpoint before anything was written to it, it would look as if it had been cut off."""
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(3))
@@ -232,7 +234,7 @@ async def test_a_spare_journal_file_that_a_crash_left_with_its_header_alone_is_n
     await check(await cluster.connect(await cluster.start()), 5, range(3))
 
 
-async def test_a_stale_tail_of_a_recycled_file_is_not_replayed(cluster: Cluster) -> None:
+async def test_a_stale_tail_of_a_recycled_file_is_not_replayed(cluster: BookieCluster) -> None:
     bookie = await cluster.start(journal_max_backups=5)
     client = await cluster.connect(bookie)
     await fill(client, 5, range(70), 1_000_000)
@@ -249,7 +251,7 @@ async def test_a_stale_tail_of_a_recycled_file_is_not_replayed(cluster: Cluster)
     await check(client, 6, range(1, 3))
 
 
-async def test_a_lost_checkpoint_beside_data_refuses_the_start(cluster: Cluster) -> None:
+async def test_a_lost_checkpoint_beside_data_refuses_the_start(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(3))
     await cluster.kill(bookie)
@@ -268,7 +270,7 @@ async def test_a_lost_checkpoint_beside_data_refuses_the_start(cluster: Cluster)
 # ------------------------------------------------------------------------------------------- entry log damage
 
 
-async def filled_and_stopped(cluster: Cluster, count: int = 30) -> Path:
+async def filled_and_stopped(cluster: BookieCluster, count: int = 30) -> Path:
     """Entries of 20,000 bytes in one entry log, its path."""
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(count), 20_000)
@@ -277,7 +279,7 @@ async def filled_and_stopped(cluster: Cluster, count: int = 30) -> Path:
     return log
 
 
-async def test_a_flipped_bit_in_an_entry_log_costs_that_entry_only(cluster: Cluster) -> None:
+async def test_a_flipped_bit_in_an_entry_log_costs_that_entry_only(cluster: BookieCluster) -> None:
     log = await filled_and_stopped(cluster)
     offset = log.read_bytes().index(entry(5, 7, bytes([7]) * 20_000))
     flip(log, offset + 5000)
@@ -292,7 +294,7 @@ async def test_a_flipped_bit_in_an_entry_log_costs_that_entry_only(cluster: Clus
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
-async def test_a_missing_or_damaged_sidecar_is_rebuilt(cluster: Cluster, damage: str) -> None:
+async def test_a_missing_or_damaged_sidecar_is_rebuilt(cluster: BookieCluster, damage: str) -> None:
     await filled_and_stopped(cluster)
     (sidecar,) = cluster.ledger_files(".idx")
     before = sidecar.read_bytes()
@@ -310,7 +312,7 @@ async def test_a_missing_or_damaged_sidecar_is_rebuilt(cluster: Cluster, damage:
     assert not bookie.storage.lossy
 
 
-async def test_a_damaged_header_in_a_log_without_sidecar_makes_the_absent_unknown(cluster: Cluster) -> None:
+async def test_a_damaged_header_in_a_log_without_sidecar_makes_the_absent_unknown(cluster: BookieCluster) -> None:
     log = await filled_and_stopped(cluster)
     offset = log.read_bytes().index(entry(5, 7, bytes([7]) * 20_000))
     flip(log, offset - 20)
@@ -330,7 +332,7 @@ async def test_a_damaged_header_in_a_log_without_sidecar_makes_the_absent_unknow
         await cluster.stop(bookie)
 
 
-async def test_a_lost_log_is_an_error_for_its_entries_or_makes_the_absent_unknown(cluster: Cluster) -> None:
+async def test_a_lost_log_is_an_error_for_its_entries_or_makes_the_absent_unknown(cluster: BookieCluster) -> None:
     log = await filled_and_stopped(cluster)
     log.unlink()
     bookie = await cluster.start()
@@ -344,7 +346,7 @@ async def test_a_lost_log_is_an_error_for_its_entries_or_makes_the_absent_unknow
     await check(client, 6, range(3))
 
 
-async def test_logs_that_no_checkpoint_knows_are_replaced_from_the_journal(cluster: Cluster) -> None:
+async def test_logs_that_no_checkpoint_knows_are_replaced_from_the_journal(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(20), 300_000)
     await cluster.kill(bookie)
@@ -357,7 +359,7 @@ async def test_logs_that_no_checkpoint_knows_are_replaced_from_the_journal(clust
 # ------------------------------------------------------------------------------------------- identity
 
 
-async def test_a_wiped_node_is_refused_under_its_old_name(cluster: Cluster) -> None:
+async def test_a_wiped_node_is_refused_under_its_old_name(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     await fill(await cluster.connect(bookie), 5, range(3))
     await cluster.stop(bookie)
@@ -373,7 +375,7 @@ async def test_a_wiped_node_is_refused_under_its_old_name(cluster: Cluster) -> N
     await check(await cluster.connect(await cluster.start()), 5, range(3))
 
 
-async def test_another_identity_is_refused(cluster: Cluster) -> None:
+async def test_another_identity_is_refused(cluster: BookieCluster) -> None:
     await cluster.stop(await cluster.start())
     with pytest.raises(CookieMismatchError, match="bookie id is 'a' there and 'b' here"):
         await cluster.start("a", bookie_id="b")
@@ -389,7 +391,7 @@ async def test_another_identity_is_refused(cluster: Cluster) -> None:
     await store.close()
 
 
-async def test_a_new_node_in_a_directory_with_foreign_files_is_refused(cluster: Cluster) -> None:
+async def test_a_new_node_in_a_directory_with_foreign_files_is_refused(cluster: BookieCluster) -> None:
     foreign = cluster.tmp_path / "a" / "ledgers" / "current"
     foreign.mkdir(parents=True)
     (foreign / "letter.txt").write_text("not ours")
@@ -397,13 +399,13 @@ async def test_a_new_node_in_a_directory_with_foreign_files_is_refused(cluster: 
         await cluster.start()
 
 
-async def test_two_nodes_on_one_directory_are_refused(cluster: Cluster) -> None:
+async def test_two_nodes_on_one_directory_are_refused(cluster: BookieCluster) -> None:
     await cluster.start()
     with pytest.raises(BookieConfigurationError, match="another process"):
         await cluster.start()
 
 
-async def test_a_node_is_registered_while_it_serves_and_again_after_its_session_expired(cluster: Cluster) -> None:
+async def test_a_node_is_registered_while_it_serves_and_again_after_its_session_expired(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     watcher = MemoryStore(cluster.tree)
     registry = BookieRegistry(watcher)

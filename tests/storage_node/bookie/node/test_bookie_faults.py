@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk
-from helpers.bookie.harness import KEY, Cluster, entry
+from helpers.bookie.harness import KEY, BookieCluster, entry
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -21,7 +21,9 @@ from storage_node.protocol.values import AddResponse
 
 
 @pytest.mark.parametrize("call", ["sync", "write"])
-async def test_a_journal_that_fails_stops_the_node_and_acknowledges_nothing_more(cluster: Cluster, call: str) -> None:
+async def test_a_journal_that_fails_stops_the_node_and_acknowledges_nothing_more(
+    cluster: BookieCluster, call: str
+) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -43,7 +45,7 @@ async def test_a_journal_that_fails_stops_the_node_and_acknowledges_nothing_more
     assert (await client.read(5, 0)).status == Status.EOK
 
 
-async def test_nothing_is_answered_before_the_sync_returns(cluster: Cluster) -> None:
+async def test_nothing_is_answered_before_the_sync_returns(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client, other = await cluster.connect(bookie), await cluster.connect(bookie)
@@ -67,7 +69,7 @@ async def test_nothing_is_answered_before_the_sync_returns(cluster: Cluster) -> 
     assert (await forced).status == Status.EOK
 
 
-async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: Cluster) -> None:
+async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -90,7 +92,7 @@ async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: C
 
 @pytest.mark.parametrize(("call", "part"), [("write", ".log"), ("sync", ".idx"), ("write", ".idx")])
 async def test_a_failing_ledger_directory_makes_the_node_read_only_and_loses_nothing(
-    cluster: Cluster, call: str, part: str
+    cluster: BookieCluster, call: str, part: str
 ) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
@@ -122,7 +124,7 @@ async def test_a_failing_ledger_directory_makes_the_node_read_only_and_loses_not
     assert await client.add(entry(5, 3)) == Status.EFENCED
 
 
-async def test_a_full_disk_makes_the_node_read_only_until_there_is_room(cluster: Cluster) -> None:
+async def test_a_full_disk_makes_the_node_read_only_until_there_is_room(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk, disk_usage_threshold=0.95)
     client = await cluster.connect(bookie)
@@ -143,7 +145,7 @@ async def test_a_full_disk_makes_the_node_read_only_until_there_is_room(cluster:
     await store.close()
 
 
-async def test_high_priority_adds_are_taken_while_read_only_for_space(cluster: Cluster) -> None:
+async def test_high_priority_adds_are_taken_while_read_only_for_space(cluster: BookieCluster) -> None:
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -152,7 +154,7 @@ async def test_high_priority_adds_are_taken_while_read_only_for_space(cluster: C
     assert await client.add(entry(5, 0), recovery=True, priority=100) == Status.EOK
 
 
-async def test_a_read_that_fails_is_an_error_for_that_entry_only(cluster: Cluster) -> None:
+async def test_a_read_that_fails_is_an_error_for_that_entry_only(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -170,7 +172,7 @@ async def test_a_read_that_fails_is_an_error_for_that_entry_only(cluster: Cluste
     assert (await client.read(5, 0)).status == Status.EOK
 
 
-async def test_the_threads_of_a_stopped_node_are_gone(cluster: Cluster) -> None:
+async def test_the_threads_of_a_stopped_node_are_gone(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -180,7 +182,7 @@ async def test_the_threads_of_a_stopped_node_are_gone(cluster: Cluster) -> None:
     await bookie.stop()
 
 
-async def test_adds_are_answered_before_an_orderly_stop(cluster: Cluster) -> None:
+async def test_adds_are_answered_before_an_orderly_stop(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -196,7 +198,7 @@ async def test_adds_are_answered_before_an_orderly_stop(cluster: Cluster) -> Non
 
 
 async def test_a_journal_that_fails_while_the_node_registers_ends_the_start_and_leaves_no_registration(
-    cluster: Cluster,
+    cluster: BookieCluster,
 ) -> None:
     store = MemoryStore(cluster.tree)
     bookie = Bookie(cluster.settings("b"), store)

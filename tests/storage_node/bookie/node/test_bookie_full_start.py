@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.bookie.faulty_disk import FaultyDisk, ForwardingFile
-from helpers.bookie.harness import MIB, Cluster, WireClient, entry, lists
+from helpers.bookie.harness import MIB, BookieCluster, WireClient, entry, lists
 from helpers.bookie.journal_files import batches, flip
 
 from metadata.foundation.errors import DistributedLogError
@@ -77,7 +77,7 @@ def disk() -> SmallDisk:
     return SmallDisk()
 
 
-def ledgers(cluster: Cluster) -> Path:
+def ledgers(cluster: BookieCluster) -> Path:
     return cluster.tmp_path / "a" / "ledgers"
 
 
@@ -86,12 +86,12 @@ def only_journal_file(directory: str) -> Path:
     return path
 
 
-async def started(cluster: Cluster, disk: SmallDisk, **options: object) -> tuple[Bookie, WireClient]:
+async def started(cluster: BookieCluster, disk: SmallDisk, **options: object) -> tuple[Bookie, WireClient]:
     bookie = await cluster.start(disk=disk, **options)
     return bookie, await cluster.connect(bookie)
 
 
-async def filled(cluster: Cluster, disk: SmallDisk, ending: str, size: int = 50_000, **options: object) -> None:
+async def filled(cluster: BookieCluster, disk: SmallDisk, ending: str, size: int = 50_000, **options: object) -> None:
     """A node with ten entries and a fenced ledger ends; then its ledger directory is full."""
     bookie, client = await started(cluster, disk, **options)
     for number in range(10):
@@ -114,7 +114,7 @@ async def all_there(client: WireClient, size: int = 50_000) -> None:
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 @pytest.mark.parametrize("again", ["stopped", "killed"])
 async def test_a_node_on_a_full_disk_starts_read_only_and_is_writable_with_room(
-    cluster: Cluster, disk: SmallDisk, ending: str, again: str
+    cluster: BookieCluster, disk: SmallDisk, ending: str, again: str
 ) -> None:
     """What is fenced meanwhile stays so over further starts without space, and after them."""
     await filled(cluster, disk, ending)
@@ -148,7 +148,7 @@ async def test_a_node_on_a_full_disk_starts_read_only_and_is_writable_with_room(
         assert await client.add(entry(ledger, 7)) == Status.EFENCED
 
 
-async def test_what_a_dead_node_had_written_twice_makes_room(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_what_a_dead_node_had_written_twice_makes_room(cluster: BookieCluster, disk: SmallDisk) -> None:
     """Entry logs that no checkpoint knows only take space: their records are in the journal."""
     bookie, client = await started(cluster, disk)
     for number in range(10):
@@ -165,7 +165,9 @@ async def test_what_a_dead_node_had_written_twice_makes_room(cluster: Cluster, d
     assert await client.add(entry(5, 10)) == Status.EOK
 
 
-async def test_more_than_memory_holds_needs_room_and_the_error_says_how_much(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_more_than_memory_holds_needs_room_and_the_error_says_how_much(
+    cluster: BookieCluster, disk: SmallDisk
+) -> None:
     size = 4 * MIB
     await filled(cluster, disk, "killed", size, journal_max_size_mb=64, skip_list_size_limit=128 * MIB)
     journal = [path.read_bytes() for path in cluster.journal()]
@@ -184,7 +186,7 @@ async def test_more_than_memory_holds_needs_room_and_the_error_says_how_much(clu
 
 
 async def test_with_several_journals_all_of_them_count_and_are_read_before_anything_goes(
-    cluster: Cluster, disk: SmallDisk
+    cluster: BookieCluster, disk: SmallDisk
 ) -> None:
     size = 4 * MIB
     journals = tuple(str(cluster.tmp_path / "a" / f"journal{number}") for number in range(3))
@@ -214,7 +216,7 @@ async def test_with_several_journals_all_of_them_count_and_are_read_before_anyth
 
 @pytest.mark.parametrize("place", ["journal", "ledgers"])
 async def test_a_new_node_needs_room_and_starts_once_there_is_some(
-    cluster: Cluster, disk: SmallDisk, place: str
+    cluster: BookieCluster, disk: SmallDisk, place: str
 ) -> None:
     directory = cluster.tmp_path / "a" / place
     directory.mkdir(parents=True)
@@ -231,7 +233,7 @@ async def test_a_new_node_needs_room_and_starts_once_there_is_some(
 
 
 async def test_a_full_journal_directory_is_no_obstacle_while_it_has_a_file_to_use_again(
-    cluster: Cluster, disk: SmallDisk
+    cluster: BookieCluster, disk: SmallDisk
 ) -> None:
     await filled(cluster, disk, "killed")
     journal = cluster.tmp_path / "a" / "journal"
@@ -260,7 +262,7 @@ async def test_a_full_journal_directory_is_no_obstacle_while_it_has_a_file_to_us
     assert await client.add(entry(100, 0)) == Status.EFENCED
 
 
-async def test_a_lost_sidecar_needs_no_space(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_a_lost_sidecar_needs_no_space(cluster: BookieCluster, disk: SmallDisk) -> None:
     await filled(cluster, disk, "stopped")
     for sidecar in cluster.ledger_files(".idx"):
         sidecar.unlink()
@@ -269,7 +271,7 @@ async def test_a_lost_sidecar_needs_no_space(cluster: Cluster, disk: SmallDisk) 
     await all_there(client)
 
 
-async def test_without_read_only_mode_a_full_disk_refuses_the_start(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_without_read_only_mode_a_full_disk_refuses_the_start(cluster: BookieCluster, disk: SmallDisk) -> None:
     await filled(cluster, disk, "killed")
     with pytest.raises(DistributedLogError, match="readOnlyModeEnabled is off"):
         await cluster.start(disk=disk, read_only_mode_enabled=False)
@@ -279,7 +281,7 @@ async def test_without_read_only_mode_a_full_disk_refuses_the_start(cluster: Clu
     await all_there(client)
 
 
-async def test_a_torn_last_batch_does_not_end_a_later_replay(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_a_torn_last_batch_does_not_end_a_later_replay(cluster: BookieCluster, disk: SmallDisk) -> None:
     await filled(cluster, disk, "killed")
     (path,) = cluster.journal()
     flip(path, batches(path)[-1][0] + 100)  # the fence of ledger 4, as if it had not reached the disk
@@ -292,7 +294,7 @@ async def test_a_torn_last_batch_does_not_end_a_later_replay(cluster: Cluster, d
         await cluster.kill(bookie)
 
 
-async def test_batches_behind_a_torn_one_make_the_checkpoint_necessary(cluster: Cluster, disk: SmallDisk) -> None:
+async def test_batches_behind_a_torn_one_make_the_checkpoint_necessary(cluster: BookieCluster, disk: SmallDisk) -> None:
     """The journal would go on behind their numbers, and the next start take the gap for damage."""
     bookie, client = await started(cluster, disk)
     await client.add(entry(5, 0))
@@ -311,7 +313,7 @@ async def test_batches_behind_a_torn_one_make_the_checkpoint_necessary(cluster: 
 
 
 @pytest.mark.parametrize("part", ["/journal-", "/ledgers/current/0000000000000001"])
-async def test_a_sync_that_finds_no_space_is_told_the_same_way(cluster: Cluster, part: str) -> None:
+async def test_a_sync_that_finds_no_space_is_told_the_same_way(cluster: BookieCluster, part: str) -> None:
     """Some file systems find room for what was written only when it is synced."""
     bookie, client = await started(cluster, SmallDisk())
     await client.add(entry(5, 0))

@@ -7,7 +7,7 @@ import json
 import socket
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 from prometheus_client.parser import text_string_to_metric_families
 
 from metadata.zookeeper.memory import MemoryStore
@@ -43,18 +43,18 @@ def _samples(text: str) -> dict[str, float]:
     return found
 
 
-def _enabled(cluster: Cluster, **overrides: object) -> BookieSettings:
+def _enabled(cluster: BookieCluster, **overrides: object) -> BookieSettings:
     return cluster.settings(http_server_enabled=True, http_server_host="127.0.0.1", http_server_port=0, **overrides)
 
 
-async def test_a_node_shows_nothing_unless_it_is_told_to(cluster: Cluster) -> None:
+async def test_a_node_shows_nothing_unless_it_is_told_to(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     async with shown(cluster.settings(), bookie) as server:
         assert server is None
     assert BookieSettings(("/j",), ("/l",)).http_server_port == 8080
 
 
-async def test_a_node_tells_whether_it_is_ready_from_before_its_start_to_after_its_stop(cluster: Cluster) -> None:
+async def test_a_node_tells_whether_it_is_ready_from_before_its_start_to_after_its_stop(cluster: BookieCluster) -> None:
     settings = _enabled(cluster)
     store = MemoryStore(cluster.tree)
     bookie = Bookie(settings, store, network=TcpNetwork())
@@ -87,7 +87,7 @@ def _headers(length: int) -> dict[str, str]:
     return {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(length), "Connection": "close"}
 
 
-async def test_metrics_count_what_clients_add_and_read(cluster: Cluster) -> None:
+async def test_metrics_count_what_clients_add_and_read(cluster: BookieCluster) -> None:
     bookie = await cluster.start(max_adds_in_progress_limit=10)
     client = await cluster.connect(bookie)
     for number in range(3):
@@ -136,7 +136,7 @@ async def test_metrics_count_what_clients_add_and_read(cluster: Cluster) -> None
     ],
 )
 async def test_what_is_no_request_for_an_endpoint_gets_an_error(
-    cluster: Cluster, request_line: bytes, status: bytes
+    cluster: BookieCluster, request_line: bytes, status: bytes
 ) -> None:
     bookie = await cluster.start()
     async with shown(_enabled(cluster), bookie) as server:
@@ -145,7 +145,7 @@ async def test_what_is_no_request_for_an_endpoint_gets_an_error(
         assert (await _get(server.port, "/heartbeat"))[0] == 200
 
 
-async def test_head_has_no_body(cluster: Cluster) -> None:
+async def test_head_has_no_body(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     async with shown(_enabled(cluster), bookie) as server:
         assert server is not None
@@ -153,7 +153,7 @@ async def test_head_has_no_body(cluster: Cluster) -> None:
 
 
 async def test_clients_that_send_nothing_hold_a_bounded_number_of_places_and_not_for_ever(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "HTTP_CONNECTIONS", 2)
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
@@ -167,7 +167,7 @@ async def test_clients_that_send_nothing_hold_a_bounded_number_of_places_and_not
         assert (await _get(server.port, "/heartbeat"))[0] == 200
 
 
-async def test_half_requests_keep_no_probe_out(cluster: Cluster) -> None:
+async def test_half_requests_keep_no_probe_out(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     async with shown(_enabled(cluster), bookie) as server:
         assert server is not None
@@ -193,7 +193,7 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_a_port_that_is_taken_is_refused_with_what_to_do(cluster: Cluster) -> None:
+async def test_a_port_that_is_taken_is_refused_with_what_to_do(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster
+from helpers.bookie.harness import BookieCluster
 from helpers.waiting import until
 
 from metadata.bookkeeper.bookies import BookieRegistry
@@ -18,7 +18,7 @@ from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError
 
 
-async def crash(cluster: Cluster, bookie: Bookie) -> MemoryStore:
+async def crash(cluster: BookieCluster, bookie: Bookie) -> MemoryStore:
     """End a node and leave its session as it is, as a SIGKILL does; its store, which only the server knows now."""
     (pair,) = (pair for pair in cluster.running if pair[0] is bookie)
     await bookie.abort()
@@ -31,7 +31,7 @@ async def owner(store: MemoryStore, name: str = "a") -> int:
     return 0 if stat is None else stat.ephemeral_owner
 
 
-async def test_a_restarted_node_ends_its_predecessors_session_and_registers_at_once(cluster: Cluster) -> None:
+async def test_a_restarted_node_ends_its_predecessors_session_and_registers_at_once(cluster: BookieCluster) -> None:
     watcher = MemoryStore(cluster.tree)
     former = await crash(cluster, await cluster.start())
     former_id = former.session_id
@@ -47,7 +47,7 @@ async def test_a_restarted_node_ends_its_predecessors_session_and_registers_at_o
     await watcher.close()
 
 
-async def test_the_session_that_followed_an_expired_one_is_ended_too(cluster: Cluster) -> None:
+async def test_the_session_that_followed_an_expired_one_is_ended_too(cluster: BookieCluster) -> None:
     watcher = MemoryStore(cluster.tree)
     bookie = await cluster.start()
     store = cluster.running[0][1]
@@ -68,7 +68,7 @@ async def test_the_session_that_followed_an_expired_one_is_ended_too(cluster: Cl
 
 @pytest.mark.parametrize("what", [b"", b"not hexadecimal", b"0011"])
 async def test_without_a_readable_token_the_registration_waits_for_the_session_to_expire(
-    cluster: Cluster, what: bytes
+    cluster: BookieCluster, what: bytes
 ) -> None:
     watcher = MemoryStore(cluster.tree)
     former = await crash(cluster, await cluster.start())
@@ -82,7 +82,7 @@ async def test_without_a_readable_token_the_registration_waits_for_the_session_t
     await watcher.close()
 
 
-async def test_another_bookies_session_is_not_touched(cluster: Cluster) -> None:
+async def test_another_bookies_session_is_not_touched(cluster: BookieCluster) -> None:
     """The same id on other directories: that is not the predecessor, and its cookie refuses the start anyway."""
     watcher = MemoryStore(cluster.tree)
     await cluster.start()
@@ -96,7 +96,7 @@ async def test_another_bookies_session_is_not_touched(cluster: Cluster) -> None:
 @pytest.mark.processes
 async def test_the_same_with_a_real_zookeeper(tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path / "zk") as server:
-        cluster = Cluster(tmp_path)
+        cluster = BookieCluster(tmp_path)
         loop = asyncio.get_running_loop()
         stores = [await ZooKeeperStore.connect(server.address, session_timeout_ms=30_000) for _ in range(3)]
         await LedgerStore(stores[0]).format()

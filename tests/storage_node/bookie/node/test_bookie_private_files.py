@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 
-
-@pytest.fixture(autouse=True)
-def no_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
+pytestmark = pytest.mark.usefixtures("no_umask")
 
 
 def open_paths(root: Path) -> dict[str, str]:
@@ -23,7 +16,7 @@ def open_paths(root: Path) -> dict[str, str]:
     return {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
 
 
-async def live(cluster: Cluster) -> Path:
+async def live(cluster: BookieCluster) -> Path:
     """A node with everything that it ever writes."""
     root = cluster.tmp_path / "a"
     bookie = await cluster.start(persist_bookie_status_enabled=True)
@@ -33,7 +26,7 @@ async def live(cluster: Cluster) -> Path:
     return root
 
 
-async def test_whatever_a_node_writes_is_for_its_user_alone(cluster: Cluster) -> None:
+async def test_whatever_a_node_writes_is_for_its_user_alone(cluster: BookieCluster) -> None:
     root = await live(cluster)
     files = {path.name for path in root.rglob("*")}
     assert {"lock", "SESSION", "VERSION", "BOOKIE_STATUS", "0000000000000001.log", "0000000000000001.idx"} <= files
@@ -41,7 +34,7 @@ async def test_whatever_a_node_writes_is_for_its_user_alone(cluster: Cluster) ->
 
 
 async def test_what_an_older_version_left_open_is_closed_at_start(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: BookieCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = await live(cluster)
     await cluster.stop(cluster.running[0][0])

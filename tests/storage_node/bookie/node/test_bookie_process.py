@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+def own_zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
     with EmbeddedZooKeeper(tmp_path / "zk") as server:
         yield server
 
@@ -47,12 +47,14 @@ async def writable(servers: str) -> list[str]:
     return found
 
 
-def test_a_node_serves_dies_comes_back_and_stops_in_good_order(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> None:
-    asyncio.run(initialise(zookeeper.address))
+def test_a_node_serves_dies_comes_back_and_stops_in_good_order(
+    own_zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    asyncio.run(initialise(own_zookeeper.address))
     conf = tmp_path / "bookie.conf"
     conf.write_text(
         f"bookiePort=0\nbookieId=n1\nlisteningAddress=127.0.0.1\njournalDirectories={tmp_path}/j\n"
-        f"ledgerDirectories={tmp_path}/l\nzkServers={zookeeper.address}\nzkTimeout=2000\n"
+        f"ledgerDirectories={tmp_path}/l\nzkServers={own_zookeeper.address}\nzkTimeout=2000\n"
         f"httpServerEnabled=true\nhttpServerHost=127.0.0.1\nhttpServerPort={(port := free_port())}\n"
     )
     done = 0
@@ -62,25 +64,25 @@ def test_a_node_serves_dies_comes_back_and_stops_in_good_order(zookeeper: Embedd
         assert line.startswith("bookie n1 serves on port ")
         asyncio.run(talk(int(line.rsplit(" ", 1)[1]), range(done, done + 10), range(done + 10)))
         done += 10
-        assert asyncio.run(writable(zookeeper.address)) == ["n1"]
+        assert asyncio.run(writable(own_zookeeper.address)) == ["n1"]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/bookie/is_ready", timeout=20) as ready:
             assert ready.status == 200
         process.send_signal(ending)
         out, log = process.communicate(timeout=30)
         assert out == "", "one line on standard output, no more"
         assert process.returncode == (-9 if ending is signal.SIGKILL else 0), log
-    assert asyncio.run(writable(zookeeper.address)) == []
+    assert asyncio.run(writable(own_zookeeper.address)) == []
 
 
-def test_a_node_whose_http_port_is_taken_does_not_start(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> None:
-    asyncio.run(initialise(zookeeper.address))
+def test_a_node_whose_http_port_is_taken_does_not_start(own_zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> None:
+    asyncio.run(initialise(own_zookeeper.address))
     conf = tmp_path / "bookie.conf"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         conf.write_text(
             f"bookiePort=0\njournalDirectories={tmp_path}/j\nledgerDirectories={tmp_path}/l\n"
-            f"zkServers={zookeeper.address}\nhttpServerEnabled=true\nhttpServerHost=127.0.0.1\n"
+            f"zkServers={own_zookeeper.address}\nhttpServerEnabled=true\nhttpServerHost=127.0.0.1\n"
             f"httpServerPort={taken.getsockname()[1]}\n"
         )
         process = spawn(conf)

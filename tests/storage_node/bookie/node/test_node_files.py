@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import DIGEST, MIB, Cluster, WireClient, entry
+from helpers.bookie.harness import DIGEST, MIB, BookieCluster, WireClient, entry
 from helpers.paths import DOCS
 from helpers.reference_vectors import vectors
 
@@ -60,7 +60,7 @@ class FixedClock(SystemClock):
 
 
 @pytest.fixture
-async def example(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+async def example(cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BookieCluster]:
     """A cluster with a name of its own; nodes' directories are relative, so that cookies are the same everywhere."""
     monkeypatch.chdir(cluster.tmp_path)
     store = MemoryStore(cluster.tree)
@@ -70,7 +70,7 @@ async def example(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await store.close()
 
 
-async def start(cluster: Cluster) -> Bookie:
+async def start(cluster: BookieCluster) -> Bookie:
     """The example's node, in the current directory."""
     settings = cluster.settings(
         bookie_id=NODE,
@@ -125,7 +125,7 @@ def put(files: dict[Path, bytes]) -> None:
         path.write_bytes(data)
 
 
-async def register(cluster: Cluster) -> None:
+async def register(cluster: BookieCluster) -> None:
     """The cookie's znode."""
     store = MemoryStore(cluster.tree)
     await BookieRegistry(store, "/ledgers").write_cookie(Cookie.decode(VECTORS["VERSION"]))
@@ -135,7 +135,7 @@ async def register(cluster: Cluster) -> None:
 # ------------------------------------------------------------------------------------------- what is written
 
 
-async def test_a_new_node_writes_what_the_page_says_and_a_killed_one_leaves_its_journal(example: Cluster) -> None:
+async def test_a_new_node_writes_what_the_page_says_and_a_killed_one_leaves_its_journal(example: BookieCluster) -> None:
     bookie = await start(example)
     assert (LEDGERS / "checkpoint").read_bytes() == VECTORS["checkpoint of a new node"]
     assert (LEDGERS / "VERSION").read_bytes() == (JOURNAL / "VERSION").read_bytes() == VECTORS["VERSION"]
@@ -154,7 +154,7 @@ async def test_a_new_node_writes_what_the_page_says_and_a_killed_one_leaves_its_
     assert sorted(os.listdir(JOURNAL)) == ["SESSION", "VERSION", file_name(1)]
 
 
-async def test_a_stopped_node_leaves_log_sidecar_and_checkpoint_as_the_page_says(example: Cluster) -> None:
+async def test_a_stopped_node_leaves_log_sidecar_and_checkpoint_as_the_page_says(example: BookieCluster) -> None:
     bookie = await start(example)
     await send_requests(await example.connect(bookie))
     await example.stop(bookie)
@@ -166,7 +166,7 @@ async def test_a_stopped_node_leaves_log_sidecar_and_checkpoint_as_the_page_says
     assert not (JOURNAL / "SESSION").exists()
 
 
-async def test_a_large_batch_is_written_in_place(example: Cluster) -> None:
+async def test_a_large_batch_is_written_in_place(example: BookieCluster) -> None:
     bookie = await start(example)
     client = await example.connect(bookie)
     assert await client.add(entry(7, 0, b"x" * 70_000)) == Status.EOK
@@ -222,13 +222,13 @@ def test_a_checkpoint_with_losses_is_written_and_read() -> None:
 # ------------------------------------------------------------------------------------------- what is read
 
 
-async def test_a_node_starts_from_the_journal_of_the_page(example: Cluster) -> None:
+async def test_a_node_starts_from_the_journal_of_the_page(example: BookieCluster) -> None:
     put({JOURNAL / file_name(1): journal_file(), LEDGERS / "checkpoint": VECTORS["checkpoint of a new node"]})
     await register(example)
     await check_contents(await example.connect(await start(example)))
 
 
-async def test_a_node_starts_from_the_log_sidecar_and_checkpoint_of_the_page(example: Cluster) -> None:
+async def test_a_node_starts_from_the_log_sidecar_and_checkpoint_of_the_page(example: BookieCluster) -> None:
     log = (records(*LOG) + VECTORS["record PAD"]).ljust(BLOCK, b"\xaa")
     put(
         {
@@ -241,7 +241,7 @@ async def test_a_node_starts_from_the_log_sidecar_and_checkpoint_of_the_page(exa
     await check_contents(await example.connect(await start(example)))
 
 
-async def test_the_log_alone_gives_the_sidecar_again(example: Cluster) -> None:
+async def test_the_log_alone_gives_the_sidecar_again(example: BookieCluster) -> None:
     put({LEDGERS / log_name(1): (records(*LOG) + VECTORS["record PAD"]).ljust(BLOCK, b"\xaa")})
     put({LEDGERS / "checkpoint": VECTORS["checkpoint of a clean stop"]})
     await register(example)

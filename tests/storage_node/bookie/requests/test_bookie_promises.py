@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from helpers.bookie.harness import DIGEST, KEY, Cluster, WireClient, availability, entry
+from helpers.bookie.harness import DIGEST, KEY, BookieCluster, WireClient, availability, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.reference_vectors import vectors
 
@@ -42,7 +42,7 @@ async def handled(client: WireClient) -> None:
 # ------------------------------------------------------------------------------------------- ledgers and adds
 
 
-async def test_a_ledger_begins_with_an_add_a_fence_or_an_explicit_lac_never_with_a_read(cluster: Cluster) -> None:
+async def test_a_ledger_begins_with_an_add_a_fence_or_an_explicit_lac_never_with_a_read(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.read(1, 0)
@@ -59,7 +59,7 @@ async def test_a_ledger_begins_with_an_add_a_fence_or_an_explicit_lac_never_with
 
 
 @pytest.mark.parametrize("how", ["add", "fence", "explicit LAC"])
-async def test_the_key_that_a_ledger_began_with_is_kept_over_a_crash(cluster: Cluster, how: str) -> None:
+async def test_the_key_that_a_ledger_began_with_is_kept_over_a_crash(cluster: BookieCluster, how: str) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     if how == "add":
@@ -77,7 +77,7 @@ async def test_the_key_that_a_ledger_began_with_is_kept_over_a_crash(cluster: Cl
     assert await client.add(entry(5, 1)) == expected, "key and fence are one record"
 
 
-async def test_conditions_of_an_add_are_checked_in_the_order_of_the_reference(cluster: Cluster) -> None:
+async def test_conditions_of_an_add_are_checked_in_the_order_of_the_reference(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -90,7 +90,7 @@ async def test_conditions_of_an_add_are_checked_in_the_order_of_the_reference(cl
     assert await client.add(entry(5, 1), priority=100) == Status.EFENCED
 
 
-async def test_an_entry_can_be_read_before_it_is_durable_and_acknowledged(cluster: Cluster) -> None:
+async def test_an_entry_can_be_read_before_it_is_durable_and_acknowledged(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     client = await cluster.connect(await cluster.start(disk=disk))
     disk.holds.add("journal")
@@ -101,7 +101,7 @@ async def test_an_entry_can_be_read_before_it_is_durable_and_acknowledged(cluste
     assert (await add).status == Status.EOK
 
 
-async def test_the_lac_never_goes_back(cluster: Cluster) -> None:
+async def test_the_lac_never_goes_back(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 9, lac=8))
     await client.add(entry(5, 1, lac=0))
@@ -110,7 +110,9 @@ async def test_the_lac_never_goes_back(cluster: Cluster) -> None:
     assert bytes((await client.read(5, -1)).body or b"") == entry(5, 9, lac=8), "the highest id, not the latest"
 
 
-async def test_the_response_of_an_add_names_the_ids_of_the_request_not_those_of_the_body(cluster: Cluster) -> None:
+async def test_the_response_of_an_add_names_the_ids_of_the_request_not_those_of_the_body(
+    cluster: BookieCluster,
+) -> None:
     client = await cluster.connect(await cluster.start())
     body = entry(8, 2)
     for ledger, number in ((0, 0), (5, -1), (-3, 7)):
@@ -124,7 +126,7 @@ async def test_the_response_of_an_add_names_the_ids_of_the_request_not_those_of_
 # ------------------------------------------------------------------------------------------- fences
 
 
-async def test_every_fence_waits_for_the_same_record_and_none_after_a_restart(cluster: Cluster) -> None:
+async def test_every_fence_waits_for_the_same_record_and_none_after_a_restart(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     first, second = await cluster.connect(bookie), await cluster.connect(bookie)
@@ -145,7 +147,7 @@ async def test_every_fence_waits_for_the_same_record_and_none_after_a_restart(cl
     assert bookie.storage.journal.commits == commits, "known from replay: nothing to be written"
 
 
-async def test_a_fence_wins_over_a_long_poll(cluster: Cluster) -> None:
+async def test_a_fence_wins_over_a_long_poll(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     answer = await asyncio.wait_for(
@@ -156,7 +158,7 @@ async def test_a_fence_wins_over_a_long_poll(cluster: Cluster) -> None:
     assert await client.add(entry(5, 1)) == Status.EFENCED
 
 
-async def test_a_fence_of_a_negative_ledger_is_refused(cluster: Cluster) -> None:
+async def test_a_fence_of_a_negative_ledger_is_refused(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     assert (await client.fence(-1)).status == Status.EUA
     assert await client.write_lac(-1, 0) == Status.EBADREQ
@@ -165,7 +167,7 @@ async def test_a_fence_of_a_negative_ledger_is_refused(cluster: Cluster) -> None
 # ------------------------------------------------------------------------------------------- LACs, read-only mode
 
 
-async def test_the_two_parts_of_read_lac_are_sent_independently(cluster: Cluster) -> None:
+async def test_the_two_parts_of_read_lac_are_sent_independently(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.fence(3)
     assert (await client.read_lac(3)).status == Status.ENOENTRY
@@ -178,7 +180,7 @@ async def test_the_two_parts_of_read_lac_are_sent_independently(cluster: Cluster
     assert bytes(answer.lac_body or b"") == DIGEST.package_lac(6, 9)
 
 
-async def test_the_latest_explicit_lac_is_kept_verbatim_over_a_crash(cluster: Cluster) -> None:
+async def test_the_latest_explicit_lac_is_kept_verbatim_over_a_crash(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.write_lac(5, 7)
@@ -188,7 +190,7 @@ async def test_the_latest_explicit_lac_is_kept_verbatim_over_a_crash(cluster: Cl
     assert bytes((await client.read_lac(5)).lac_body or b"") == DIGEST.package_lac(5, 3)
 
 
-async def test_a_read_only_node_serves_everything_but_adds_and_explicit_lacs(cluster: Cluster) -> None:
+async def test_a_read_only_node_serves_everything_but_adds_and_explicit_lacs(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -210,7 +212,7 @@ async def test_a_read_only_node_serves_everything_but_adds_and_explicit_lacs(clu
 # ------------------------------------------------------------------------------------------- long polls
 
 
-async def test_a_fenced_ledger_does_not_end_a_later_long_poll_early(cluster: Cluster) -> None:
+async def test_a_fenced_ledger_does_not_end_a_later_long_poll_early(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -222,7 +224,9 @@ async def test_a_fenced_ledger_does_not_end_a_later_long_poll_early(cluster: Clu
     assert (await asyncio.wait_for(poll, 10)).status == Status.EOK
 
 
-async def test_a_poll_without_timeout_does_not_wait_and_one_without_piggyback_reads_its_entry(cluster: Cluster) -> None:
+async def test_a_poll_without_timeout_does_not_wait_and_one_without_piggyback_reads_its_entry(
+    cluster: BookieCluster,
+) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -237,7 +241,7 @@ async def test_a_poll_without_timeout_does_not_wait_and_one_without_piggyback_re
     assert (answer.status, answer.entry_id, bytes(answer.body or b"")) == (Status.EOK, 1, entry(5, 1))
 
 
-async def test_polls_wake_by_the_lac_they_wait_for_each_by_its_own(cluster: Cluster) -> None:
+async def test_polls_wake_by_the_lac_they_wait_for_each_by_its_own(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -258,7 +262,7 @@ def test_the_list_of_entries_has_the_bytes_of_the_vector() -> None:
     assert len(expected) == 112
 
 
-async def test_the_list_of_entries_follows_what_is_stored(cluster: Cluster) -> None:
+async def test_the_list_of_entries_follows_what_is_stored(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
 
     async def listed(ledger: int) -> bytes:
@@ -273,7 +277,9 @@ async def test_the_list_of_entries_follows_what_is_stored(cluster: Cluster) -> N
     assert await listed(5) == availability([(0, 0), (3, 3), (7, 9), (1 << 40, 1 << 40)])
 
 
-async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of_the_request(cluster: Cluster) -> None:
+async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of_the_request(
+    cluster: BookieCluster,
+) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))

@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from helpers.bookie.harness import DIGEST, KEY, Cluster, WireClient, entry
+from helpers.bookie.harness import DIGEST, KEY, BookieCluster, WireClient, entry
 
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.encoding import (
@@ -23,7 +23,7 @@ from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import BookieInfoResponse, ErrorResponse, ListEntriesResponse, ReadResponse
 
 
-async def test_added_entries_are_read_back_with_the_lac_they_told_of(cluster: Cluster) -> None:
+async def test_added_entries_are_read_back_with_the_lac_they_told_of(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     for number in range(4):
         assert await client.add(entry(5, number)) == Status.EOK
@@ -35,7 +35,7 @@ async def test_added_entries_are_read_back_with_the_lac_they_told_of(cluster: Cl
     assert bytes(last.body or b"") == entry(5, 3)
 
 
-async def test_many_adds_in_flight_are_all_acknowledged_and_committed_in_groups(cluster: Cluster) -> None:
+async def test_many_adds_in_flight_are_all_acknowledged_and_committed_in_groups(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     answers = await asyncio.gather(*(client.send_add(entry(5, number)) for number in range(2000)))
@@ -44,7 +44,7 @@ async def test_many_adds_in_flight_are_all_acknowledged_and_committed_in_groups(
     assert bytes((await client.read(5, 1999)).body or b"") == entry(5, 1999)
 
 
-async def test_large_and_small_entries_survive_side_by_side(cluster: Cluster) -> None:
+async def test_large_and_small_entries_survive_side_by_side(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     sizes = [0, 1, 100_000, 3, 1_000_000, 65_000, 5_200_000, 40, 66_000]
     bodies = [entry(6, number, bytes([number]) * size) for number, size in enumerate(sizes)]
@@ -54,7 +54,7 @@ async def test_large_and_small_entries_survive_side_by_side(cluster: Cluster) ->
         assert bytes((await client.read(6, number)).body or b"") == body
 
 
-async def test_what_is_not_here_is_named_exactly(cluster: Cluster) -> None:
+async def test_what_is_not_here_is_named_exactly(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     assert (await client.read(5, 1)).status == Status.ENOENTRY
@@ -64,7 +64,7 @@ async def test_what_is_not_here_is_named_exactly(cluster: Cluster) -> None:
     assert (await client.read_lac(9)).status == Status.ENOENTRY
 
 
-async def test_another_key_is_refused_for_adds_fences_and_lacs(cluster: Cluster) -> None:
+async def test_another_key_is_refused_for_adds_fences_and_lacs(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     wrong = master_key(b"wrong")
@@ -77,7 +77,7 @@ async def test_another_key_is_refused_for_adds_fences_and_lacs(cluster: Cluster)
     assert await client.add(entry(5, 1)) == Status.EOK, "the refusals have not fenced it"
 
 
-async def test_a_fence_stops_adds_but_not_recovery(cluster: Cluster) -> None:
+async def test_a_fence_stops_adds_but_not_recovery(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     fenced = await client.fence(5)
@@ -89,14 +89,14 @@ async def test_a_fence_stops_adds_but_not_recovery(cluster: Cluster) -> None:
     assert (await client.read(5, 1)).status == Status.EOK
 
 
-async def test_a_fence_of_an_unknown_ledger_creates_it_and_answers_no_entry(cluster: Cluster) -> None:
+async def test_a_fence_of_an_unknown_ledger_creates_it_and_answers_no_entry(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     assert (await client.fence(5)).status == Status.ENOENTRY
     assert await client.add(entry(5, 0)) == Status.EFENCED
     assert (await client.read(5, 0)).status == Status.ENOENTRY
 
 
-async def test_adds_and_a_fence_in_one_burst_split_exactly_at_the_fence(cluster: Cluster) -> None:
+async def test_adds_and_a_fence_in_one_burst_split_exactly_at_the_fence(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, recoverer = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -112,14 +112,14 @@ async def test_adds_and_a_fence_in_one_burst_split_exactly_at_the_fence(cluster:
     assert body is not None
 
 
-async def test_duplicate_adds_are_all_acknowledged_and_the_last_copy_is_read(cluster: Cluster) -> None:
+async def test_duplicate_adds_are_all_acknowledged_and_the_last_copy_is_read(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     first, second = entry(5, 0), entry(5, 0, lac=-1)
     assert [await client.add(body) for body in (first, first, second)] == [Status.EOK] * 3
     assert bytes((await client.read(5, 0)).body or b"") == second
 
 
-async def test_ids_come_from_the_body_and_malformed_bodies_are_bad_requests(cluster: Cluster) -> None:
+async def test_ids_come_from_the_body_and_malformed_bodies_are_bad_requests(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     negative = struct.pack(">qqqq", 5, -0x2000, -1, 0) + bytes(8)
     negative_ledger = struct.pack(">qqqq", -5, 0, -1, 0) + bytes(8)
@@ -132,7 +132,7 @@ async def test_ids_come_from_the_body_and_malformed_bodies_are_bad_requests(clus
     assert (await client.read(5, 0)).status == Status.ENOLEDGER
 
 
-async def test_explicit_lacs_are_kept_and_raise_the_lac(cluster: Cluster) -> None:
+async def test_explicit_lacs_are_kept_and_raise_the_lac(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     assert await client.write_lac(5, 0) == Status.EOK
@@ -148,7 +148,7 @@ async def test_explicit_lacs_are_kept_and_raise_the_lac(cluster: Cluster) -> Non
     assert await client.write_lac(5, 0) == Status.EOK, "a fence does not refuse explicit LACs"
 
 
-async def test_force_info_list_auth_tls_and_unknown_operations_are_answered(cluster: Cluster) -> None:
+async def test_force_info_list_auth_tls_and_unknown_operations_are_answered(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     for number in (0, 1, 2, 7):
         await client.add(entry(5, number))
@@ -180,7 +180,7 @@ async def test_force_info_list_auth_tls_and_unknown_operations_are_answered(clus
 # ------------------------------------------------------------------------------------------- long polls
 
 
-async def test_a_long_poll_wakes_when_the_lac_moves_on(cluster: Cluster) -> None:
+async def test_a_long_poll_wakes_when_the_lac_moves_on(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -195,7 +195,7 @@ async def test_a_long_poll_wakes_when_the_lac_moves_on(cluster: Cluster) -> None
     assert answer.lac_update_timestamp_ms is not None
 
 
-async def test_a_long_poll_that_is_behind_is_answered_at_once(cluster: Cluster) -> None:
+async def test_a_long_poll_that_is_behind_is_answered_at_once(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     for number in range(3):
         await client.add(entry(5, number))
@@ -204,7 +204,7 @@ async def test_a_long_poll_that_is_behind_is_answered_at_once(cluster: Cluster) 
     assert (answer.entry_id, answer.max_lac, answer.lac_update_timestamp_ms) == (1, 1, None)
 
 
-async def test_a_long_poll_times_out_as_an_empty_success(cluster: Cluster) -> None:
+async def test_a_long_poll_times_out_as_an_empty_success(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     answer = await asyncio.wait_for(client.send_poll(5, 5, 20), 10)
@@ -212,7 +212,7 @@ async def test_a_long_poll_times_out_as_an_empty_success(cluster: Cluster) -> No
 
 
 @pytest.mark.parametrize("cause", ["fence", "explicit LAC"])
-async def test_a_long_poll_ends_with_a_fence_or_an_explicit_lac(cluster: Cluster, cause: str) -> None:
+async def test_a_long_poll_ends_with_a_fence_or_an_explicit_lac(cluster: BookieCluster, cause: str) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -229,7 +229,7 @@ async def test_a_long_poll_ends_with_a_fence_or_an_explicit_lac(cluster: Cluster
     assert (answer.status, answer.entry_id, answer.max_lac) == (Status.EOK, *expected)
 
 
-async def test_long_polls_name_unknown_ledgers_absent_entries_and_bad_requests(cluster: Cluster) -> None:
+async def test_long_polls_name_unknown_ledgers_absent_entries_and_bad_requests(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     assert (await client.send_poll(5, -1, 60_000)).status == Status.ENOLEDGER
     await client.write_lac(6, 4)
@@ -243,7 +243,7 @@ async def test_long_polls_name_unknown_ledgers_absent_entries_and_bad_requests(c
     assert (plain.status, getattr(plain, "entry_id", 0)) == (Status.EOK, 9)
 
 
-async def test_a_closed_connections_polls_are_forgotten(cluster: Cluster) -> None:
+async def test_a_closed_connections_polls_are_forgotten(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, reader = await cluster.connect(bookie), await cluster.connect(bookie)
     await writer.add(entry(5, 0))
@@ -274,7 +274,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 async def test_garbage_closes_its_connection_and_nobody_elses(
-    cluster: Cluster, what: str, caplog: pytest.LogCaptureFixture
+    cluster: BookieCluster, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bookie = await cluster.start()
     good = await cluster.connect(bookie)
@@ -287,7 +287,7 @@ async def test_garbage_closes_its_connection_and_nobody_elses(
     assert "closing the connection to 127.0.0.1" in caplog.text
 
 
-async def test_a_peer_that_asks_much_and_reads_nothing_is_bounded(cluster: Cluster) -> None:
+async def test_a_peer_that_asks_much_and_reads_nothing_is_bounded(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer = await cluster.connect(bookie)
     for number in range(8):
@@ -307,7 +307,7 @@ async def test_a_peer_that_asks_much_and_reads_nothing_is_bounded(cluster: Clust
     assert (await writer.read(5, 0)).status == Status.EOK
 
 
-async def test_more_adds_than_memory_wait_for_room_and_are_all_stored(cluster: Cluster) -> None:
+async def test_more_adds_than_memory_wait_for_room_and_are_all_stored(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     clients: list[WireClient] = [await cluster.connect(bookie) for _ in range(3)]
     body = bytes(1_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.bookie.harness import MIB, Cluster, entry
+from helpers.bookie.harness import MIB, BookieCluster, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
@@ -13,7 +13,7 @@ from storage_node.protocol.schema import Status
 
 
 async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_and_small_ones_wait(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # None is refused for waiting too long.
     monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 3600.0)

@@ -8,7 +8,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 from helpers.bookie.wire_harness import HeldDisk, PacketClient
 
 from storage_node.bookie.requests.limits import TASK_BYTES
@@ -76,7 +76,7 @@ def test_a_gap_in_a_ledger_of_some_size_keeps_it_dense() -> None:
 
 
 async def test_the_list_of_a_ledgers_entries_lets_others_go_on_and_fits_into_a_frame(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "LOOKED_AT_ONCE", 8)
     bookie = await cluster.start(netty_max_frame_size_bytes=65536)
@@ -104,7 +104,7 @@ async def test_the_list_of_a_ledgers_entries_lets_others_go_on_and_fits_into_a_f
     assert (await client.read(5, 0)).status is Status.EOK, "and the connection goes on"
 
 
-async def test_a_batch_of_small_entries_has_so_many_and_who_wants_more_asks_again(cluster: Cluster) -> None:
+async def test_a_batch_of_small_entries_has_so_many_and_who_wants_more_asks_again(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     for number in range(MAX_BATCH_ENTRIES + 10):
@@ -117,7 +117,7 @@ async def test_a_batch_of_small_entries_has_so_many_and_who_wants_more_asks_agai
     assert len(rest.entries) == 11
 
 
-async def test_a_request_that_waits_is_charged_what_it_takes(cluster: Cluster) -> None:
+async def test_a_request_that_waits_is_charged_what_it_takes(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)

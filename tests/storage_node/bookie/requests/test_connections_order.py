@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from helpers.bookie.harness import KEY, Cluster, WireClient, entry
+from helpers.bookie.harness import KEY, BookieCluster, WireClient, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
@@ -53,7 +53,7 @@ def send_force(client: WireClient, ledger_id: int) -> asyncio.Future[Response]:
 # ------------------------------------------------------------------------------------------- deferred sync
 
 
-async def test_a_deferred_add_is_answered_before_the_sync_and_nothing_else_is(cluster: Cluster) -> None:
+async def test_a_deferred_add_is_answered_before_the_sync_and_nothing_else_is(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     client = await cluster.connect(await cluster.start(disk=disk))
     disk.holds.add("sync_data")
@@ -69,7 +69,7 @@ async def test_a_deferred_add_is_answered_before_the_sync_and_nothing_else_is(cl
     assert {answer.status for answer in answers} == {Status.EOK}
 
 
-async def test_a_force_waits_for_the_sync_of_deferred_adds_in_every_batch_before_it(cluster: Cluster) -> None:
+async def test_a_force_waits_for_the_sync_of_deferred_adds_in_every_batch_before_it(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -85,7 +85,7 @@ async def test_a_force_waits_for_the_sync_of_deferred_adds_in_every_batch_before
     assert (await asyncio.wait_for(forced, 10)).status == Status.EOK
 
 
-async def test_a_deferred_add_is_not_answered_before_a_batch_ahead_of_it_is_written(cluster: Cluster) -> None:
+async def test_a_deferred_add_is_not_answered_before_a_batch_ahead_of_it_is_written(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     client = await cluster.connect(await cluster.start(disk=disk))
     disk.holds.add("journal")
@@ -102,7 +102,7 @@ async def test_a_deferred_add_is_not_answered_before_a_batch_ahead_of_it_is_writ
     assert {(await asyncio.wait_for(one, 10)).status for one in (ahead, deferred)} == {Status.EOK}
 
 
-async def test_deferred_entries_survive_the_death_of_the_process(cluster: Cluster) -> None:
+async def test_deferred_entries_survive_the_death_of_the_process(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     for number in range(20):
@@ -116,7 +116,7 @@ async def test_deferred_entries_survive_the_death_of_the_process(cluster: Cluste
 # ------------------------------------------------------------------------------------------- limits on requests
 
 
-async def test_no_more_adds_than_the_limit_are_under_way_and_all_are_stored(cluster: Cluster) -> None:
+async def test_no_more_adds_than_the_limit_are_under_way_and_all_are_stored(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk, max_adds_in_progress_limit=4)
     first, second = await cluster.connect(bookie), await cluster.connect(bookie)
@@ -133,7 +133,7 @@ async def test_no_more_adds_than_the_limit_are_under_way_and_all_are_stored(clus
     assert bookie.limits.adds.taken == 0
 
 
-async def test_an_add_of_recovery_does_not_wait_at_a_closed_gate(cluster: Cluster) -> None:
+async def test_an_add_of_recovery_does_not_wait_at_a_closed_gate(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk, max_adds_in_progress_limit=2)
     client = await cluster.connect(bookie)
@@ -147,7 +147,7 @@ async def test_an_add_of_recovery_does_not_wait_at_a_closed_gate(cluster: Cluste
     assert {answer.status for answer in await asyncio.gather(*normal)} == {Status.EOK}
 
 
-async def restarted(cluster: Cluster, disk: HeldDisk, entries: int, **settings: object) -> Bookie:
+async def restarted(cluster: BookieCluster, disk: HeldDisk, entries: int, **settings: object) -> Bookie:
     """A node whose ledger 5 has so many entries, all on disk only, and not in the page cache's quick reach."""
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
@@ -164,7 +164,7 @@ def no_quick_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_quick_reads")
-async def test_no_more_reads_than_the_limit_are_under_way(cluster: Cluster) -> None:
+async def test_no_more_reads_than_the_limit_are_under_way(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await restarted(cluster, disk, 10, max_reads_in_progress_limit=3)
     client = await cluster.connect(bookie)
@@ -184,7 +184,7 @@ async def test_no_more_reads_than_the_limit_are_under_way(cluster: Cluster) -> N
 
 
 @pytest.mark.usefixtures("no_quick_reads")
-async def test_recovery_reads_go_to_the_disk_before_those_that_wait_already(cluster: Cluster) -> None:
+async def test_recovery_reads_go_to_the_disk_before_those_that_wait_already(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await restarted(cluster, disk, 40)
     client = await cluster.connect(bookie)
@@ -205,7 +205,7 @@ async def test_recovery_reads_go_to_the_disk_before_those_that_wait_already(clus
     assert finished.index(39) <= 12, "only those that were at the disk already came before it"
 
 
-async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: Cluster) -> None:
+async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
@@ -228,7 +228,7 @@ async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: Cluster
 
 
 async def test_adds_that_find_no_memory_in_time_are_refused_one_by_one(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 0.2)
     disk = HeldDisk()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.bookie.harness import KEY, Cluster, entry
+from helpers.bookie.harness import KEY, BookieCluster, entry
 from helpers.bookie.wire_harness import HeldDisk, PacketClient
 from helpers.reference_vectors import vectors
 
@@ -16,14 +16,14 @@ from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddResponse, AuthResponse, ReadResponse
 
 
-async def start(cluster: Cluster, **settings: object) -> PacketClient:
+async def start(cluster: BookieCluster, **settings: object) -> PacketClient:
     return await PacketClient.connect(cluster, await cluster.start(**settings))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------- which version
 
 
-async def test_the_two_versions_live_side_by_side_and_read_each_others_entries(cluster: Cluster) -> None:
+async def test_the_two_versions_live_side_by_side_and_read_each_others_entries(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     three, two = await cluster.connect(bookie), await PacketClient.connect(cluster, bookie)
     assert await two.add(entry(5, 0)) == Status.EOK
@@ -33,7 +33,7 @@ async def test_the_two_versions_live_side_by_side_and_read_each_others_entries(c
     assert (await three.read(5, 0)).max_lac == 0
 
 
-async def test_a_connection_that_began_in_version_3_may_turn_to_version_2_once(cluster: Cluster) -> None:
+async def test_a_connection_that_began_in_version_3_may_turn_to_version_2_once(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     three = await cluster.connect(bookie)
     await three.add(entry(5, 0))
@@ -47,7 +47,7 @@ async def test_a_connection_that_began_in_version_3_may_turn_to_version_2_once(c
 
 
 async def test_after_the_first_packet_of_version_2_a_message_of_version_3_closes_the_connection(
-    cluster: Cluster,
+    cluster: BookieCluster,
 ) -> None:
     client = await start(cluster)
     assert (await client.read(5, 0)).status == Status.ENOLEDGER
@@ -56,7 +56,7 @@ async def test_after_the_first_packet_of_version_2_a_message_of_version_3_closes
 
 
 @pytest.mark.parametrize("opcode", [4, 5, 6, 0, 9])
-async def test_opcodes_that_nobody_can_decode_drop_the_connection(cluster: Cluster, opcode: int) -> None:
+async def test_opcodes_that_nobody_can_decode_drop_the_connection(cluster: BookieCluster, opcode: int) -> None:
     client = await start(cluster)
     assert await client.add(entry(5, 0)) == Status.EOK
     body = bytes([2, opcode, 0, 0]) + bytes(60)
@@ -65,7 +65,7 @@ async def test_opcodes_that_nobody_can_decode_drop_the_connection(cluster: Clust
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_the_versions_0_to_2_are_served_and_echoed(cluster: Cluster, version: int) -> None:
+async def test_the_versions_0_to_2_are_served_and_echoed(cluster: BookieCluster, version: int) -> None:
     client = await start(cluster)
     body = entry(5, 0)
     await client.ask(v2.encode_add_request(KEY, len(body), version=version), body)
@@ -75,7 +75,7 @@ async def test_the_versions_0_to_2_are_served_and_echoed(cluster: Cluster, versi
     assert client.frames[1][24:] == body
 
 
-async def test_a_later_version_is_refused_with_code_103_and_its_ids(cluster: Cluster) -> None:
+async def test_a_later_version_is_refused_with_code_103_and_its_ids(cluster: BookieCluster) -> None:
     client = await start(cluster)
     body = entry(5, 0)
     for request in (
@@ -94,7 +94,7 @@ async def test_a_later_version_is_refused_with_code_103_and_its_ids(cluster: Clu
 # ------------------------------------------------------------------------------------------- adds and reads
 
 
-async def test_ids_are_echoed_exactly_also_for_the_last_entry_and_for_duplicates(cluster: Cluster) -> None:
+async def test_ids_are_echoed_exactly_also_for_the_last_entry_and_for_duplicates(cluster: BookieCluster) -> None:
     client = await start(cluster)
     for number in range(3):
         assert await client.add(entry(5, number)) == Status.EOK
@@ -107,7 +107,7 @@ async def test_ids_are_echoed_exactly_also_for_the_last_entry_and_for_duplicates
     assert [await client.answer() for _ in range(2)] == [AddResponse(0, Status.EOK, 5, 1)] * 2
 
 
-async def test_many_packets_in_one_burst_are_all_answered(cluster: Cluster) -> None:
+async def test_many_packets_in_one_burst_are_all_answered(cluster: BookieCluster) -> None:
     client = await start(cluster)
     for number in range(500):
         body = entry(5, number)
@@ -116,7 +116,7 @@ async def test_many_packets_in_one_burst_are_all_answered(cluster: Cluster) -> N
     assert seen == [AddResponse(0, Status.EOK, 5, number) for number in range(500)]
 
 
-async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: Cluster) -> None:
+async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: BookieCluster) -> None:
     client = await start(cluster)
     assert await client.add(entry(5, 0)) == Status.EOK
     assert (await client.read(5, 1)).status == Status.ENOENTRY
@@ -129,7 +129,7 @@ async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: Cluste
     assert await client.add(negative) == Status.EBADREQ, "a negative entry id is refused"
 
 
-async def test_a_fence_stops_adds_but_not_those_of_recovery(cluster: Cluster) -> None:
+async def test_a_fence_stops_adds_but_not_those_of_recovery(cluster: BookieCluster) -> None:
     client = await start(cluster)
     await client.add(entry(5, 0))
     fenced = await client.read(5, -1, fence=True)
@@ -141,14 +141,14 @@ async def test_a_fence_stops_adds_but_not_those_of_recovery(cluster: Cluster) ->
     assert await client.add(entry(7, 0)) == Status.EFENCED
 
 
-async def test_a_fencing_read_of_version_1_has_no_key_and_is_refused(cluster: Cluster) -> None:
+async def test_a_fencing_read_of_version_1_has_no_key_and_is_refused(cluster: BookieCluster) -> None:
     client = await start(cluster)
     await client.add(entry(5, 0))
     answer = await client.ask(v2.encode_read_request(5, -1, fence=True, master_key=KEY, version=1))
     assert answer == ReadResponse(0, Status.EUA, 5, -1)
 
 
-async def test_a_read_only_node_takes_adds_of_high_priority_alone(cluster: Cluster) -> None:
+async def test_a_read_only_node_takes_adds_of_high_priority_alone(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await PacketClient.connect(cluster, bookie)
     await client.add(entry(5, 0))
@@ -158,7 +158,7 @@ async def test_a_read_only_node_takes_adds_of_high_priority_alone(cluster: Clust
     assert (await client.read(5, 0)).status == Status.EOK
 
 
-async def test_lost_state_is_said_with_code_101_not_107(cluster: Cluster) -> None:
+async def test_lost_state_is_said_with_code_101_not_107(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client, three = await PacketClient.connect(cluster, bookie), await cluster.connect(bookie)
     bookie.storage.contents.lossy = True
@@ -167,7 +167,7 @@ async def test_lost_state_is_said_with_code_101_not_107(cluster: Cluster) -> Non
     assert (await three.read(5, 0)).status == Status.EUNKNOWNLEDGERSTATE
 
 
-async def test_who_begins_an_authentication_is_told_to_go_on(cluster: Cluster) -> None:
+async def test_who_begins_an_authentication_is_told_to_go_on(cluster: BookieCluster) -> None:
     client = await start(cluster)
     assert await client.ask(v2.encode_auth("anything", b"token")) == AuthResponse(
         0, Status.EOK, "AuthDisabledPlugin", b""
@@ -179,7 +179,7 @@ async def test_who_begins_an_authentication_is_told_to_go_on(cluster: Cluster) -
 # ------------------------------------------------------------------------------------------- batch reads
 
 
-async def filled(cluster: Cluster, sizes: list[int], **settings: object) -> tuple[PacketClient, list[bytes]]:
+async def filled(cluster: BookieCluster, sizes: list[int], **settings: object) -> tuple[PacketClient, list[bytes]]:
     client = await start(cluster, **settings)
     bodies = [entry(5, number, b"x" * size) for number, size in enumerate(sizes)]
     for body in bodies:
@@ -187,7 +187,7 @@ async def filled(cluster: Cluster, sizes: list[int], **settings: object) -> tupl
     return client, bodies
 
 
-async def test_a_batch_ends_at_its_count_and_at_the_last_entry(cluster: Cluster) -> None:
+async def test_a_batch_ends_at_its_count_and_at_the_last_entry(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [10] * 6)
     two = await client.batch(5, 1, count=2)
     assert [bytes(one) for one in two.entries] == bodies[1:3]
@@ -196,7 +196,7 @@ async def test_a_batch_ends_at_its_count_and_at_the_last_entry(cluster: Cluster)
         assert [bytes(one) for one in rest.entries] == bodies[1:]
 
 
-async def test_a_batch_ends_at_the_first_entry_that_is_missing(cluster: Cluster) -> None:
+async def test_a_batch_ends_at_the_first_entry_that_is_missing(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [10] * 3)
     await client.add(entry(5, 4))
     assert [bytes(one) for one in (await client.batch(5, 0)).entries] == bodies
@@ -207,7 +207,9 @@ async def test_a_batch_ends_at_the_first_entry_that_is_missing(cluster: Cluster)
     assert (await client.batch(6, 0)).status == Status.ENOLEDGER
 
 
-async def test_a_batch_stays_within_the_size_that_was_asked_for_except_with_its_first_entry(cluster: Cluster) -> None:
+async def test_a_batch_stays_within_the_size_that_was_asked_for_except_with_its_first_entry(
+    cluster: BookieCluster,
+) -> None:
     client, bodies = await filled(cluster, [100] * 4)
     frame = 36 + 2 * (4 + len(bodies[0]))
     assert len((await client.batch(5, 0, size=frame)).entries) == 2
@@ -217,17 +219,17 @@ async def test_a_batch_stays_within_the_size_that_was_asked_for_except_with_its_
         assert len((await client.batch(5, 0, size=size)).entries) == 1
 
 
-async def test_a_batch_stays_within_the_limit_of_the_node(cluster: Cluster) -> None:
+async def test_a_batch_stays_within_the_limit_of_the_node(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [100] * 4, max_batch_read_size=36 + 3 * 144)
     assert [bytes(one) for one in (await client.batch(5, 0)).entries] == bodies[:3]
 
 
-async def test_a_batch_of_the_last_entry_is_that_entry_alone(cluster: Cluster) -> None:
+async def test_a_batch_of_the_last_entry_is_that_entry_alone(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [10] * 3)
     assert [bytes(one) for one in (await client.batch(5, -1, count=10)).entries] == bodies[-1:]
 
 
-async def test_a_fencing_batch_read_fences_before_it_answers(cluster: Cluster) -> None:
+async def test_a_fencing_batch_read_fences_before_it_answers(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [10] * 3)
     assert [bytes(one) for one in (await client.batch(5, 0, fence=True)).entries] == bodies
     assert await client.add(entry(5, 3)) == Status.EFENCED
@@ -235,7 +237,7 @@ async def test_a_fencing_batch_read_fences_before_it_answers(cluster: Cluster) -
     assert await client.add(entry(8, 0)) == Status.EFENCED
 
 
-async def test_batches_are_read_from_disk_and_stop_at_a_damaged_entry(cluster: Cluster) -> None:
+async def test_batches_are_read_from_disk_and_stop_at_a_damaged_entry(cluster: BookieCluster) -> None:
     client, bodies = await filled(cluster, [5000] * 5)
     await cluster.stop(cluster.running[0][0])
     (log,) = cluster.ledger_files(".log")
@@ -249,7 +251,7 @@ async def test_batches_are_read_from_disk_and_stop_at_a_damaged_entry(cluster: C
     assert [bytes(one) for one in (await client.batch(5, 4)).entries] == bodies[4:]
 
 
-async def test_a_failed_fencing_read_also_waits_for_the_durable_fence(cluster: Cluster) -> None:
+async def test_a_failed_fencing_read_also_waits_for_the_durable_fence(cluster: BookieCluster) -> None:
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     client = await PacketClient.connect(cluster, bookie)

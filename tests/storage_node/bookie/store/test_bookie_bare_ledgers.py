@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.bookie.harness import DIGEST, KEY, MIB, Cluster, WireClient, entry
+from helpers.bookie.harness import DIGEST, KEY, MIB, BookieCluster, WireClient, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
@@ -31,7 +31,7 @@ async def write_large_lac(client: WireClient, ledger_id: int, size: int) -> Stat
     return answer.status
 
 
-async def test_an_explicit_lac_is_no_larger_than_any_client_sends(cluster: Cluster) -> None:
+async def test_an_explicit_lac_is_no_larger_than_any_client_sends(cluster: BookieCluster) -> None:
     client = await cluster.connect(await cluster.start())
     assert await write_large_lac(client, 5, MAX_LAC_BYTES) is Status.EOK
     assert await write_large_lac(client, 6, MAX_LAC_BYTES + 1) is Status.EBADREQ
@@ -39,7 +39,7 @@ async def test_an_explicit_lac_is_no_larger_than_any_client_sends(cluster: Clust
 
 
 async def test_an_explicit_lac_may_come_before_the_first_entry_and_only_for_so_many_ledgers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_node.bookie.store.storage.MAX_BARE_BY_LAC", BARE)
     bookie = await cluster.start()
@@ -59,7 +59,7 @@ async def test_an_explicit_lac_may_come_before_the_first_entry_and_only_for_so_m
 
 
 async def test_fences_of_ledgers_that_are_not_here_are_bounded_and_those_of_others_are_not(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_node.bookie.store.storage.MAX_BARE_BY_FENCE", 20)
     bookie = await cluster.start()
@@ -73,7 +73,9 @@ async def test_fences_of_ledgers_that_are_not_here_are_bounded_and_those_of_othe
     assert await client.add(entry(100, 0)) is Status.EFENCED
 
 
-async def test_explicit_lacs_wait_for_memory_as_adds_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_explicit_lacs_wait_for_memory_as_adds_do(
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 0.3)
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk, skip_list_size_limit=32 * MIB)
@@ -96,7 +98,7 @@ async def test_explicit_lacs_wait_for_memory_as_adds_do(cluster: Cluster, monkey
 
 
 async def test_many_new_ledgers_bring_the_next_round_of_garbage_collection_forward(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contents, "CROWD", 50)
     monkeypatch.setattr(collection, "CROWDED_WAIT_S", 0.01)

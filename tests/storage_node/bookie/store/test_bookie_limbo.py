@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.bookkeeper.ledgers import LedgerStore
@@ -17,12 +17,12 @@ from storage_node.bookie.tools.repair import judge_limbo, mark_missing
 from storage_node.protocol.schema import Status
 
 
-def first_log(cluster: Cluster) -> tuple[Path, Path]:
+def first_log(cluster: BookieCluster) -> tuple[Path, Path]:
     log = cluster.ledger_files(".log")[0]
     return log, log.with_suffix(".idx")
 
 
-async def with_lost_log(cluster: Cluster) -> None:
+async def with_lost_log(cluster: BookieCluster) -> None:
     """Ledgers 5 and 6 were there when the first log was written, 7 came later; that log and its index are lost."""
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
@@ -41,7 +41,7 @@ async def with_lost_log(cluster: Cluster) -> None:
         path.unlink()
 
 
-async def test_only_ledgers_that_may_have_lost_something_are_in_limbo_and_stay_there(cluster: Cluster) -> None:
+async def test_only_ledgers_that_may_have_lost_something_are_in_limbo_and_stay_there(cluster: BookieCluster) -> None:
     await with_lost_log(cluster)
     for _ in range(3):
         bookie = await cluster.start()
@@ -58,7 +58,7 @@ async def test_only_ledgers_that_may_have_lost_something_are_in_limbo_and_stay_t
         await cluster.kill(bookie)
 
 
-async def test_a_deleted_ledger_leaves_limbo_and_one_of_its_name_begins_anew(cluster: Cluster) -> None:
+async def test_a_deleted_ledger_leaves_limbo_and_one_of_its_name_begins_anew(cluster: BookieCluster) -> None:
     await with_lost_log(cluster)
     bookie = await cluster.start()
     contents = bookie.storage.contents
@@ -86,7 +86,9 @@ async def put(ledgers: LedgerStore, ledger_id: int, last: int | None, *bookies: 
     )
 
 
-async def test_a_ledger_leaves_limbo_when_it_is_whole_elsewhere_or_deleted_and_not_before(cluster: Cluster) -> None:
+async def test_a_ledger_leaves_limbo_when_it_is_whole_elsewhere_or_deleted_and_not_before(
+    cluster: BookieCluster,
+) -> None:
     await with_lost_log(cluster)
     store = MemoryStore(cluster.tree)
     ledgers, metadata, settings = LedgerStore(store), Metadata(store, "/ledgers"), cluster.settings()
@@ -117,7 +119,7 @@ async def test_a_ledger_leaves_limbo_when_it_is_whole_elsewhere_or_deleted_and_n
     await store.close()
 
 
-async def test_what_was_replicated_elsewhere_needs_no_answer_here(cluster: Cluster) -> None:
+async def test_what_was_replicated_elsewhere_needs_no_answer_here(cluster: BookieCluster) -> None:
     await with_lost_log(cluster)
     bookie = await cluster.start()
     await cluster.kill(bookie)
@@ -134,7 +136,7 @@ async def test_what_was_replicated_elsewhere_needs_no_answer_here(cluster: Clust
 
 @pytest.mark.parametrize("order", [("ledgers", "other"), ("other", "ledgers")])
 async def test_a_directory_without_a_checkpoint_stops_clearing_and_the_error_says_what_was_done(
-    cluster: Cluster, order: tuple[str, str]
+    cluster: BookieCluster, order: tuple[str, str]
 ) -> None:
     await with_lost_log(cluster)
     bookie = await cluster.start()

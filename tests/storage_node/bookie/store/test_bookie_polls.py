@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 
 from storage_node.bookie.store import waiters
 from storage_node.bookie.store.contents import Ledger
@@ -96,7 +96,7 @@ async def test_a_line_that_is_full_ends_its_oldest_poll_and_timeouts_come_in_par
     assert len(told) == 1003
 
 
-async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(cluster: Cluster) -> None:
+async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     writer, greedy, reader = [await cluster.connect(bookie) for _ in range(3)]
     await writer.add(entry(5, 0))

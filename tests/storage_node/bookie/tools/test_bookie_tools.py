@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from helpers.bookie.harness import Cluster, entry
+from helpers.bookie.harness import BookieCluster, entry
 from helpers.waiting import until
 from typer.testing import CliRunner
 
@@ -30,7 +30,7 @@ from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 
-def write_conf(cluster: Cluster, **overrides: object) -> Path:
+def write_conf(cluster: BookieCluster, **overrides: object) -> Path:
     """The properties file of node "a"."""
     settings = cluster.settings(**overrides)
     lines = []
@@ -51,7 +51,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.fixture
-async def conf(cluster: Cluster) -> Path:
+async def conf(cluster: BookieCluster) -> Path:
     """A killed node with two ledgers in its log, more in its journal."""
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
@@ -98,7 +98,7 @@ async def test_entries_are_read_from_log_and_journal(conf: Path) -> None:
     assert "does not hold this ledger" in str(found)
 
 
-async def test_a_sound_node_verifies_and_nothing_was_changed_by_looking(conf: Path, cluster: Cluster) -> None:
+async def test_a_sound_node_verifies_and_nothing_was_changed_by_looking(conf: Path, cluster: BookieCluster) -> None:
     def state() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in cluster.tmp_path.rglob("*") if path.is_file()}
 
@@ -120,7 +120,7 @@ async def test_a_sound_node_verifies_and_nothing_was_changed_by_looking(conf: Pa
     assert [one["entries"] for one in run("list-ledgers", "--conf", conf)[1]["ledgers"]] == [26, 0, 1]  # type: ignore[attr-defined]
 
 
-async def test_a_running_node_is_left_alone_and_its_status_says_so(cluster: Cluster) -> None:
+async def test_a_running_node_is_left_alone_and_its_status_says_so(cluster: BookieCluster) -> None:
     conf = write_conf(cluster)
     bookie = await cluster.start()
     for tool in (["list-ledgers"], ["verify"], ["rebuild-index"], ["format", "--force"], ["read-entry", "5", "0"]):
@@ -136,7 +136,7 @@ async def test_a_running_node_is_left_alone_and_its_status_says_so(cluster: Clus
     assert roles["journal"]["journal_files"] == 1
 
 
-async def test_status_of_a_node_that_never_was(cluster: Cluster) -> None:
+async def test_status_of_a_node_that_never_was(cluster: BookieCluster) -> None:
     status, found = run("status", "--conf", write_conf(cluster))
     assert status == 0
     assert found["bookie_id"] is None
@@ -153,7 +153,7 @@ def newest_batch(path: Path) -> int:
     return [batch.offset for batch in found if batch is not None][1]
 
 
-DAMAGES: dict[str, tuple[Callable[[Cluster], None], str, int]] = {
+DAMAGES: dict[str, tuple[Callable[[BookieCluster], None], str, int]] = {
     "an entry": (
         lambda c: flip(c.ledger_files(".log")[0], c.ledger_files(".log")[0].read_bytes().index(bytes([7]) * 3000) + 9),
         "the entry fails its checksum",
@@ -183,7 +183,7 @@ DAMAGES: dict[str, tuple[Callable[[Cluster], None], str, int]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-async def test_verify_finds_and_names(conf: Path, cluster: Cluster, what: str) -> None:
+async def test_verify_finds_and_names(conf: Path, cluster: BookieCluster, what: str) -> None:
     damage, said, expected = DAMAGES[what]
     damage(cluster)
     status, found = run("verify", "--conf", conf)
@@ -191,7 +191,7 @@ async def test_verify_finds_and_names(conf: Path, cluster: Cluster, what: str) -
     assert status == expected
 
 
-async def test_verify_finds_a_damaged_journal(cluster: Cluster) -> None:
+async def test_verify_finds_a_damaged_journal(cluster: BookieCluster) -> None:
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     for number in range(5):
@@ -203,7 +203,7 @@ async def test_verify_finds_a_damaged_journal(cluster: Cluster) -> None:
     assert "proves that it had been durable" in json.dumps(found)
 
 
-async def test_the_index_is_rebuilt_byte_for_byte_the_same(conf: Path, cluster: Cluster) -> None:
+async def test_the_index_is_rebuilt_byte_for_byte_the_same(conf: Path, cluster: BookieCluster) -> None:
     before = {path: path.read_bytes() for path in cluster.ledger_files(".idx")}
     for number, path in enumerate(before):
         flip(path, 50) if number % 2 else path.unlink()
@@ -217,7 +217,7 @@ async def test_the_index_is_rebuilt_byte_for_byte_the_same(conf: Path, cluster: 
     assert (await client.read(5, 27)).status == Status.ENOENTRY
 
 
-async def test_an_intact_index_of_a_damaged_log_is_kept(conf: Path, cluster: Cluster) -> None:
+async def test_an_intact_index_of_a_damaged_log_is_kept(conf: Path, cluster: BookieCluster) -> None:
     DAMAGES["a header"][0](cluster)
     before = {path: path.read_bytes() for path in cluster.ledger_files(".idx")}
     status, found = run("rebuild-index", "--conf", conf)
@@ -236,7 +236,7 @@ async def test_an_intact_index_of_a_damaged_log_is_kept(conf: Path, cluster: Clu
 
 
 async def test_format_asks_and_leaves_no_node_that_could_start_and_deny(
-    conf: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    conf: Path, cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert main(["format", "--conf", str(conf)]) == 1
@@ -260,13 +260,13 @@ async def test_the_other_command_line_prints_the_same(conf: Path, capsys: pytest
 
 
 @pytest.fixture
-async def metadata(cluster: Cluster) -> AsyncIterator[Metadata]:
+async def metadata(cluster: BookieCluster) -> AsyncIterator[Metadata]:
     store = MemoryStore(cluster.tree)
     yield Metadata(store, "/ledgers")
     await store.close()
 
 
-async def make_ledger(cluster: Cluster, ledger_id: int, *bookies: str) -> None:
+async def make_ledger(cluster: BookieCluster, ledger_id: int, *bookies: str) -> None:
     store = MemoryStore(cluster.tree)
     metadata = LedgerMetadata(
         ensemble_size=len(bookies), write_quorum=2, ack_quorum=2, ensembles=(Ensemble(0, bookies),)
@@ -276,7 +276,7 @@ async def make_ledger(cluster: Cluster, ledger_id: int, *bookies: str) -> None:
 
 
 async def test_a_cookie_goes_only_when_the_node_is_stopped_and_no_ledger_names_it(
-    cluster: Cluster, metadata: Metadata
+    cluster: BookieCluster, metadata: Metadata
 ) -> None:
     bookie = await cluster.start()
     with pytest.raises(CallerError, match="it runs"):
@@ -296,7 +296,7 @@ async def test_a_cookie_goes_only_when_the_node_is_stopped_and_no_ledger_names_i
 
 
 async def test_decommissioning_marks_the_ledgers_waits_for_their_repair_and_removes_the_cookie(
-    cluster: Cluster, metadata: Metadata
+    cluster: BookieCluster, metadata: Metadata
 ) -> None:
     bookie = await cluster.start()
     for call in (metadata.decommission("a", now_ms=lambda: 9, timeout_s=1, progress=print),):
@@ -330,7 +330,7 @@ async def test_decommissioning_marks_the_ledgers_waits_for_their_repair_and_remo
 @pytest.mark.processes
 async def test_the_tools_of_the_cluster_through_a_real_zookeeper(tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path / "zk") as server:
-        cluster = Cluster(tmp_path)
+        cluster = BookieCluster(tmp_path)
         conf = write_conf(cluster, zk_servers=server.address)
         store = await ZooKeeperStore.connect(server.address)
         ledgers, registry = LedgerStore(store), BookieRegistry(store)

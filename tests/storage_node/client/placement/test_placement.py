@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 from helpers.virtual_time import virtual_time
-from helpers.worlds.model_cluster import FAST, Cluster
+from helpers.worlds.model_cluster import FAST, ModelCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.bookkeeper.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client.client import LedgerClient
-from storage_node.client.health import BookieHealth
+from storage_node.client.health import BookieHealth, Quarantine
 from storage_node.client.placement.arranging import Adherence, spans
-from storage_node.client.placement.candidates import Candidates, FreeSpace, Quarantine, Weighing
+from storage_node.client.placement.candidates import Candidates, FreeSpace, Weighing
 from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
 from storage_node.client.placement.racks import DEFAULT_RACK, RackMap, StaticResolver
 from storage_node.errors import (
@@ -513,7 +513,7 @@ def test_settings_that_cannot_be_honoured_are_refused(wrong: dict[str, object], 
 
 @virtual_time
 async def test_a_client_s_ledgers_span_racks_before_and_after_the_loss_of_a_bookie() -> None:
-    async with Cluster(6) as cluster:
+    async with ModelCluster(6) as cluster:
         racks = {name: f"/rack{index % 3}" for index, name in enumerate(sorted(cluster.bookies))}
         client = LedgerClient(
             cluster.ledgers,
@@ -542,7 +542,7 @@ async def test_a_client_s_ledgers_span_racks_before_and_after_the_loss_of_a_book
 @virtual_time
 async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before() -> None:
     """Three copies, two acknowledgements: two bookies in one rack do not do."""
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
         client = domain_client(cluster, racks)
         writer = await client.create()
@@ -561,7 +561,7 @@ async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before(
 
 @virtual_time
 async def test_what_recovery_adds_again_must_lie_in_enough_racks_too() -> None:
-    async with Cluster(4) as cluster:
+    async with ModelCluster(4) as cluster:
         racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
         writer = await domain_client(cluster, racks).create()
         await writer.add(b"first")
@@ -581,7 +581,7 @@ async def test_what_recovery_adds_again_must_lie_in_enough_racks_too() -> None:
 @virtual_time
 async def test_a_ledger_placed_in_one_rack_is_recovered_all_the_same() -> None:
     """Who created it did not ask for racks; no acknowledgement could ever satisfy the rule."""
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         writer = await cluster.client().create()
         await writer.add(b"first")
         client = domain_client(cluster, dict.fromkeys(cluster.bookies, "/a"))
@@ -589,7 +589,7 @@ async def test_a_ledger_placed_in_one_rack_is_recovered_all_the_same() -> None:
         assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
 
 
-def domain_client(cluster: Cluster, racks: dict[str, str]) -> LedgerClient:
+def domain_client(cluster: ModelCluster, racks: dict[str, str]) -> LedgerClient:
     domains = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)
     client = LedgerClient(
         cluster.ledgers,
@@ -611,7 +611,7 @@ def test_delayed_changes_and_fault_domains_exclude_each_other() -> None:
 
 @virtual_time
 async def test_the_cluster_s_switch_is_a_znode_beside_the_ledgers() -> None:
-    async with Cluster(3) as cluster:
+    async with ModelCluster(3) as cluster:
         assert not await cluster.registry.health_check_disabled()
         await cluster.store.create("/ledgers/disableHealthCheck")
         assert await cluster.registry.health_check_disabled()
