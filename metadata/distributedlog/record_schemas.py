@@ -1,0 +1,157 @@
+"""`SchemaStore`: what a log declares of its records, as bytes that this floor does not look into.
+
+    P/schema            a random id, of the declaration below
+    P/schema/<id>       the declaration (`dlspark.tables.declaration`)
+
+Both are made in one transaction, and a declaration is replaced at the version that was read. A data version speaks of
+one znode's life only, and begins again where a log is deleted and made again: the id, which no other declaration has,
+tells that log's from this one's, so that nothing is put in the place of another log's
+(docs/reference/znodes.md#schema).
+
+Upstream knows neither znode, and passes over them. They go with the log: where it is renamed, and where it is deleted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from metadata.distributedlog.log_names import LogPaths, log_not_found_error
+from metadata.distributedlog.logs import LogStore
+from metadata.foundation.errors import (
+    BadVersionError,
+    CorruptDataError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+)
+from metadata.retry import repeat
+from metadata.store import ANY_VERSION, Check, Create, Delete, MetadataStore, SetData
+
+SCHEMA: Final = "schema"
+_MAX_ID: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchema:
+    """What does a log declare of its records, and has that changed since?
+
+    Args:
+        data: The declaration's bytes.
+        id: What tells the declaration from one of another log of the name.
+        version: Data version of its znode.
+    """
+
+    data: bytes
+    id: str
+    version: int
+
+
+class SchemaStore:
+    """Where is what logs declare of their records? Of the logs of one namespace."""
+
+    def __init__(self, logs: LogStore, new_id: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+        self._logs = logs
+        self._new_id = new_id
+
+    @property
+    def store(self) -> MetadataStore:
+        """The metadata store below."""
+        return self._logs.store
+
+    async def get(self, log: str) -> StoredSchema | None:
+        """Return what a log declares; None where it declares nothing. Raises LogNotFoundError, CorruptDataError."""
+        paths = await self._logs.located(log)
+        parent = _parent(paths)
+
+        async def look() -> StoredSchema | None:
+            await self.store.sync(parent)
+            try:
+                named, _ = await self.store.get(parent)
+            except NoNodeError:
+                return None
+            id_ = _id(named, parent)
+            try:
+                data, stat = await self.store.get(f"{parent}/{id_}")
+            except NoNodeError:
+                return None  # it was withdrawn between the two, or the log was deleted
+            return StoredSchema(data, id_, stat.version)
+
+        found = await repeat(self.store, look)
+        if found is None and not await self._logs.exists(log):
+            raise log_not_found_error(log, paths.ledgers)
+        return found
+
+    async def declare(self, log: str, data: bytes) -> StoredSchema:
+        """Store the first declaration of a log.
+
+        Raises LogNotFoundError; NodeExistsError where there is one; OutcomeUnknownError where the answer was lost and
+        the store stays away.
+        """
+        paths, id_ = await self._logs.located(log), self._new_id()
+        parent = _parent(paths)
+
+        async def create() -> None:
+            try:
+                await self.store.multi(
+                    [Check(paths.ledgers, ANY_VERSION), Create(parent, id_.encode()), Create(f"{parent}/{id_}", data)]
+                )
+            except NodeExistsError:
+                # An answer that was lost, perhaps: nobody else has this id.
+                if await self.store.exists(f"{parent}/{id_}") is None:
+                    raise
+            except NoNodeError as error:
+                raise log_not_found_error(log, error.path) from error
+
+        await repeat(self.store, create)
+        return StoredSchema(data, id_, 0)
+
+    async def replace(self, log: str, before: StoredSchema, data: bytes) -> StoredSchema:
+        """Store a declaration in the place of the one that was read.
+
+        Raises BadVersionError where it was replaced, withdrawn, or is another log's by now: nothing was changed; and
+        OutcomeUnknownError where it cannot be found out whether it was.
+        """
+        path = f"{_parent(await self._logs.located(log))}/{before.id}"
+        try:
+            await self.store.multi([SetData(path, data, before.version)])
+        except NoNodeError as error:
+            raise BadVersionError(f"What log {log} declares was withdrawn meanwhile", path=path) from error
+        except OutcomeUnknownError as error:
+            # Only this set, or one of the same bytes, makes this of what was read.
+            done = StoredSchema(data, before.id, before.version + 1)
+            found = await self.get(log)
+            if found == before:
+                raise BadVersionError(f"What log {log} declares was not replaced", path=path) from error
+            if found != done:
+                raise
+        return StoredSchema(data, before.id, before.version + 1)
+
+    async def withdraw(self, log: str, before: StoredSchema) -> None:
+        """Take away what a log declares. Raises BadVersionError where it was changed since it was read."""
+        parent = _parent(await self._logs.located(log))
+
+        async def delete() -> None:
+            try:
+                await self.store.multi([Delete(f"{parent}/{before.id}", before.version), Delete(parent, ANY_VERSION)])
+            except NoNodeError:
+                return  # an answer that was lost, or another client was faster: it is gone
+
+        await repeat(self.store, delete)
+
+
+def _parent(paths: LogPaths) -> str:
+    return f"{paths.partition}/{SCHEMA}"
+
+
+def _id(named: bytes, path: str) -> str:
+    text = named.decode("ascii", "replace")
+    if not text.isalnum() or len(text) > _MAX_ID:
+        raise CorruptDataError(
+            f"{named[:80]!r} is not the id of a declaration",
+            path=path,
+            advice="Read the log with columns=raw, and declare its records anew",
+        )
+    return text

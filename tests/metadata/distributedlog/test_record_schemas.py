@@ -1,0 +1,152 @@
+"""What logs declare of their records: made once, replaced at the version that was read, gone with the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from helpers.waiting import until
+
+from metadata.distributedlog.log_admin import LogAdmin
+from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.logs import LogStore
+from metadata.distributedlog.record_schemas import SchemaStore, StoredSchema
+from metadata.foundation.errors import BadVersionError, CorruptDataError, NodeExistsError, OutcomeUnknownError
+from metadata.zookeeper.memory import Fault, MemoryStore, MemoryTree
+
+NS = "/dl/ns"
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+@pytest.fixture
+async def logs(tree: MemoryTree) -> AsyncIterator[LogStore]:
+    store = MemoryStore(tree)
+    await store.create(NS, make_parents=True)
+    logs = LogStore(store, NS)
+    await logs.create("orders")
+    yield logs
+    await store.close()
+
+
+async def test_a_declaration_is_made_once_and_replaced_as_it_was_read(logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    assert await schemas.get("orders") is None
+    first = await schemas.declare("orders", b"one")
+    assert await schemas.get("orders") == first == StoredSchema(b"one", first.id, 0)
+    with pytest.raises(NodeExistsError):
+        await SchemaStore(logs).declare("orders", b"other")
+    second = await schemas.replace("orders", first, b"two")
+    assert await schemas.get("orders") == second == StoredSchema(b"two", first.id, 1)
+    with pytest.raises(BadVersionError):
+        await schemas.replace("orders", first, b"late")
+    with pytest.raises(BadVersionError):
+        await schemas.withdraw("orders", first)
+    await schemas.withdraw("orders", second)
+    await schemas.withdraw("orders", second)
+    assert await schemas.get("orders") is None
+    with pytest.raises(BadVersionError):
+        await schemas.replace("orders", second, b"late")
+
+
+async def test_a_log_that_is_not_there_declares_nothing(logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    for action in (schemas.get("none"), schemas.declare("none", b"x")):
+        with pytest.raises(LogNotFoundError):
+            await action
+
+
+async def test_of_two_that_declare_at_once_one_does(logs: LogStore) -> None:
+    found = await asyncio.gather(
+        *(SchemaStore(logs).declare("orders", b"%d" % n) for n in range(4)), return_exceptions=True
+    )
+    made = [one for one in found if isinstance(one, StoredSchema)]
+    assert made == [await SchemaStore(logs).get("orders")]
+    assert sum(isinstance(one, NodeExistsError) for one in found) == 3
+
+
+async def test_a_declaration_goes_where_its_log_goes(logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    made = await schemas.declare("orders", b"one")
+    await LogAdmin(logs).rename("orders", "sales/orders")
+    assert await schemas.get("sales/orders") == made
+    with pytest.raises(LogNotFoundError):
+        await schemas.get("orders")
+
+
+async def test_nothing_takes_the_place_of_what_another_log_of_the_name_declares(logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    before = await schemas.declare("orders", b"one")
+    await LogAdmin(logs).rename("orders", "old")
+    await logs.create("orders")
+    other = await schemas.declare("orders", b"other")
+    assert other.version == before.version, "the version alone would not tell"
+    with pytest.raises(BadVersionError):
+        await schemas.replace("orders", before, b"two")
+    assert await schemas.get("orders") == other
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_lost_answer_is_found_out_by_looking(tree: MemoryTree, logs: LogStore, applied: bool) -> None:
+    schemas = SchemaStore(logs)
+    lost: list[str] = []
+
+    def lose(session: int, operation: str, path: str) -> Fault | None:
+        if operation == "multi" and not lost:
+            lost.append(path)
+            return Fault.LOSE_REPLY if applied else Fault.LOSE_REQUEST
+        return None
+
+    tree.inject = lose
+    made = await schemas.declare("orders", b"one")
+    assert lost
+    assert await schemas.get("orders") == made
+    lost.clear()
+    if applied:
+        assert (await schemas.replace("orders", made, b"two")).version == 1
+    else:
+        with pytest.raises(BadVersionError, match="was not replaced"):
+            await schemas.replace("orders", made, b"two")
+    tree.inject = None
+    found = await schemas.get("orders")
+    assert found is not None
+    assert found.data == (b"two" if applied else b"one")
+
+
+async def test_a_lost_answer_behind_which_others_have_replaced_it_stays_unknown(
+    tree: MemoryTree, logs: LogStore
+) -> None:
+    schemas, made = SchemaStore(logs), await SchemaStore(logs).declare("orders", b"one")
+    other = MemoryStore(tree)
+    path = f"{(await logs.located('orders')).partition}/schema/{made.id}"
+
+    def lose(session: int, operation: str, asked: str) -> Fault | None:
+        return Fault.LOSE_REPLY if operation == "multi" else None
+
+    tree.inject = lose
+    replacing = asyncio.ensure_future(schemas.replace("orders", made, b"two"))
+
+    async def replaced() -> bool:
+        stat = await other.exists(path)
+        return stat is not None and stat.version == 1
+
+    await until(replaced, every_s=0)
+    await other.put(path, b"three", 1)
+    tree.inject = None
+    with pytest.raises(OutcomeUnknownError):
+        await replacing
+    await other.close()
+
+
+async def test_an_id_that_is_none_is_refused(logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    await schemas.declare("orders", b"one")
+    parent = f"{(await logs.located('orders')).partition}/schema"
+    for named in (b"", b"a/b", b"\xff", b"a" * 65):
+        await logs.store.put(parent, named, -1)
+        with pytest.raises(CorruptDataError):
+            await schemas.get("orders")
