@@ -1,1 +1,6 @@
-"""The two ways to a `ProxyService` and back to its clients: frames on the storage node's transport, and gRPC."""
+"""The two ways to a `ProxyService` and back to its clients: frames on the storage node's transport, and gRPC.
+
+service            the seam: what a proxy is to its bindings, what both ask of a client, and the limits of both
+frames_server      takes connections; frames_connection: one of them; frames_client: the other end
+grpc_server        gRPC's server, with health, reflection and what its clients must know; grpc_calls: its calls
+"""

@@ -9,7 +9,7 @@ producers.py       the session of an idempotent producer: which number a request
 multi_stream.py    records that go to whichever of several streams takes them soonest
 reading.py         readers, their polls, and the connections that they share
 monitor.py         heartbeats to many streams
-requests.py        one request on its way from proxy to proxy. No I/O
+requests.py        one request on its way from proxy to proxy: attempts, pauses, time limits. No I/O
 answer_rules.py    what is done about each answer. No I/O
 ownership.py       which proxy is believed to own a stream. No I/O
 dispatch.py        runs requests over the connections

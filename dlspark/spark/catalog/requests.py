@@ -224,7 +224,7 @@ class Catalog:
         return _table(SCHEMA, _COMMENTS, properties, handle, log=log, created=made)
 
     async def refuse_change(self, request: Json) -> Json:
-        """Return of a statement that does not only append."""
+        """Refuse a statement that does not only append."""
         log = await self._existing(request)
         raise CallerError(
             "Rows of a log are neither updated, deleted, merged nor overwritten: a log only grows, and cannot be "
@@ -324,7 +324,7 @@ class Catalog:
         )
 
     async def refuse_replacement(self, request: Json) -> Json:
-        """Return Spark's way to replace a table is to delete it and to write another."""
+        """Refuse to replace a table: Spark would delete it and write another."""
         log = await self._existing(request)
         raise CallerError(
             "A table of this catalog cannot be replaced: a log only grows; nothing was changed",

@@ -314,8 +314,8 @@ class DriverLogView:
         return found
 
     def _start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """Return of a segment in progress it is not in its metadata: it follows from the completed segment before
-        it."""
+        """Return the sequence id with which a segment begins: the metadata of one in progress does not have it, and it
+        follows from the completed segment before."""
         if not segment.in_progress or segment.version < 5:
             return segment.effective_start_sequence_id
         before = [other for other in self._segments if other.lssn < segment.lssn and not other.in_progress]

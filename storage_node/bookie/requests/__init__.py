@@ -5,5 +5,5 @@ requester     the client at the other end, as the handlers of its requests see i
 reads         plain, fencing and batch reads, long polls, reads of the LAC
 handlers      every other request
 dialects      the two protocol versions: how requests are read and answers written
-limits        how much may be under way: requests, bytes
+limits        how much may be under way before a client waits: requests, bytes (`store.storage` refuses)
 """

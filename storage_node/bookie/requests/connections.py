@@ -244,7 +244,7 @@ class ServedConnection:
         return wait
 
     def _is_late(self, wait: Wait) -> bool:
-        """Return what this connection stores has waited long enough for memory."""
+        """Return whether what this connection stores has waited long enough for memory."""
         if wait != self.storage.when_room or self._blocked_until is None:
             return False
         return asyncio.get_running_loop().time() >= self._blocked_until
