@@ -25,6 +25,7 @@ from dlspark.serving.protocol.frame_parts import (
     Reader,
     broken,
     check_length,
+    decode_frame,
     sizes_of,
 )
 from dlspark.serving.protocol.operations import (
@@ -414,14 +415,4 @@ def encode_answer(correlation: int, answer: Answer) -> list[Buffer]:
 def decode_answer(frame: memoryview) -> tuple[int, Answer]:
     """Return the request's number and the answer of a frame, without its length. Raises ProtocolError and nothing
     else."""
-    if len(frame) < HEADER.size:
-        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
-    version, kind, flags, correlation = HEADER.unpack_from(frame)
-    if version != FRAME_VERSION:
-        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
-    known = DECODERS.get(kind)
-    if known is None:
-        broken(f"its kind is {kind}, which is not an answer's")
-    if flags & ~known[0]:
-        broken(f"an answer of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
-    return correlation, known[1](frame, flags)
+    return decode_frame(frame, DECODERS, "an answer")

@@ -21,16 +21,18 @@ never copied; what does not fit in its field is a CallerError, and nothing was s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct, pack, unpack_from
 from struct import error as StructError
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import RecordTooLongError
 from metadata.foundation.errors import CallerError
 from storage_node.errors import ProtocolError
 from storage_node.protocol.frames import LENGTH_BYTES, MAX_FRAME_BYTES, Buffer
+
+T = TypeVar("T")
 
 FRAME_VERSION: Final = 1
 MAX_PAYLOADS: Final = 16_384
@@ -55,6 +57,24 @@ _ADVICE: Final = "The peer is not a dlspark client or proxy, or speaks another v
 def broken(what: str) -> NoReturn:
     """Raise ProtocolError: the frame is ill-formed, `what` says where."""
     raise ProtocolError(f"a frame of the serving tier is ill-formed: {what}", advice=_ADVICE)
+
+
+def decode_frame(
+    frame: memoryview, decoders: Mapping[int, tuple[int, Callable[[memoryview, int], T]]], what: str
+) -> tuple[int, T]:
+    """Return the number and the contents of a frame, without its length. `decoders` has for each kind its flags and
+    what reads it; `what` names such a frame in errors. Raises ProtocolError and nothing else."""
+    if len(frame) < HEADER.size:
+        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
+    version, kind, flags, correlation = HEADER.unpack_from(frame)
+    if version != FRAME_VERSION:
+        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
+    known = decoders.get(kind)
+    if known is None:
+        broken(f"its kind is {kind}, which is not {what}'s")
+    if flags & ~known[0]:
+        broken(f"{what} of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
+    return correlation, known[1](frame, flags)
 
 
 def sizes_of(payloads: Sequence[Buffer]) -> list[int]:

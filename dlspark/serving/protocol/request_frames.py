@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.serving.protocol.frame_parts import FRAME_VERSION, HEADER, Head, Reader, broken
+from dlspark.serving.protocol.frame_parts import HEADER, Head, Reader, broken, decode_frame
 from dlspark.serving.protocol.operations import (
     AcceptStreams,
     BeginEpoch,
@@ -286,14 +286,4 @@ def encode_request(correlation: int, request: Request) -> list[Buffer]:
 def decode_request(frame: memoryview) -> tuple[int, Request]:
     """Return the correlation number and the request of a frame, without its length. Raises ProtocolError and nothing
     else."""
-    if len(frame) < HEADER.size:
-        broken(f"it has {len(frame)} bytes, its header alone takes {HEADER.size}")
-    version, kind, flags, correlation = HEADER.unpack_from(frame)
-    if version != FRAME_VERSION:
-        broken(f"it has version {version}, this side speaks {FRAME_VERSION}")
-    known = DECODERS.get(kind)
-    if known is None:
-        broken(f"its kind is {kind}, which is not a request's")
-    if flags & ~known[0]:
-        broken(f"a request of kind {kind} has the flags {flags:#x}, of which {flags & ~known[0]:#x} are unknown")
-    return correlation, known[1](frame, flags)
+    return decode_frame(frame, DECODERS, "a request")
