@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -34,13 +33,14 @@ from dlspark.tables.arrow_encoding import MAX_ROWS
 from dlspark.tables.arrow_types import FIELD_ID, arrow_schema, arrow_type, schema_from_arrow
 from dlspark.tables.declaration import Declaration
 from dlspark.tables.evolution import widened
-from dlspark.tables.json_decoding import DecodedRows, value_of_default
+from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.resolution import (
+    DecodedRows,
     MisfitError,
     Names,
-    former_names,
     missing_error,
     name_of,
+    other_names,
     outside_years,
     years_error,
 )
@@ -53,6 +53,7 @@ from dlspark.tables.types import (
     InvalidSchemaError,
     ListOf,
     MapOf,
+    Schema,
     Struct,
     Type,
 )
@@ -65,35 +66,21 @@ _LENGTH, _COMPRESSION = 0, 3
 _ALIGNMENT: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedBatches(DecodedRows):
-    """Which rows do records hold that hold many each?
-
-    Args:
-        counts: How many of the rows, one after another, each record gave; a record that does not fit gave one.
-    """
-
-    counts: pa.Array
-
-
-def decode_rows(payloads: pa.Array, declaration: Declaration) -> DecodedBatches:
-    """Return the rows of records, `payloads` of type binary or large_binary without nulls. No record raises."""
-    return ArrowReader(declaration).decode(payloads)
-
-
 class ArrowReader:
     """How do I read the Arrow records of a log?
 
     Args:
-        declaration: What the log says of its records; they become rows of its current schema.
+        declaration: What the log says of its records.
+        target: The version that they become rows of; None: the current one.
     """
 
-    def __init__(self, declaration: Declaration) -> None:
-        self._fields = declaration.current.fields
-        self._former = former_names(declaration.schemas)
-        self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(declaration.current)])
+    def __init__(self, declaration: Declaration, target: Schema | None = None) -> None:
+        target = target or declaration.current
+        self._fields = target.fields
+        self._names = other_names(declaration.schemas, target)
+        self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(target)])
 
-    def decode(self, payloads: pa.Array) -> DecodedBatches:
+    def decode(self, payloads: pa.Array) -> DecodedRows:
         """Return the rows of records, `payloads` of type binary or large_binary without nulls. No record raises."""
         batches: list[pa.RecordBatch] = []
         errors: list[pa.Array] = []
@@ -108,14 +95,14 @@ class ArrowReader:
         whole = pa.Table.from_batches(batches, self._loose).combine_chunks()
         (rows,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=self._loose)]
         counts = pa.array([one.num_rows for one in batches], pa.int64())
-        return DecodedBatches(rows, pa.concat_arrays(errors or [pa.array([], pa.string())]), counts)
+        return DecodedRows(rows, pa.concat_arrays(errors or [pa.array([], pa.string())]), counts)
 
     def _rows(self, payload: bytes) -> pa.RecordBatch:
         """Return the rows of one record. Raises MisfitError."""
         try:
             found = read_batch(payload)
             fields = list(found.schema)
-            resolver = _Resolver(self._former, by_ids=all(map(_has_ids, fields)))
+            resolver = _Resolver(self._names, by_ids=all(map(_has_ids, fields)))
             columns = resolver.fields(self._fields, fields, found.columns, None, found.num_rows, "")
             return pa.RecordBatch.from_arrays(columns, schema=self._loose)
         except MisfitError:
@@ -243,8 +230,8 @@ def _check_empty(array: pa.Array) -> None:
 class _Resolver:
     """Makes columns of one schema of columns of another one."""
 
-    def __init__(self, former: Names, *, by_ids: bool) -> None:
-        self._former = former
+    def __init__(self, names: Names, *, by_ids: bool) -> None:
+        self._names = names
         self._by_ids = by_ids
 
     def fields(
@@ -278,7 +265,7 @@ class _Resolver:
             places = [at for at, other in enumerate(old) if other.metadata[FIELD_ID] == said]
         else:
             by_name = {other.name: other.name for other in old}
-            name = name_of(one, siblings, by_name, self._former)
+            name = name_of(one, siblings, by_name, self._names)
             places = [at for at, other in enumerate(old) if other.name == name]
         if len(places) > 1:
             raise MisfitError(f"column {one.name} is there {len(places)} times")

@@ -56,26 +56,28 @@ def encode_rows(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None =
     row may have more bytes. No rows are no record. Raises RowRefusedError for a row without a value of a required
     column, or with a time that no record can say; it names the column.
     """
-    columns = [_column(one, _plain(rows.column(one.name), one), None, one.name) for one in schema.fields]
-    whole = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
-    return pa.array(_records(whole, schema, max_bytes) if len(rows) else [], pa.large_binary())
+    return encode_sized(rows, schema, max_bytes=max_bytes)[0]
 
 
-def _records(rows: pa.RecordBatch, schema: Schema, max_bytes: int | None) -> list[bytes]:
-    """Return the records of rows that lie as they should, one of them or more."""
+def encode_sized(rows: pa.RecordBatch, schema: Schema, *, max_bytes: int | None = None) -> tuple[pa.Array, list[int]]:
+    """Return the payloads as `encode_rows`, and how many rows each record holds."""
+    records = _records(rows, schema, max_bytes) if len(rows) else []
+    return pa.array([payload for payload, _ in records], pa.large_binary()), [count for _, count in records]
+
+
+def _records(given: pa.RecordBatch, schema: Schema, max_bytes: int | None) -> list[tuple[bytes, int]]:
+    """Return the records of rows, one of them or more, and how many rows each holds."""
+    columns = [_column(one, _plain(given.column(one.name), one), None, one.name) for one in schema.fields]
+    rows = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
     if len(rows) <= MAX_ROWS:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as stream:
             stream.write_batch(rows)
         payload = sink.getvalue().to_pybytes()
         if max_bytes is None or len(payload) <= max_bytes or len(rows) == 1:
-            return [payload]
+            return [(payload, len(rows))]
     half = len(rows) // 2
-    return [
-        made
-        for part in (rows.slice(0, half), rows.slice(half))
-        for made in encode_rows(part, schema, max_bytes=max_bytes).to_pylist()
-    ]
+    return [made for part in (rows.slice(0, half), rows.slice(half)) for made in _records(part, schema, max_bytes)]
 
 
 def _plain(column: pa.Array, one: Field) -> pa.Array:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Context
 from decimal import Decimal as Number
 from typing import Final, TypeAlias
@@ -37,16 +37,17 @@ from dlspark.tables.avro_schema import (
 )
 from dlspark.tables.declaration import Declaration
 from dlspark.tables.evolution import widened
-from dlspark.tables.json_decoding import DecodedRows, value_of_default
+from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.resolution import (
     DAY_US,
     FIRST_US,
     LAST_US,
+    DecodedRows,
     MisfitError,
     Names,
-    former_names,
     missing_error,
     name_of,
+    other_names,
     years_error,
 )
 from dlspark.tables.types import (
@@ -73,36 +74,26 @@ Step: TypeAlias = "Callable[[object], object]"
 RowMaker: TypeAlias = "Callable[[bytes], dict[str, object]]"
 
 
-def decode_rows(
-    payloads: pa.Array, declaration: Declaration, registry: Mapping[int, object] | None = None
-) -> DecodedRows:
-    """Return the rows of records, `payloads` of type binary or large_binary without nulls.
-
-    `registry` has Avro schemas, in JSON, by their numbers in a registry of Confluent's. No record raises.
-    """
-    return AvroReader(declaration, registry).decode(payloads)
-
-
 class AvroReader:
     """How do I read the Avro records of a log? Keep one for all its records: it prepares each schema once.
 
     Args:
-        declaration: What the log says of its records; they become rows of its current schema.
-        registry: Avro schemas, in JSON, by their numbers in a registry of Confluent's; None: no record names one.
+        declaration: What the log says of its records.
+        target: The version that they become rows of; None: the current one.
 
     Raises:
         MissingExtraError: fastavro is not installed.
     """
 
-    def __init__(self, declaration: Declaration, registry: Mapping[int, object] | None = None) -> None:
+    def __init__(self, declaration: Declaration, target: Schema | None = None) -> None:
         self._library = fastavro()
-        self._current = declaration.current
-        self._former = former_names(declaration.schemas)
-        self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(self._current)])
+        self._target = target or declaration.current
+        self._names = other_names(declaration.schemas, self._target)
+        self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(self._target)])
         self._versions: dict[bytes, object] = {}
         self._pending = list(declaration.schemas)
         """Versions without a fingerprint so far, newest last: old records are rare, and each takes a while."""
-        self._registry = registry
+        self._registry = declaration.confluent
         self._makers: dict[bytes, RowMaker | str] = {}
         """By the first bytes of records, those of one schema; or why none of them can be read."""
 
@@ -145,13 +136,13 @@ class AvroReader:
             if (found := self._version(prefix[len(MARKER) :])) is None:
                 raise MisfitError(f"no version of the schema has the fingerprint {prefix[len(MARKER) :].hex()}")
             return found
-        if prefix[:1] != b"\x00" or self._registry is None:
+        if prefix[:1] != b"\x00" or not self._registry:
             raise MisfitError(f"the record does not begin as an Avro one, but with {prefix[:2].hex() or 'nothing'}")
         if len(prefix) < CONFLUENT.size:
             raise MisfitError(f"the record ends within the number of its schema, after {len(prefix)} bytes")
         number = CONFLUENT.unpack(prefix)[1]
         if number not in self._registry:
-            raise MisfitError(f"the registry has no schema {number}")
+            raise MisfitError(f"the log declares no schema {number} of a registry")
         return self._registry[number]
 
     def _version(self, wanted: bytes) -> object:
@@ -163,7 +154,7 @@ class AvroReader:
 
     def _maker(self, avro: object, start: int) -> RowMaker:
         """Return what makes rows of records whose datum begins at `start`."""
-        step = _Resolver(schema_from_avro(avro), self._former).columns(self._current)
+        step = _Resolver(schema_from_avro(avro), self._names).columns(self._target)
         try:
             parsed = self._library.parse_schema(without_logical_types(avro))
         except Exception as error:  # several classes of errors, which have no base of their own
@@ -193,9 +184,9 @@ class AvroReader:
 class _Resolver:
     """Makes what turns data of one schema into values of another one, as Arrow takes them."""
 
-    def __init__(self, written: WrittenSchema, former: Names) -> None:
+    def __init__(self, written: WrittenSchema, names: Names) -> None:
         self._written = written
-        self._former = former
+        self._names = names
 
     def columns(self, schema: Schema) -> Step:
         """Return what makes a row of a datum."""
@@ -228,7 +219,7 @@ class _Resolver:
             return next((other for other in old if other.id == one.id), None)
         by_name = {other.name: other for other in old}
         written = {sanitized(name): name for name in by_name} | {name: name for name in by_name}
-        found = name_of(one, siblings, written, self._former)
+        found = name_of(one, siblings, written, self._names)
         return by_name[found] if found is not None else by_name.get(sanitized(one.name))
 
     def _field(self, one: Field, old: Field, path: str) -> Step | None:

@@ -2,13 +2,14 @@
 
 It is the data of the log's znode `P/schema`, JSON (docs/reference/znodes.md#schema):
 
-    {"v": 1, "format": "json", "encoder": 1, "highest-id": 5, "timestamp-id": 4, "strict": false,
+    {"v": 1, "format": "json", "encoder": 1, "highest-id": 5, "timestamp-id": 4, "strict": false, "confluent": {},
      "schemas": [{"type": "struct", "schema-id": 0, "fields": [...]}, ...]}
 
 The last schema is the current one; the others stay, because records of theirs do. `highest-id` is the highest id that a
 field ever had, so that none is given twice. `encoder` is the version of what makes bytes of rows: rows that were equal
 give equal bytes for as long as it is the same. `timestamp-id` names the column that gives each record its transaction
-id, and `strict` refuses to read past a record that does not fit.
+id, and `strict` refuses to read past a record that does not fit. `confluent` has Avro schemas by their numbers in a
+registry of Confluent's: records that its serialisers wrote are read by them, without the registry.
 
 A declaration is read whole and replaced whole, at the version that was read. Unknown keys, or another "v", are a newer
 dlspark's: it is refused, never read in part.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -34,13 +35,19 @@ from dlspark.tables.types import (
     schema_from_json,
     schema_to_json,
 )
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError
 
 VERSION: Final = 1
 MAX_BYTES: Final = 512 << 10
 """Of the znode's data; ZooKeeper refuses requests of 1 MiB."""
 MAX_VERSIONS: Final = 1_000
-_KEYS: Final = frozenset({"v", "format", "encoder", "highest-id", "timestamp-id", "strict", "schemas"})
+_KEYS: Final = frozenset({"v", "format", "encoder", "highest-id", "timestamp-id", "strict", "confluent", "schemas"})
+RESERVED: Final = frozenset({"_log", "_error"})
+"""Names of the columns that are not the log's own: where a record is, and why it does not fit."""
+
+
+class SchemaChangedError(CallerError):
+    """A query began with a version of a log's schema that records of the current one do not fit."""
 
 
 class RecordFormat(Enum):
@@ -65,6 +72,7 @@ class Declaration:
         timestamp_id: The column that gives each record its transaction id; None: the writer gives it.
         strict: Whether a record that does not fit ends a query, in place of a row that says so.
         encoder: Version of what makes bytes of rows.
+        confluent: Avro schemas, in JSON, by their numbers in a registry of Confluent's.
     """
 
     format: RecordFormat
@@ -73,6 +81,7 @@ class Declaration:
     timestamp_id: int | None = None
     strict: bool = False
     encoder: int = 1
+    confluent: Mapping[int, object] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -95,6 +104,7 @@ class Declaration:
                 advice="Take a column that is NOT NULL, a TIMESTAMP, DATE, or BIGINT of milliseconds",
             )
         made = replace(schema, id=0)
+        _check_reserved(made)
         return cls(format, (made,), made.highest_id, None if column is None else column.id, strict)
 
     @property
@@ -105,6 +115,10 @@ class Declaration:
     def version(self, id_: int) -> Schema | None:
         """Return the schema of a version; None for a version that there is not."""
         return next((one for one in self.schemas if one.id == id_), None)
+
+    def timestamp_field(self, schema: Schema) -> Field | None:
+        """Return the column of a version that gives transaction ids; None where the writer gives them."""
+        return None if self.timestamp_id is None else schema.by_id().get(self.timestamp_id)
 
     def evolved(self, changes: Collection[Change]) -> Declaration:
         """Return the declaration with another current schema. Raises as `evolution.evolve`."""
@@ -119,7 +133,28 @@ class Declaration:
             names_taken=self.names_taken(),
             timestamp_id=self.timestamp_id,
         )
+        _check_reserved(new)
         return replace(self, schemas=(*self.schemas, new), highest_id=max(self.highest_id, new.highest_id))
+
+    def check_readable_as(self, target: Schema) -> None:
+        """Raise SchemaChangedError unless records of the current version can be read as rows of an earlier one: each
+        column of it is still there, has its type, and is not null where it was not."""
+        now = self.current.by_id()
+        for id_, one in target.by_id().items():
+            new = now.get(id_)
+            if new is None:
+                what = "was dropped"
+            elif not children(one.type) and new.type != one.type:
+                what = f"was widened to {new.type}"
+            elif one.required and not new.required:
+                what = "may be null"
+            else:
+                continue
+            raise SchemaChangedError(
+                f"Column {one.name} {what} in version {self.current.id} of the log's schema, and the query began with "
+                f"version {target.id}: records that are written now do not fit; nothing more was read",
+                advice="Start the query again, or load the frame again: it then has the columns of the current version",
+            )
 
     def names_taken(self) -> Mapping[Path, int]:
         """Return the paths that fields had in any version, in lower case, with their ids, where records say columns by
@@ -139,6 +174,7 @@ class Declaration:
             "highest-id": self.highest_id,
             "timestamp-id": self.timestamp_id,
             "strict": self.strict,
+            "confluent": {str(number): avro for number, avro in sorted(self.confluent.items())},
             "schemas": [schema_to_json(one) for one in self.schemas],
         }
         data = json.dumps(said, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
@@ -169,10 +205,24 @@ class Declaration:
             raise _corrupt_error(path, str(error)) from error
         if not schemas or [one.id for one in schemas] != list(range(len(schemas))) or not isinstance(strict, bool):
             raise _corrupt_error(path, "its schemas are not numbered from 0")
+        confluent = found["confluent"]
+        if not isinstance(confluent, dict) or not all(number.isdecimal() for number in confluent):
+            raise _corrupt_error(path, "its schemas of a registry have no numbers")
         encoder, highest_id = numbers
         if max(one.highest_id for one in schemas) > highest_id:
             raise _corrupt_error(path, "a field has a higher id than the highest")
-        return cls(format_, schemas, highest_id, timestamp_id, strict, encoder)
+        registered = {int(number): avro for number, avro in confluent.items()}
+        return cls(format_, schemas, highest_id, timestamp_id, strict, encoder, registered)
+
+
+def _check_reserved(schema: Schema) -> None:
+    for one in schema.fields:
+        if one.name.casefold() in RESERVED:
+            raise InvalidSchemaError(
+                f"A column cannot be named {one.name}: readers show by it where a record is, or why it does not fit; "
+                "nothing was changed",
+                advice="Take another name",
+            )
 
 
 def _paths(schema: Schema, found: dict[Path, int]) -> None:

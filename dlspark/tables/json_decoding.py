@@ -26,17 +26,17 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from decimal import Context, InvalidOperation
 from decimal import Decimal as Number
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from dlspark.tables.arrow_types import arrow_schema, arrow_type
+from dlspark.tables.resolution import DecodedRows, MisfitError, Names
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -71,39 +71,13 @@ _NOT_A_LINE: Final = "[\r\n]|(^|\\})[ \t]*null|^\ufeff"
 _TEXTS: Final = frozenset({DATE, TIMESTAMP, TIMESTAMP_NTZ, BINARY})
 """Types that Arrow's reader takes from other forms, or more of them, than are meant here: it reads texts."""
 
-Names: TypeAlias = "Mapping[int, Sequence[str]]"
-"""Former names of fields, by their ids, newest first."""
 
-
-@dataclass(frozen=True, slots=True)
-class DecodedRows:
-    """Which rows do records hold?
-
-    Args:
-        rows: One row a record, with the schema's columns; of a record that does not fit all are null.
-        errors: Why a record does not fit; null where it does.
-    """
-
-    rows: pa.RecordBatch
-    errors: pa.Array
-
-
-class _MisfitError(Exception):
-    """A value that its column does not take."""
-
-
-def decode_rows(payloads: pa.Array, schema: Schema, former_names: Names | None = None) -> DecodedRows:
+def decode_rows(payloads: pa.Array, schema: Schema, other_names: Names | None = None) -> DecodedRows:
     """Return the rows of records, `payloads` of type binary or large_binary without nulls.
 
-    `former_names` of fields are read where a record does not name them as they are named now. No record raises.
+    `other_names` of fields are read where a record does not name them as the schema does. No record raises.
     """
-    reader = _JsonReader(schema, former_names or {})
-    blocks = [reader.block(one) for one in _blocks(payloads)]
-    if len(blocks) == 1:
-        return blocks[0]
-    whole = pa.Table.from_batches([one.rows for one in blocks], reader.loose).combine_chunks()
-    (rows,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=reader.loose)]
-    return DecodedRows(rows, pa.concat_arrays([one.errors for one in blocks] or [pa.array([], pa.string())]))
+    return JsonReader(schema, other_names or {}).decode(payloads)
 
 
 def _blocks(payloads: pa.Array) -> list[pa.Array]:
@@ -114,18 +88,23 @@ def _blocks(payloads: pa.Array) -> list[pa.Array]:
     return [payloads.slice(at, rows) for at in range(0, len(payloads), rows)]
 
 
-class _JsonReader:
-    """Reads the records of one schema."""
+class JsonReader:
+    """How do I read the JSON records of a log? Keep one for all its records.
 
-    def __init__(self, schema: Schema, former_names: Names) -> None:
+    Args:
+        schema: The columns that they become rows of.
+        other_names: Names of fields in other versions (`resolution.other_names`).
+    """
+
+    def __init__(self, schema: Schema, other_names: Names) -> None:
         self._fields = schema.fields
-        self._names = former_names
-        self.loose = pa.schema([one.with_nullable(True) for one in arrow_schema(schema)])
+        self._names = other_names
+        self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(schema)])
         """The columns of what comes out: a record that does not fit has none of them."""
         fields = list(walk(schema.fields))
         # Arrow's reader knows no maps. A field that was renamed, or one in a struct that has a default, is rare.
         self._by_block_at_all = not any(isinstance(one.type, MapOf) for one in fields) and not any(
-            former_names.get(one.id) or (one.default is not None and one not in schema.fields) for one in fields
+            other_names.get(one.id) or (one.default is not None and one not in schema.fields) for one in fields
         )
         self._options = arrow_json.ParseOptions(
             explicit_schema=pa.schema([pa.field(one.name, _carrier(one.type)) for one in schema.fields]),
@@ -133,7 +112,16 @@ class _JsonReader:
             newlines_in_values=False,
         )
 
-    def block(self, payloads: pa.Array) -> DecodedRows:
+    def decode(self, payloads: pa.Array) -> DecodedRows:
+        """Return the rows of records, `payloads` of type binary or large_binary without nulls. No record raises."""
+        blocks = [self._block(one) for one in _blocks(payloads)]
+        if len(blocks) == 1:
+            return blocks[0]
+        whole = pa.Table.from_batches([one.rows for one in blocks], self._loose).combine_chunks()
+        (rows,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=self._loose)]
+        return DecodedRows(rows, pa.concat_arrays([one.errors for one in blocks] or [pa.array([], pa.string())]))
+
+    def _block(self, payloads: pa.Array) -> DecodedRows:
         """Return the rows of some records."""
         rows = self._by_block(payloads) if self._by_block_at_all else None
         if rows is not None:
@@ -169,7 +157,7 @@ class _JsonReader:
             return None
         if any(column is None for column in columns):
             return None
-        return pa.RecordBatch.from_arrays(columns, schema=self.loose)
+        return pa.RecordBatch.from_arrays(columns, schema=self._loose)
 
     def _column(self, one: Field, column: pa.Array, texts: pa.Array) -> pa.Array | None:
         """Return a column of what was read; None where records must be looked at one by one."""
@@ -190,21 +178,21 @@ class _JsonReader:
             try:
                 rows.append(self._row(payload))
                 errors.append(None)
-            except _MisfitError as misfit:
+            except MisfitError as misfit:
                 rows.append(None)
                 errors.append(str(misfit))
-        columns = [pa.array([None if row is None else row[one.name] for row in rows], one.type) for one in self.loose]
-        return DecodedRows(pa.RecordBatch.from_arrays(columns, schema=self.loose), pa.array(errors, pa.string()))
+        columns = [pa.array([None if row is None else row[one.name] for row in rows], one.type) for one in self._loose]
+        return DecodedRows(pa.RecordBatch.from_arrays(columns, schema=self._loose), pa.array(errors, pa.string()))
 
     def _row(self, payload: bytes) -> dict[str, object]:
         try:
             found = _PARSER.decode(payload.decode())
         except UnicodeDecodeError as error:
-            raise _MisfitError(f"the record is not UTF-8, from byte {error.start} on") from error
+            raise MisfitError(f"the record is not UTF-8, from byte {error.start} on") from error
         except (ValueError, RecursionError) as error:
-            raise _MisfitError(f"the record is not JSON: {error}") from error
+            raise MisfitError(f"the record is not JSON: {error}") from error
         if not isinstance(found, _Members):
-            raise _MisfitError(f"the record is {_kind(found)}, not an object")
+            raise MisfitError(f"the record is {_kind(found)}, not an object")
         return self._object(self._fields, found, "")
 
     def _object(self, fields: Sequence[Field], found: _Members, path: str) -> dict[str, object]:
@@ -216,7 +204,7 @@ class _JsonReader:
                 if values := found.named(name):
                     break
             if len(values) > 1:
-                raise _MisfitError(f"column {where} is there {len(values)} times")
+                raise MisfitError(f"column {where} is there {len(values)} times")
             if not values and one.default is not None:
                 made[one.name] = value_of_default(one)
             else:
@@ -228,7 +216,7 @@ class _JsonReader:
         if found is not None:
             return self._value(one.type, found, path)
         if one.required:
-            raise _MisfitError(f"column {path} is NOT NULL, and there is no value of it")
+            raise MisfitError(f"column {path} is NOT NULL, and there is no value of it")
         return None
 
     def _value(self, type_: Type, found: object, path: str) -> object:
@@ -397,7 +385,7 @@ def _checked_text(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _MisfitError(f"column {path}: half of a surrogate pair stands alone") from error
+        raise MisfitError(f"column {path}: half of a surrogate pair stands alone") from error
     return text
 
 
@@ -439,16 +427,16 @@ def _digits(type_: Decimal, text: str) -> Number:
 def value_of_default(one: Field) -> object:
     """Return a field's default as a value. Raises InvalidSchemaError for one that its type does not have."""
     try:
-        return _JsonReader(Schema(0, (one,)), {})._value(one.type, _PARSER.decode(json.dumps(one.default)), one.name)
-    except _MisfitError as misfit:
+        return JsonReader(Schema(0, (one,)), {})._value(one.type, _PARSER.decode(json.dumps(one.default)), one.name)
+    except MisfitError as misfit:
         raise InvalidSchemaError(
             f"The default of column {one.name} does not fit: {misfit}; nothing was changed",
             advice=f"Give a value of type {one.type}, in JSON",
         ) from misfit
 
 
-def _type_error(type_: Type, found: object, path: str) -> _MisfitError:
-    return _MisfitError(f"column {path} is {type_}, and the record has {_kind(found)}")
+def _type_error(type_: Type, found: object, path: str) -> MisfitError:
+    return MisfitError(f"column {path} is {type_}, and the record has {_kind(found)}")
 
 
 def _kind(found: object) -> str:

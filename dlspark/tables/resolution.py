@@ -8,6 +8,7 @@ null; one that the log's schema does not have is passed over. Types may have bee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -21,17 +22,33 @@ LAST_US: Final = 253_402_300_799_999_999
 DAY_US: Final = 86_400_000_000
 
 Names: TypeAlias = "Mapping[int, Sequence[str]]"
-"""Former names of fields, by their ids, newest first."""
+"""Other names of fields, by their ids, newest first."""
 
 
 class MisfitError(Exception):
     """A record, or a value of one, that its column does not take."""
 
 
-def former_names(schemas: Sequence[Schema]) -> Names:
-    """Return the names that fields of the last schema had in earlier ones."""
-    found: dict[int, list[str]] = {id_: [one.name] for id_, one in schemas[-1].by_id().items()}
-    for schema in reversed(schemas[:-1]):
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """Which rows do records hold?
+
+    Args:
+        rows: The rows, with the schema's columns; of a record that does not fit there is one, and all are null.
+        errors: Why a row's record does not fit; null where it does.
+        counts: How many of the rows, one after another, each record gave, an int64 array; None: one each.
+    """
+
+    rows: pa.RecordBatch
+    errors: pa.Array
+    counts: pa.Array | None = None
+
+
+def other_names(schemas: Sequence[Schema], target: Schema) -> Names:
+    """Return the names that fields of `target` have in the other versions, those of later ones as well: a query that
+    keeps its version reads records which were written since."""
+    found: dict[int, list[str]] = {id_: [one.name] for id_, one in target.by_id().items()}
+    for schema in reversed(schemas):
         for id_, one in schema.by_id().items():
             if id_ in found and one.name not in found[id_]:
                 found[id_].append(one.name)

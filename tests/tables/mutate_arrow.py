@@ -87,6 +87,7 @@ def main(seed: int, how_many: int, last: Path | None) -> None:
             found = reader.decode(pa.array([payload], pa.binary()))
             found.rows.validate(full=True)
             repr(found.rows.to_pylist())
+            assert found.counts is not None
             assert len(found.errors) == found.rows.num_rows == found.counts[0].as_py()
             if found.errors.null_count < len(found.errors):
                 refused += 1

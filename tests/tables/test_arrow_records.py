@@ -13,12 +13,13 @@ from random_evolution import expected_row, random_life
 from random_rows import random_row, random_schema
 
 from dlspark.tables import arrow_decoding, arrow_encoding
-from dlspark.tables.arrow_decoding import decode_rows
+from dlspark.tables.arrow_decoding import ArrowReader
 from dlspark.tables.arrow_encoding import encode_rows
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import RenameColumn, WidenColumn
 from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BOOLEAN,
     DOUBLE,
@@ -67,15 +68,15 @@ def only(payloads: pa.Array) -> bytes:
 
 
 def values_of(payload: bytes, schema: Schema) -> list[object]:
-    found = decode_rows(pa.array([payload], pa.binary()), declared(schema))
+    found = ArrowReader(declared(schema)).decode(pa.array([payload], pa.binary()))
     assert found.errors.null_count == len(found.errors), found.errors[0]
     values: list[object] = found.rows.column("c").to_pylist()
     return values
 
 
 def error_of(payload: bytes, schema: Schema) -> str:
-    found = decode_rows(pa.array([payload], pa.binary()), declared(schema))
-    assert found.counts.to_pylist() == [1]
+    found = ArrowReader(declared(schema)).decode(pa.array([payload], pa.binary()))
+    assert counts_of(found) == [1]
     assert all(value is None for value in found.rows.to_pylist()[0].values())
     error = found.errors[0].as_py()
     assert isinstance(error, str)
@@ -86,15 +87,21 @@ def error_of(payload: bytes, schema: Schema) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def counts_of(found: DecodedRows) -> list[int]:
+    assert found.counts is not None
+    counts: list[int] = found.counts.to_pylist()
+    return counts
+
+
 def test_rows_come_back_as_they_were_written(seed: int) -> None:
     rng = Random(seed)
     for _ in range(5):
         schema = random_schema(rng)
         rows = batch(schema, *(random_row(rng, schema) for _ in range(20)))
         payloads = encode_rows(rows, schema)
-        found = decode_rows(payloads, declared(schema))
+        found = ArrowReader(declared(schema)).decode(payloads)
         assert found.errors.null_count == 20, (str(schema), found.errors.drop_null()[:1])
-        assert found.counts.to_pylist() == [20]
+        assert counts_of(found) == [20]
         assert repr(found.rows.to_pylist()) == repr(rows.to_pylist()), str(schema)
         assert encode_rows(found.rows, schema).equals(payloads), "the same bytes again"
         part = batch(schema, *rows.slice(7, 6).to_pylist())
@@ -125,9 +132,9 @@ def test_rows_of_every_version_are_rows_of_the_current_one(seed: int) -> None:
             rows = batch(schema, *(random_row(rng, schema) for _ in range(5)))
             payloads.append(only(encode_rows(rows, schema)))
             expected += [expected_row(row, schema.fields, current.fields) for row in rows.to_pylist()]
-        found = decode_rows(pa.array(payloads, pa.binary()), declaration)
+        found = ArrowReader(declaration).decode(pa.array(payloads, pa.binary()))
         assert found.errors.null_count == len(expected), found.errors.drop_null()[:1]
-        assert found.counts.to_pylist() == [5] * len(payloads)
+        assert counts_of(found) == [5] * len(payloads)
         wanted = pa.RecordBatch.from_pylist(expected, schema=found.rows.schema)
         assert repr(found.rows.to_pylist()) == repr(wanted.to_pylist())
 
@@ -163,10 +170,10 @@ def test_rows_that_are_too_many_for_a_record_go_into_more() -> None:
     rows = batch(schema, *[text] * 1000)
     payloads = encode_rows(rows, schema, max_bytes=10_000)
     assert max(map(len, payloads.to_pylist())) <= 10_000
-    found = decode_rows(payloads, declared(schema))
+    found = ArrowReader(declared(schema)).decode(payloads)
     assert found.rows.to_pylist() == rows.to_pylist()
-    assert sum(found.counts.to_pylist()) == 1000
-    assert len(found.counts) == len(payloads) > 1
+    assert sum(counts_of(found)) == 1000
+    assert len(counts_of(found)) == len(payloads) > 1
     large = batch(schema, {"c": "x" * 20_000}, {"c": "y"})
     assert len(encode_rows(large, schema, max_bytes=10_000)) == 2
     assert len(encode_rows(rows.slice(0, 0), schema)) == 0
@@ -178,8 +185,8 @@ def test_a_record_has_only_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None
     whole = only(encode_rows(rows, schema))
     monkeypatch.setattr(arrow_encoding, "MAX_ROWS", 20)
     monkeypatch.setattr(arrow_decoding, "MAX_ROWS", 20)
-    found = decode_rows(encode_rows(rows, schema), declared(schema))
-    assert found.counts.to_pylist() == [12, 13, 12, 13]
+    found = ArrowReader(declared(schema)).decode(encode_rows(rows, schema))
+    assert counts_of(found) == [12, 13, 12, 13]
     assert found.rows.column("c").to_pylist() == [*range(50)]
     assert "says that it has 50 rows" in error_of(whole, schema)
 
@@ -209,7 +216,7 @@ def test_a_stream_without_ids_is_read_by_names() -> None:
     last = last.evolved([WidenColumn(("number",), LONG)])
     struct = pa.array([{"other": 1, "zip": 5}, None], pa.struct([("other", pa.int64()), ("zip", pa.int16())]))
     theirs = pa.record_batch([struct, pa.array([1, None], pa.int8()), pa.array(["-", "-"])], ["to", "id", "more"])
-    found = decode_rows(pa.array([stream(theirs)]), last)
+    found = ArrowReader(last).decode(pa.array([stream(theirs)]))
     assert found.errors.to_pylist() == [None, None]
     assert found.rows.to_pylist() == [{"number": 1, "to": {"code": 5}}, {"number": None, "to": None}]
 
@@ -290,12 +297,12 @@ def test_a_record_that_does_not_fit_leaves_the_others_alone() -> None:
     schema = column(INT)
     good = only(encode_rows(batch(schema, {"c": 1}, {"c": 2}), schema))
     empty = stream(batch(schema))
-    found = decode_rows(pa.array([good, b"bad", empty, good], pa.large_binary()), declared(schema))
+    found = ArrowReader(declared(schema)).decode(pa.array([good, b"bad", empty, good], pa.large_binary()))
     assert found.rows.column("c").to_pylist() == [1, 2, None, 1, 2]
     assert [one is None for one in found.errors.to_pylist()] == [True, True, False, True, True]
-    assert found.counts.to_pylist() == [2, 1, 0, 2]
-    nothing = decode_rows(pa.array([], pa.binary()), declared(schema))
-    assert (nothing.rows.num_rows, len(nothing.errors), len(nothing.counts)) == (0, 0, 0)
+    assert counts_of(found) == [2, 1, 0, 2]
+    nothing = ArrowReader(declared(schema)).decode(pa.array([], pa.binary()))
+    assert (nothing.rows.num_rows, len(nothing.errors), len(counts_of(nothing))) == (0, 0, 0)
 
 
 def test_no_bytes_take_the_process_down() -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import math
 import sys
+from dataclasses import replace
 from decimal import Decimal as Number
 from random import Random
 from typing import Any
@@ -17,12 +18,13 @@ from random_evolution import expected_row, random_life
 from random_rows import random_row, random_schema
 
 from dlspark.tables.arrow_types import arrow_schema
-from dlspark.tables.avro_decoding import CONFLUENT, AvroReader, decode_rows
+from dlspark.tables.avro_decoding import CONFLUENT, AvroReader
 from dlspark.tables.avro_encoding import MissingExtraError, encode_rows, fingerprint
 from dlspark.tables.avro_schema import avro_schema, sanitized, schema_from_avro
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
 from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BINARY,
     DATE,
@@ -73,6 +75,10 @@ def one_record(schema: Schema, row: dict[str, object]) -> bytes:
     (payload,) = encode_rows(batch(schema, row), schema).to_pylist()
     assert isinstance(payload, bytes)
     return payload
+
+
+def decode_rows(payloads: pa.Array, declaration: Declaration, registry: dict[int, object] | None = None) -> DecodedRows:
+    return AvroReader(replace(declaration, confluent=registry or {})).decode(payloads)
 
 
 def error_of(payload: bytes, declaration: Declaration, registry: dict[int, object] | None = None) -> str:
@@ -421,7 +427,7 @@ def test_records_with_confluents_prefix_are_read_by_names() -> None:
     renamed = declared(OURS).evolved([RenameColumn(("cost",), "total")])
     assert decode_rows(pa.array([payload]), renamed, {12: THEIRS}).rows.column("total").to_pylist() == [1.5]
     registry: dict[int, object] = {12: THEIRS}
-    assert "the registry has no schema 13" in error_of(
+    assert "the log declares no schema 13" in error_of(
         confluent(13, THEIRS, {**row, "passed_over": []}), renamed, registry
     )
     assert "after 3 bytes" in error_of(payload[:3], renamed, registry)

@@ -10,8 +10,9 @@ import pytest
 from random_rows import random_row, random_schema
 
 from dlspark.tables.arrow_types import arrow_schema
-from dlspark.tables.json_decoding import DecodedRows, _JsonReader, decode_rows
+from dlspark.tables.json_decoding import JsonReader, decode_rows
 from dlspark.tables.json_encoding import encode_rows
+from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -110,7 +111,7 @@ def test_the_fast_way_gives_what_the_slow_way_gives_or_nothing(seed: int) -> Non
     taken = 0
     for _ in range(6):
         schema = random_schema(rng, maps=False)
-        reader = _JsonReader(schema, {})
+        reader = JsonReader(schema, {})
         rows = pa.RecordBatch.from_pylist([random_row(rng, schema) for _ in range(25)], schema=arrow_schema(schema))
         for payload in encode_rows(rows, schema).to_pylist():
             record = payload if rng.random() < 0.1 else mutated(rng, payload)

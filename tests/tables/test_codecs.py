@@ -1,0 +1,144 @@
+"""Rows to records and back by what a log declares, whichever format that is."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal as Number
+
+import pyarrow as pa
+import pytest
+
+from dlspark.tables.arrow_types import schema_from_arrow
+from dlspark.tables.codecs import RecordDecoder, RecordEncoder
+from dlspark.tables.declaration import Declaration, RecordFormat, SchemaChangedError
+from dlspark.tables.evolution import AddColumn, AllowNull, DropColumn, RenameColumn, WidenColumn
+from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.types import LONG, STRING, InvalidSchemaError
+
+AT = dt.datetime(2026, 11, 26, 8, 0, 0, 1500, tzinfo=dt.timezone.utc)
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("price", pa.decimal128(9, 2)),
+        pa.field("tags", pa.list_(pa.string())),
+    ]
+)
+ROWS = [
+    {"id": 1, "at": AT, "price": Number("1.50"), "tags": ["a"]},
+    {"id": 2, "at": AT + dt.timedelta(seconds=1), "price": None, "tags": None},
+    {"id": 3, "at": AT - dt.timedelta(seconds=1), "price": Number("0.01"), "tags": []},
+]
+ALL = pytest.mark.parametrize("format_", list(RecordFormat))
+
+
+def declared(format_: RecordFormat, timestamp: str | None = "at") -> Declaration:
+    return Declaration.of(format_, schema_from_arrow(COLUMNS), timestamp=timestamp)
+
+
+def rows(*given: dict[str, object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(given or ROWS), schema=COLUMNS)
+
+
+@ALL
+def test_rows_come_back_and_say_their_times(format_: RecordFormat) -> None:
+    encoded = RecordEncoder(declared(format_)).encode(rows())
+    found = RecordDecoder(declared(format_)).decode(encoded.payloads)
+    assert found.rows.to_pylist() == ROWS
+    assert found.errors.null_count == 3
+    ms = int(AT.timestamp() * 1000)
+    expected = [ms + 1000] if format_ is RecordFormat.ARROW else [ms, ms + 1000, ms - 1000]
+    assert encoded.times is not None
+    assert encoded.times.to_pylist() == expected
+    assert RecordEncoder(declared(format_, None)).encode(rows()).times is None
+
+
+@ALL
+def test_a_record_whose_column_is_later_than_its_transaction_id_does_not_fit(format_: RecordFormat) -> None:
+    encoded = RecordEncoder(declared(format_)).encode(rows())
+    assert encoded.times is not None
+    decoder = RecordDecoder(declared(format_))
+    fits = decoder.decode(encoded.payloads, encoded.times)
+    assert fits.rows.to_pylist() == ROWS
+    early = pa.array([one - (at == len(encoded.times) - 1) for at, one in enumerate(encoded.times.to_pylist())])
+    found = decoder.decode(encoded.payloads, early)
+    last = found.rows.to_pylist()[-1]
+    assert set(last.values()) == {None}
+    assert found.errors.to_pylist()[-1] == f"column at is later than the record's transaction id, {early[-1]}"
+    if format_ is not RecordFormat.ARROW:
+        assert found.rows.to_pylist()[:-1] == ROWS[:-1]
+
+
+def test_columns_are_found_in_any_case_and_order_and_cast_where_their_values_fit() -> None:
+    given = pa.record_batch(
+        {
+            "PRICE": pa.array([Number("1.500")], pa.decimal128(20, 3)),
+            "Id": pa.array([7], pa.uint64()),
+            "at": pa.array([AT.replace(microsecond=0)], pa.timestamp("s", "Europe/Berlin")),
+            "tags": pa.array([["a"]], pa.large_list(pa.large_string())),
+        }
+    )
+    encoded = RecordEncoder(declared(RecordFormat.JSON)).encode(given)
+    assert encoded.payloads.to_pylist() == [b'{"id":7,"at":"2026-11-26T08:00:00.000000Z","price":1.50,"tags":["a"]}']
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"id": [1], "at": [AT], "more": [1]}, "no column more"),
+        ({"id": [1], "ID": [1], "at": [AT]}, "id is there twice"),
+        ({"at": [AT]}, "id is NOT NULL, and the rows do not have it"),
+        ({"id": ["1"], "at": [AT]}, "id is long in the log's schema, and string in the rows"),
+        ({"id": [1], "at": [AT], "price": pa.array([Number("12345678.00")], pa.decimal128(12, 2))}, "price"),
+        ({"id": [1], "at": [AT], "price": pa.array([Number("0.001")], pa.decimal128(4, 3))}, "price"),
+        ({"id": pa.array([2**63], pa.uint64()), "at": [AT]}, "id is long, and a value of the rows does not fit"),
+        ({"id": [1], "at": [AT.replace(tzinfo=None)]}, "at is timestamptz"),
+        ({"id": [None], "at": [AT]}, "id is NOT NULL"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_columns_name(given: dict[str, object], said: str) -> None:
+    for format_ in RecordFormat:
+        with pytest.raises(RowRefusedError, match=said) as refused:
+            RecordEncoder(declared(format_)).encode(pa.record_batch(given))
+        assert "nothing was written" in str(refused.value)
+
+
+@ALL
+def test_a_query_keeps_its_version_while_columns_are_added_and_renamed(format_: RecordFormat) -> None:
+    old = declared(format_)
+    new = old.evolved([RenameColumn(("price",), "cost"), AddColumn(("note",), STRING, default="none")])
+    later = RecordEncoder(new).encode(pa.record_batch({"id": [9], "at": [AT], "cost": [Number("2.00")]}))
+    kept = RecordDecoder(new, old.current).decode(later.payloads)
+    assert kept.errors.to_pylist() == [None]
+    assert kept.rows.to_pylist() == [{"id": 9, "at": AT, "price": Number("2.00"), "tags": None}]
+    before = RecordDecoder(new).decode(RecordEncoder(old).encode(rows()).payloads)
+    assert before.rows.to_pylist()[0] == {
+        "id": 1, "at": AT, "cost": Number("1.50"), "tags": ["a"], "note": "none"
+    }  # fmt: skip
+
+
+def test_a_query_ends_where_newer_records_do_not_fit_its_version() -> None:
+    columns = schema_from_arrow(pa.schema([pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.string())]))
+    old = Declaration.of(RecordFormat.JSON, columns)
+    for change, said in (
+        (WidenColumn(("a",), LONG), "Column a was widened to long"),
+        (DropColumn(("b",)), "Column b was dropped"),
+        (AllowNull(("a",)), "Column a may be null"),
+    ):
+        with pytest.raises(SchemaChangedError, match=said):
+            RecordDecoder(old.evolved([change]), old.current)
+
+
+def test_names_that_readers_use_cannot_be_columns() -> None:
+    for name in ("_log", "_ERROR"):
+        with pytest.raises(InvalidSchemaError, match="cannot be named"):
+            Declaration.of(RecordFormat.JSON, schema_from_arrow(pa.schema([(name, pa.int32())])))
+        with pytest.raises(InvalidSchemaError, match="cannot be named"):
+            declared(RecordFormat.AVRO).evolved([RenameColumn(("tags",), name)])
+
+
+def test_a_declaration_keeps_schemas_of_a_registry() -> None:
+    from dataclasses import replace
+
+    given = replace(declared(RecordFormat.AVRO), confluent={7: {"type": "record", "name": "r", "fields": []}})
+    assert Declaration.decode(given.encode(), "/p") == given
