@@ -188,8 +188,13 @@ def _date(column: pa.Array, path: str) -> pa.Array:
 
 
 def _time(column: pa.Array, path: str) -> pa.Array:
-    _check_range(column.cast(pa.int64()), _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1, path)
-    return _quoted(pc.replace_substring(column.cast(pa.large_string()), " ", "T"))
+    micros = column.cast(pa.int64())
+    _check_range(micros, _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1, path)
+    # Without the zone: Arrow makes text of times that have one thirty times slower.
+    texts = pc.replace_substring(micros.cast(pa.timestamp("us")).cast(pa.large_string()), " ", "T")
+    return pc.binary_join_element_wise(
+        _large('"'), texts, _large("" if column.type.tz is None else "Z"), _large('"'), _large("")
+    )
 
 
 def _check_range(numbers: pa.Array, first: int, last: int, path: str) -> None:
