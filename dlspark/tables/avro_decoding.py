@@ -248,7 +248,7 @@ class _Resolver:
             names = self._written.names
             # Of an array of entries both fields have names of their own; of a map neither.
             in_array = old.type.key.id in names
-            return _entries(key, self._field(type_.value, old.type.value, f"{path}.value"), in_array)
+            return _entries(key, self._field(type_.value, old.type.value, f"{path}.value"), in_array, path)
         if not widened(old.type, type_):
             raise MisfitError(f"column {path} is {type_}, and the record's schema has {old.type}")
         if isinstance(type_, Decimal):
@@ -278,11 +278,13 @@ def _each(made: Step | None) -> Step | None:
     return each
 
 
-def _entries(key: Step | None, value: Step | None, in_array: bool) -> Step:
+def _entries(key: Step | None, value: Step | None, in_array: bool, path: str) -> Step:
     def entries(datum: object) -> object:
         if in_array:
             assert isinstance(datum, list)
             pairs = [(one["key"], one["value"]) for one in datum]
+            if len({repr(one) for one, _ in pairs}) < len(pairs):
+                raise MisfitError(f"column {path} has a key twice")
         else:
             assert isinstance(datum, dict)
             pairs = list(datum.items())
