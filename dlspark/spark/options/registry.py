@@ -355,8 +355,8 @@ OPTIONS: tuple[Option, ...] = (
         default_words="read the logs",
     ),
     _option(
-        "columns",
-        EXACT,
+        COLUMNS,
+        CHOICES,
         Scope.ANY,
         "Of a log that declares a schema: `typed`, the columns that it declares, or `raw`, the bytes of "
         "records in a column `value`. Source: `both` has the bytes beside the columns. Sink: `raw` writes the bytes of "
