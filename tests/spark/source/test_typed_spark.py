@@ -84,15 +84,10 @@ def test_what_is_pushed_down_never_takes_a_logs_column_for_one_of_records(
     assert frame.count() == 9
     assert frame.where("segment = 97").collect()[0].value.low == 3
     assert frame.where("segment >= 1").count() == 8
-    assert frame.where("log = 'l1' and entry < 46").select("slot").collect() == [(0,), (4,)] or True
     assert found(frame.where("log = 'l1'").select("entry")) == [(43,), (45,), (47,), (49,)]
     assert found(frame.where("log in ('l0', 'x')").select("value.low")) == [(0,), (2,), (4,), (6,)]
     assert found(frame.where("transaction_id < -5").select("transaction_id")) == [(-6,), (-7,)]
-    assert (
-        found(frame.where("timestamp is not null").select("sequence_id"))
-        == [(1000 - n,) for n in (7, 6, 5, 4, 3, 2, 1)] + []
-        or True
-    )
+    assert frame.where("timestamp is not null").count() == 8
     assert frame.where("value is not null").count() == 8
     assert frame.where("log is not null").count() == 8
     assert frame.agg(f.min("segment"), f.max("transaction_id"), f.max("timestamp"), f.count("log")).collect() == [
