@@ -17,7 +17,8 @@ from typing import Protocol
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
 from benchmarks.java_pairs import java_pairs
-from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM
+from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, KafkaBroker
+from benchmarks.kafka_systems import KafkaLogs
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.results import Row, as_json, compare, table
@@ -27,7 +28,7 @@ from benchmarks.storage import StorageBenchmark
 from benchmarks.takeovers import TakeOverBenchmark
 from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "serving", "spark", "java", "kafka")
+SECTIONS = ("codec", "storage", "logs", "serving", "spark", "tables", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -78,7 +79,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     if "serving" in sections:
         benchmarks += [ServingBenchmark(cluster, directory, stack), ScaleBenchmark(cluster, directory)]
         benchmarks.append(TakeOverBenchmark(directory, stack))
-    if {"spark", "kafka"} & set(sections):
+    if {"spark", "tables", "kafka"} & set(sections):
         benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:
         try:
@@ -98,20 +99,25 @@ def _spark_benchmarks(
     from benchmarks.session import spark_session
     from benchmarks.spark_commits import CommitBenchmark
     from benchmarks.spark_jobs import SparkBenchmark
+    from benchmarks.typed_tables import TypedBenchmark
 
     jars = ""
-    if "kafka" in sections:
+    if {"kafka", "tables"} & set(sections):
         try:
             class_path_of(BROKER_POM)
             jars = class_path_of(CONNECTOR_POM)
         except OutOfReachError as reason:
-            print(f"no rows P13 to P17: {reason}", file=sys.stderr)
+            print(f"no rows that compare with Kafka: {reason}", file=sys.stderr)
     spark = stack.enter_context(spark_session(directory, jars))
     benchmarks: list[Benchmark] = []
     if "spark" in sections:
         benchmarks += [SparkBenchmark(cluster, spark, directory), CommitBenchmark(cluster, spark, directory)]
-    if jars:
-        benchmarks.append(stack.enter_context(kafka_pairs(cluster, spark, directory)))
+    broker = stack.enter_context(KafkaBroker(directory / "broker")) if jars else None
+    if "tables" in sections:
+        kafka = None if broker is None else KafkaLogs(broker, spark, flushed=False)
+        benchmarks.append(TypedBenchmark(cluster, spark, kafka))
+    if "kafka" in sections and broker is not None:
+        benchmarks.append(kafka_pairs(cluster, spark, directory / "kafka", broker))
     return benchmarks
 
 

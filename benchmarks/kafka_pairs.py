@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -161,29 +160,26 @@ def _rows(load: Load, other: str) -> Sequence[Row]:
     ]
 
 
-@contextmanager
-def kafka_pairs(cluster: Cluster, spark: SparkSession, directory: Path) -> Iterator[KafkaPairs]:
-    """Set the benchmark up, with a broker beside the cluster. Raises OutOfReachError."""
-    home = directory / "kafka"
+def kafka_pairs(cluster: Cluster, spark: SparkSession, home: Path, broker: KafkaBroker) -> KafkaPairs:
+    """Set the benchmark up in a new directory, with a broker beside the cluster."""
     write_frames(home / "frames")
-    with KafkaBroker(home / "broker") as broker:
-        own = OurLogs(cluster)
-        ours = Jobs(spark, own, home / "ours", home / "frames")
-        kafka, flushed = (
-            Jobs(spark, KafkaLogs(broker, spark, flushed=each), home / f"kafka-{each}", home / "frames")
-            for each in (False, True)
-        )
-        ours.fill()
-        kafka.fill()
-        check(ours.rows == kafka.rows, f"the logs to be read differ: {ours.rows} and {kafka.rows} rows")
-        spark.dataSource.register(Nothing)
-        checkpoints = (home / f"python-{number}" for number in itertools.count())
-        pairs = KafkaPairs(
-            ours,
-            kafka,
-            flushed,
-            lambda: resting_cpu(spark, own, REST_S)[0],
-            lambda: rate_to_sink_ms(spark, NOTHING, {}, next(checkpoints)),
-        )
-        pairs.warm_up()
-        yield pairs
+    own = OurLogs(cluster)
+    ours = Jobs(spark, own, home / "ours", home / "frames")
+    kafka, flushed = (
+        Jobs(spark, KafkaLogs(broker, spark, flushed=each), home / f"kafka-{each}", home / "frames")
+        for each in (False, True)
+    )
+    ours.fill()
+    kafka.fill()
+    check(ours.rows == kafka.rows, f"the logs to be read differ: {ours.rows} and {kafka.rows} rows")
+    spark.dataSource.register(Nothing)
+    checkpoints = (home / f"python-{number}" for number in itertools.count())
+    pairs = KafkaPairs(
+        ours,
+        kafka,
+        flushed,
+        lambda: resting_cpu(spark, own, REST_S)[0],
+        lambda: rate_to_sink_ms(spark, NOTHING, {}, next(checkpoints)),
+    )
+    pairs.warm_up()
+    return pairs

@@ -17,8 +17,8 @@ from dlspark.tables.arrow_decoding import ArrowReader
 from dlspark.tables.arrow_encoding import encode_rows
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.evolution import RenameColumn, WidenColumn
-from dlspark.tables.json_encoding import RowRefusedError
 from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BOOLEAN,
@@ -86,13 +86,13 @@ def error_of(payload: bytes, schema: Schema) -> str:
 # ---------------------------------------------------------------------- there and back
 
 
-@pytest.mark.parametrize("seed", range(20))
 def counts_of(found: DecodedRows) -> list[int]:
     assert found.counts is not None
     counts: list[int] = found.counts.to_pylist()
     return counts
 
 
+@pytest.mark.parametrize("seed", range(20))
 def test_rows_come_back_as_they_were_written(seed: int) -> None:
     rng = Random(seed)
     for _ in range(5):
