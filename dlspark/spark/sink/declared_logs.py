@@ -20,7 +20,7 @@ from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.row_cutting import undeclared_words
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.logs import LogStore
-from metadata.distributedlog.record_schemas import SCHEMA, SchemaStore, StoredSchema
+from metadata.distributedlog.record_schemas import SchemaStore, StoredSchema
 from metadata.foundation.pacing import for_each
 from metadata.retry import repeat
 from metadata.store import WatchEvent
@@ -92,7 +92,7 @@ class DeclaredLogs:
         for _ in range(MAX_TRIES):
             kept = _Watched(await self._stored(log))
             try:
-                parent = f"{(await self._logs.located(log)).partition}/{SCHEMA}"
+                parent = (await self._logs.located(log)).schema
             except LogNotFoundError:
                 return kept  # nobody knows where it will be, so no watch can tell
             if await self._stands(parent, kept):

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
 from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.options.column_choice import COLUMNS, ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import (
     LogRows,
@@ -29,15 +30,11 @@ from dlspark.spark.sink.columns import (
 )
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import InvariantViolation
-from metadata.foundation.settings import did_you_mean, shown
 
 if TYPE_CHECKING:
     from dlspark.spark.sink.row_encoding import FindDeclared
     from dlspark.tables.declaration import Declaration
 
-COLUMNS: Final = "columns"
-RAW: Final = "raw"
-TYPED: Final = "typed"
 _SYSTEM: Final = ("_log", "_error")
 """What readers put beside a log's own columns."""
 
@@ -45,20 +42,17 @@ Cut = Callable[[pa.RecordBatch], list[LogRows]]
 Declared = Mapping[str, "Declaration | None"]
 
 
-def wanted_columns(options: Options) -> str | None:
-    """Return what the option `columns` says: RAW, TYPED, or None. Raises OptionError."""
-    text = options.text(COLUMNS)
-    if text is None:
-        return None
-    found = text.strip().lower()
-    if found in (RAW, TYPED):
+def wanted_columns(options: Options) -> ColumnChoice | None:
+    """Return what the option `columns` says, RAW or TYPED; None: nothing. Raises OptionError."""
+    found = options.columns
+    if found is not ColumnChoice.BOTH:
         return found
-    if found == "both" and not options.asked(COLUMNS):
-        return None  # a session's default for what it reads
-    raise OptionError(
-        f"Option columns={shown(text)} cannot be for a sink",
-        advice=f"{did_you_mean(found, [RAW, TYPED])}Give raw or typed, or leave it out",
-    )
+    if options.asked(COLUMNS):
+        raise OptionError(
+            "Option columns=both is for reading: rows are written as bytes or as the log's own columns",
+            advice="Give raw or typed, or leave it out",
+        )
+    return None  # a session's default, for what it reads
 
 
 def known_logs(options: Options) -> tuple[str, ...]:
@@ -85,23 +79,23 @@ class FramePlan:
         self.raw: SinkColumns | None = None
         """The frame as bytes; None: it cannot be."""
         self._raw_error: SchemaError | None = None
-        if self._wanted != TYPED:
+        if self._wanted is not ColumnChoice.TYPED:
             try:
                 self.raw = columns_of(schema, self._one_log, self._routing)
             except SchemaError as error:
                 self._raw_error = error
-        if self._wanted == RAW and self._raw_error is not None:
+        if self._wanted is ColumnChoice.RAW and self._raw_error is not None:
             raise self._raw_error
 
     @property
     def looks(self) -> bool:
         """Whether it matters what the logs declare."""
-        return self._wanted != RAW and bool(self.logs)
+        return self._wanted is not ColumnChoice.RAW and bool(self.logs)
 
     def decide(self, declared: Declared) -> SinkColumns:
         """Return where the columns are. `declared` is what the logs declare, where that matters. Raises SchemaError."""
         if self._wanted is not None:
-            return self._typed(declared) if self._wanted == TYPED else self._bytes()
+            return self._typed(declared) if self._wanted is ColumnChoice.TYPED else self._bytes()
         if self._value and not self._has_declared_value(declared):
             return self._bytes()
         if self.logs and self._raw_error is not None and not any(declared.values()):

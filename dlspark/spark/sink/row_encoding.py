@@ -49,7 +49,7 @@ from dlspark.spark.typed_columns import type_of_spark
 from dlspark.tables.arrow_types import arrow_type
 from dlspark.tables.codecs import EncodedRows, RecordEncoder, conform
 from dlspark.tables.declaration import Declaration, RecordFormat
-from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.types import InvalidSchemaError, Schema
 from metadata.foundation.errors import check
 

@@ -122,8 +122,8 @@ def test_columns_that_do_not_fit_are_refused_before_any_task_runs(
 
 
 def test_the_option_takes_raw_and_typed_and_a_sessions_default_for_reading_does_not_count() -> None:
-    for wrong in ("both", "rwa"):
-        with pytest.raises(OptionError, match="raw or typed"):
+    for wrong, says in (("both", "is for reading"), ("rwa", "raw, typed or both")):
+        with pytest.raises(OptionError, match=says):
             plan(BYTES, log="orders", columns=wrong)
     options = Options({"uri": "distributedlog://z:1/dl", "log": "orders"}, Scope.SINK_STREAM, {"columns": "both"})
     assert FramePlan(options, schema(**BYTES)).decide({"orders": None}).typed is None
@@ -288,7 +288,7 @@ def test_keys_that_are_only_hashed_are_not_encoded() -> None:
     assert sorted(values) == sorted(b"%d" % n for n in range(50))
 
 
-def test_frames_of_bytes_load_nothing_of_tables() -> None:
+def test_frames_of_bytes_load_nothing_that_encodes() -> None:
     code = """
 import sys
 import dlspark.spark.sink.driver, dlspark.spark.sink.writer, dlspark.spark.sink.segments.task
@@ -299,7 +299,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 options = Options({"uri": "distributedlog://z:1/dl", "log": "flights"}, Scope.SINK_STREAM)
 columns = FramePlan(options, StructType([StructField("value", BinaryType())])).decide({"flights": None})
 cutter(columns, "task 0")
-print([name for name in sys.modules if name.startswith("dlspark.tables")])
+print([name for name in sys.modules if name.startswith("dlspark.spark.sink.row_encoding")])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
