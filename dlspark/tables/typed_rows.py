@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.codecs import RecordDecoder, record_of_row
 from dlspark.tables.declaration import RecordFormat
+from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.resolution import DecodedRows
-from metadata.foundation.errors import CallerError, check
+from metadata.foundation.errors import check
 
 LOG: Final = "_log"
 ERROR: Final = "_error"
@@ -42,10 +43,6 @@ LOG_TYPE: Final = pa.struct(
     ]
 )
 """Where a row's record is: the columns of records, and `row`, its number in the record from 0."""
-
-
-class RecordMisfitError(CallerError):
-    """A record that does not fit its log's schema, which is strict: nothing from it on was read."""
 
 
 class TypedRows:

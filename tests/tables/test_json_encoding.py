@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from dlspark.tables.arrow_types import arrow_schema
-from dlspark.tables.json_encoding import RowRefusedError, encode_rows
+from dlspark.tables.errors import RowRefusedError
+from dlspark.tables.json_encoding import encode_rows
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
