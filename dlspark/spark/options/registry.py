@@ -344,6 +344,16 @@ OPTIONS: tuple[Option, ...] = (
         default_words="read the logs",
     ),
     _option(
+        "columns",
+        EXACT,
+        Scope.ANY,
+        "Of a log that declares a schema: `typed`, the columns that it declares, or `raw`, the bytes of "
+        "records in a column `value`. Source: `both` has the bytes beside the columns. Sink: `raw` writes the bytes of "
+        "a column `value` as they are",
+        default_words="Source: `typed` where one log is named, by its name, and declares a schema, else `raw`. Sink: "
+        "`raw` where there is a column `value` that the log does not declare",
+    ),
+    _option(
         "cursorName",
         EXACT,
         Scope.SOURCE_STREAM,
