@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Flag
 from typing import Final, TypeVar
 
+from dlspark.spark.options.column_choice import CHOICES, COLUMNS
 from dlspark.spark.options.proxies import PROXIES, PROXY
 from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting
 from metadata.foundation.times import read_first_ms
@@ -95,6 +96,7 @@ _TYPES: Final[Mapping[object, str]] = {
     INSTANT: "epoch milliseconds or ISO-8601",
     DURATION: "duration",
     PROXIES: "`discover` or addresses",
+    CHOICES: "raw / typed / both",
 }
 """The names of the kinds in the documentation's table."""
 
@@ -305,6 +307,15 @@ OPTIONS: tuple[Option, ...] = (
         "Most records in one Spark partition; a partition may end within an entry, which both tasks then fetch",
         default_words="no limit",
         minimum=1,
+    ),
+    _option(
+        COLUMNS,
+        CHOICES,
+        Scope.ANY,
+        "`typed`: the columns that the one log declares, in a source with `_log` and `_error` behind them "
+        "(docs/spark.md, Typed columns). `both`, of a source: the bytes of each record as `value` besides. `raw`: the "
+        "columns that the records of every log have; a sink then writes `value` as it is",
+        default_words="`typed` where the one log that is named declares its columns, else `raw`",
     ),
     _option(
         "failOnDataLoss",
