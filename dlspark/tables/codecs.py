@@ -48,6 +48,13 @@ DAY_MS: Final = 86_400_000
 MAX_TXID: Final = 2**63 - 2
 """The highest transaction id of a record that is not the last one of its log."""
 
+ENCODERS: Final = {
+    RecordFormat.JSON: json_encoding.ENCODER,
+    RecordFormat.AVRO: avro_encoding.ENCODER,
+    RecordFormat.ARROW: arrow_encoding.ENCODER,
+}
+"""The version of what makes bytes of rows, for each format."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
@@ -71,9 +78,19 @@ class RecordEncoder:
     Args:
         declaration: What the log says of its records.
         max_bytes: Bytes of a record at most, where a record holds many rows; a single row may have more.
+
+    Raises:
+        RowRefusedError: the log's records are made by another version of the encoder.
     """
 
     def __init__(self, declaration: Declaration, max_bytes: int | None = None) -> None:
+        if declaration.encoder != ENCODERS[declaration.format]:
+            raise RowRefusedError(
+                f"The log's records are made by version {declaration.encoder} of the encoder of "
+                f"{declaration.format.value}, and this dlspark has {ENCODERS[declaration.format]}: equal rows would "
+                "not give equal bytes; nothing was written",
+                advice="Write with the dlspark that declared the schema, or a newer one",
+            )
         self.declaration = declaration
         self._max_bytes = max_bytes
         self._time = declaration.timestamp_field(declaration.current)
@@ -87,6 +104,12 @@ class RecordEncoder:
         schema, format_ = self.declaration.current, self.declaration.format
         fitting = conform(rows, schema)
         times = None if self._time is None else times_of(fitting.column(self._time.name), self._time)
+        if self._time is not None and pc.any(pc.greater(times, MAX_TXID)).as_py():
+            raise RowRefusedError(
+                f"Column {self._time.name} has a time above {MAX_TXID}, which no transaction id can be; nothing was "
+                "written",
+                advice="It has milliseconds since the epoch",
+            )
         if format_ is RecordFormat.JSON:
             return EncodedRows(json_encoding.encode_rows(fitting, schema), times)
         if format_ is RecordFormat.AVRO:
@@ -236,8 +259,10 @@ def _fitting(one: Field, column: pa.Array) -> pa.Array:
     try:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
         return column.cast(made)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise RowRefusedError(
             f"Column {one.name} is {one.type}, and a value of the rows does not fit: {error}; nothing was written",
             advice="Correct the value, or widen the column (ALTER TABLE ... ALTER COLUMN ... TYPE)",
@@ -265,8 +290,7 @@ def _alike(found: Type, wanted: Type) -> bool:
     if type(found) is not type(wanted) or not parts or len(parts) != len(others):
         return False
     return all(
-        one.name.casefold() == other.name.casefold() and _alike(one.type, other.type)
-        for one, other in zip(parts, others, strict=True)
+        one.name == other.name and _alike(one.type, other.type) for one, other in zip(parts, others, strict=True)
     )
 
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from dlspark.tables.evolution import Change, Path, evolve
+from dlspark.tables.evolution import Change, NamesTaken, evolve
+from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.types import (
     DATE,
     LONG,
@@ -31,9 +32,11 @@ from dlspark.tables.types import (
     Field,
     InvalidSchemaError,
     Schema,
+    check_schema,
     children,
     schema_from_json,
     schema_to_json,
+    walk,
 )
 from metadata.foundation.errors import CallerError, CorruptDataError
 
@@ -104,7 +107,7 @@ class Declaration:
                 advice="Take a column that is NOT NULL, a TIMESTAMP, DATE, or BIGINT of milliseconds",
             )
         made = replace(schema, id=0)
-        _check_reserved(made)
+        _check_columns(made)
         return cls(format, (made,), made.highest_id, None if column is None else column.id, strict)
 
     @property
@@ -133,7 +136,7 @@ class Declaration:
             names_taken=self.names_taken(),
             timestamp_id=self.timestamp_id,
         )
-        _check_reserved(new)
+        _check_columns(new)
         return replace(self, schemas=(*self.schemas, new), highest_id=max(self.highest_id, new.highest_id))
 
     def check_readable_as(self, target: Schema) -> None:
@@ -156,13 +159,14 @@ class Declaration:
                 advice="Start the query again, or load the frame again: it then has the columns of the current version",
             )
 
-    def names_taken(self) -> Mapping[Path, int]:
-        """Return the paths that fields had in any version, in lower case, with their ids, where records say columns by
-        name; a path of two fields has the later one's."""
-        found: dict[Path, int] = {}
+    def names_taken(self) -> NamesTaken:
+        """Return the names that fields had in any version, where records say columns by name."""
+        found: dict[tuple[int, str], int] = {}
         if self.format is RecordFormat.JSON:
             for schema in self.schemas:
-                _paths(schema, found)
+                found |= {(0, one.name.casefold()): one.id for one in schema.fields}
+                for parent in walk(schema.fields):
+                    found |= {(parent.id, one.name.casefold()): one.id for one in children(parent.type)}
         return found
 
     def encode(self) -> bytes:
@@ -215,7 +219,12 @@ class Declaration:
         return cls(format_, schemas, highest_id, timestamp_id, strict, encoder, registered)
 
 
-def _check_reserved(schema: Schema) -> None:
+def _check_columns(schema: Schema) -> None:
+    """Raise InvalidSchemaError for what a schema may have, and a log's may not."""
+    check_schema(schema)
+    for one in walk(schema.fields):
+        if one.default is not None:
+            value_of_default(one)
     for one in schema.fields:
         if one.name.casefold() in RESERVED:
             raise InvalidSchemaError(
@@ -223,14 +232,6 @@ def _check_reserved(schema: Schema) -> None:
                 "nothing was changed",
                 advice="Take another name",
             )
-
-
-def _paths(schema: Schema, found: dict[Path, int]) -> None:
-    todo: list[tuple[Path, Field]] = [((one.name.casefold(),), one) for one in schema.fields]
-    while todo:
-        path, one = todo.pop()
-        found[path] = one.id
-        todo += [((*path, child.name.casefold()), child) for child in children(one.type)]
 
 
 def _corrupt_error(path: str, what: str) -> CorruptDataError:

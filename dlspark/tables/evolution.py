@@ -10,8 +10,9 @@
 | require less | a required column may become optional, never the other way: rows without a value are there |
 | document | any comment |
 
-A JSON record says its columns by name. So a name that another column had stays taken for good (`names_taken`):
-an older record that has it would give its value to the new column. Formats whose records say their schema (Avro, Arrow)
+A JSON record says its columns by name. So a name that another field of the same parent had stays taken for good
+(`names_taken`), whatever the parent is named by now: an older record that has it would give its value to the new field.
+Formats whose records say their schema (Avro, Arrow)
 have no such rule.
 
 Everything else is refused, with a way to go on. Paths name nested fields: `address.street`, `tags.element`, `m.value`.
@@ -44,6 +45,10 @@ from dlspark.tables.types import (
 )
 
 Path: TypeAlias = "tuple[str, ...]"
+NamesTaken: TypeAlias = "Mapping[tuple[int, str], int]"
+"""Ids of fields by the ids of their parents, 0 for none, and the names they had there, in lower case."""
+_Act: TypeAlias = "Callable[[tuple[Field, ...], int], tuple[Field, ...]]"
+"""What changes siblings, given with the id of their parent."""
 _WIDER: Final = frozenset({(INT, LONG), (FLOAT, DOUBLE)})
 
 
@@ -125,7 +130,7 @@ def evolve(
     changes: Collection[Change],
     *,
     highest_id: int,
-    names_taken: Mapping[Path, int] | None = None,
+    names_taken: NamesTaken | None = None,
     timestamp_id: int | None = None,
 ) -> Schema:
     """Return the schema that comes of changes, one after the other.
@@ -134,7 +139,7 @@ def evolve(
         schema: The version before.
         changes: What is to be done with it.
         highest_id: The highest id that a field of the log ever had.
-        names_taken: Paths that fields had in any version, with their ids, where records say columns by name.
+        names_taken: Names that fields had in any version, where records say columns by name.
         timestamp_id: The field that gives the transaction id.
 
     Raises:
@@ -158,15 +163,16 @@ def widened(old: Type, new: Type) -> bool:
 
 
 def _applied(
-    root: Struct, change: Change, number: Callable[[], int], taken: Mapping[Path, int], timestamp_id: int | None
+    root: Struct, change: Change, number: Callable[[], int], taken: NamesTaken, timestamp_id: int | None
 ) -> Struct:
     *above, name = change.path
     where = tuple(above)
 
-    def in_struct(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    def in_struct(fields: tuple[Field, ...], parent: int) -> tuple[Field, ...]:
         at = _index(fields, name)
         if isinstance(change, AddColumn):
-            return _added(fields, change, number, taken)
+            _check_free(change.path, fields, parent, taken, None)
+            return _added(fields, change, number)
         if at is None:
             raise _no_column_error(change.path, fields)
         one = fields[at]
@@ -175,29 +181,32 @@ def _applied(
             return fields[:at] + fields[at + 1 :]
         if isinstance(change, MoveColumn):
             return _placed(fields[:at] + fields[at + 1 :], one, change.place, change.path)
-        return (*fields[:at], _changed(one, change, fields, taken), *fields[at + 1 :])
+        if isinstance(change, RenameColumn):
+            _check_free((*change.path[:-1], change.name), fields, parent, taken, one.id)
+        return (*fields[:at], _changed(one, change), *fields[at + 1 :])
 
-    return _within(root, where, in_struct, change.path)
+    return _within(root, 0, where, in_struct, change.path)
 
 
-def _within(struct: Struct, where: Path, act: Callable[[tuple[Field, ...]], tuple[Field, ...]], whole: Path) -> Struct:
-    """Return a struct in which `act` has changed the fields at a path."""
+def _within(struct: Struct, parent: int, where: Path, act: _Act, whole: Path) -> Struct:
+    """Return a struct, of the field `parent`, in which `act` has changed the fields at a path."""
     if not where:
-        return Struct(act(struct.fields))
+        return Struct(act(struct.fields, parent))
     name, *below = where
     at = _index(struct.fields, name)
     if at is None:
         raise _no_column_error(whole, struct.fields)
     one = struct.fields[at]
-    changed = replace(one, type=_in_type(one.type, tuple(below), act, whole))
+    changed = replace(one, type=_in_type(one, tuple(below), act, whole))
     return Struct((*struct.fields[:at], changed, *struct.fields[at + 1 :]))
 
 
-def _in_type(type_: Type, where: Path, act: Callable[[tuple[Field, ...]], tuple[Field, ...]], whole: Path) -> Type:
+def _in_type(parent: Field, where: Path, act: _Act, whole: Path) -> Type:
+    type_ = parent.type
     if isinstance(type_, Struct):
-        return _within(type_, where, act, whole)
+        return _within(type_, parent.id, where, act, whole)
     # The fields of lists and maps are changed as those of a struct of one or two, which keeps their names.
-    made = _within(Struct(children(type_)), where, act, whole).fields
+    made = _within(Struct(children(type_)), parent.id, where, act, whole).fields
     before = [one.name for one in children(type_)]
     if not before or [one.name for one in made] != before:
         raise EvolutionError(
@@ -219,10 +228,7 @@ def _index(fields: tuple[Field, ...], name: str) -> int | None:
     return next((at for at, one in enumerate(fields) if one.name.casefold() == folded), None)
 
 
-def _added(
-    fields: tuple[Field, ...], change: AddColumn, number: Callable[[], int], taken: Mapping[Path, int]
-) -> tuple[Field, ...]:
-    _check_free(change.path, fields, taken, None)
+def _added(fields: tuple[Field, ...], change: AddColumn, number: Callable[[], int]) -> tuple[Field, ...]:
     if change.required and change.default is None:
         raise EvolutionError(
             f"Column {'.'.join(change.path)} cannot be NOT NULL: rows that are there have no value of it; nothing was "
@@ -255,13 +261,13 @@ def _check_drop(change: DropColumn, one: Field, fields: tuple[Field, ...], times
         )
 
 
-def _check_free(path: Path, fields: tuple[Field, ...], taken: Mapping[Path, int], id_: int | None) -> None:
+def _check_free(path: Path, fields: tuple[Field, ...], parent: int, taken: NamesTaken, id_: int | None) -> None:
     at = _index(fields, path[-1])
     if at is not None and fields[at].id != id_:
         raise EvolutionError(
             f"There is a column {'.'.join(path)}; nothing was changed", advice="Take another name, or drop that one"
         )
-    former = taken.get(tuple(part.casefold() for part in path))
+    former = taken.get((parent, path[-1].casefold()))
     if former is not None and former != id_:
         raise EvolutionError(
             f"Another column was named {'.'.join(path)} before, and records which are there say columns by name: its "
@@ -270,9 +276,8 @@ def _check_free(path: Path, fields: tuple[Field, ...], taken: Mapping[Path, int]
         )
 
 
-def _changed(one: Field, change: Change, fields: tuple[Field, ...], taken: Mapping[Path, int]) -> Field:
+def _changed(one: Field, change: Change) -> Field:
     if isinstance(change, RenameColumn):
-        _check_free((*change.path[:-1], change.name), fields, taken, one.id)
         return replace(one, name=change.name)
     if isinstance(change, WidenColumn):
         if not widened(one.type, change.type):

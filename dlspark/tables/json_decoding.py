@@ -16,8 +16,9 @@ large. Such a row has all its columns null, and an error that names the column.
 
 Theory of operation. `_by_rows` decides what a record means, by Python's parser and a step for each value. `_by_block`
 is the fast way, and may only give what `_by_rows` would give: it gives nothing, and the block goes the slow way, where
-anything is in doubt. It sees the block as lines, one for each record; that none has a line break and none is empty, and
-that there come as many rows as records, says that each line is one object.
+anything is in doubt. It sees the block as lines, one for each record. That none has a line break, that each begins with
+an opening and ends with a closing brace, and that there come as many rows as records, says that each line is one
+object: between a closing and an opening brace there is a comma, or the end of an object that is in no other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from decimal import Context, InvalidOperation
 from decimal import Decimal as Number
@@ -36,7 +38,7 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from dlspark.tables.arrow_types import arrow_schema, arrow_type
-from dlspark.tables.resolution import DecodedRows, MisfitError, Names
+from dlspark.tables.resolution import DecodedRows, MisfitError, Names, outside_years
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -67,7 +69,12 @@ MAX_NUMBER: Final = 400
 """Characters of a number that may be a whole one or a decimal: 1e1000000000 would have that many digits."""
 _WIDE: Final = Context(prec=500)
 _ZONE: Final = r"(Z|[+-]\d{2}(:?\d{2})?)$"
-_NOT_A_LINE: Final = "[\r\n]|(^|\\})[ \t]*null|^\ufeff"
+_NOT_A_LINE: Final = r"[\r\n]|\}[ \t]*null"
+_NUMBER: Final = re.compile(r"([+-]?)0*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)((?:[eE][+-]?[0-9]+)?)")
+MAX_NESTED: Final = 200
+"""How far objects and arrays of a record may be nested, in members that no column has too. Python's parser and Arrow's
+have limits of their own, and Python's depends on who calls it."""
+_NESTING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _TEXTS: Final = frozenset({DATE, TIMESTAMP, TIMESTAMP_NTZ, BINARY})
 """Types that Arrow's reader takes from other forms, or more of them, than are meant here: it reads texts."""
 
@@ -136,9 +143,13 @@ class JsonReader:
             texts = payloads.cast(pa.large_string())  # it checks UTF-8, which the reader does not
         except pa.ArrowInvalid:
             return None
-        # A line break would make two lines of a record, and an empty record none. Where null stands in an object's
-        # place, Arrow's reader takes the process down (seen with 26.0.1).
-        if pc.min(pc.binary_length(texts)).as_py() < 2 or pc.any(pc.match_substring_regex(texts, _NOT_A_LINE)).as_py():
+        if not _are_braced(texts):
+            texts = pc.ascii_trim(texts, " \t")
+            if not _are_braced(texts):
+                return None
+        # A line break would make two lines of a record. Where null stands in an object's place, Arrow's reader takes
+        # the process down (seen with 26.0.1).
+        if pc.any(pc.match_substring_regex(texts, _NOT_A_LINE)).as_py() or _any_too_deep(texts):
             return None
         lines = pc.binary_join(
             pa.LargeListArray.from_arrays([0, len(texts)], texts), pa.scalar("\n", pa.large_string())
@@ -185,6 +196,8 @@ class JsonReader:
         return DecodedRows(pa.RecordBatch.from_arrays(columns, schema=self._loose), pa.array(errors, pa.string()))
 
     def _row(self, payload: bytes) -> dict[str, object]:
+        if _is_too_deep(payload):
+            raise MisfitError(f"the record is nested more than {MAX_NESTED} deep")
         try:
             found = _PARSER.decode(payload.decode())
         except UnicodeDecodeError as error:
@@ -225,7 +238,10 @@ class JsonReader:
         if isinstance(type_, ListOf) and isinstance(found, list):
             return [self._present(type_.element, one, f"{path}.element") for one in found]
         if isinstance(type_, MapOf) and isinstance(found, _Members):
-            return [self._entry(type_, key, one, path) for key, one in found.last().items()]
+            entries = [self._entry(type_, key, one, path) for key, one in found.pairs]
+            if len({repr(key) for key, _ in entries}) < len(entries):  # 1 and 1.0 are one key of numbers
+                raise MisfitError(f"column {path} has a key twice")
+            return entries
         if isinstance(type_, Primitive | Decimal):
             return _single(type_, found, path)
         raise _type_error(type_, found, path)
@@ -233,10 +249,10 @@ class JsonReader:
     def _entry(self, type_: MapOf, key: str, found: object, path: str) -> tuple[object, object]:
         """Return an entry of a map; keys that are not texts are the text of their JSON."""
         said: object = key
-        if type_.key.type in (BOOLEAN, INT, LONG, FLOAT, DOUBLE) or isinstance(type_.key.type, Decimal):
+        if type_.key.type != STRING and type_.key.type not in _TEXTS:
             try:
                 said = _PARSER.decode(key)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise _type_error(type_.key.type, key, f"{path}.key") from error
         return self._value(type_.key.type, said, f"{path}.key"), self._present(type_.value, found, f"{path}.value")
 
@@ -289,9 +305,35 @@ def _number(type_: Type, read: pa.Array) -> pa.Array | None:
 
 def _says(texts: pa.Array, name: str) -> bool:
     """Return whether a record may name a column: as it is written, or with escapes."""
-    return any(
-        pc.any(pc.match_substring(texts, part)).as_py() for part in (json.dumps(name, ensure_ascii=False), "\\u")
-    )
+    parts = (json.dumps(name, ensure_ascii=False), "\\u", *(["\\/"] if "/" in name else []))
+    return any(pc.any(pc.match_substring(texts, part)).as_py() for part in parts)
+
+
+def _are_braced(texts: pa.Array) -> bool:
+    """Return whether each text begins with an opening and ends with a closing brace."""
+    whole = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    return bool(pc.all(whole).as_py())
+
+
+def _any_too_deep(texts: pa.Array) -> bool:
+    """Return whether one of the texts is nested too far; few are long enough to be looked at."""
+    long = texts.filter(pc.greater(pc.binary_length(texts), 2 * MAX_NESTED))
+    if not len(long):
+        return False
+    openings = pc.add(pc.count_substring(long, "{"), pc.count_substring(long, "["))
+    return any(_is_too_deep(text.encode()) for text in long.filter(pc.greater(openings, MAX_NESTED)).to_pylist())
+
+
+def _is_too_deep(payload: bytes) -> bool:
+    """Return whether objects and arrays are nested too far in what may be JSON."""
+    if len(payload) <= MAX_NESTED or payload.count(b"{") + payload.count(b"[") <= MAX_NESTED:
+        return False
+    depth = 0
+    for found in _NESTING.finditer(payload):
+        depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(found[0], 0)
+        if depth > MAX_NESTED:
+            return True
+    return False
 
 
 def _only(column: pa.ChunkedArray) -> pa.Array:
@@ -302,17 +344,25 @@ def _only(column: pa.ChunkedArray) -> pa.Array:
 # ---------------------------------------------------------------------- texts, whole columns of them
 
 
+def _within_years(type_: Type, values: pa.Array) -> pa.Array:
+    """Return values again. Raises ValueError for one outside of the years that Python has, which Arrow reads."""
+    if outside_years(type_, values):
+        raise ValueError("outside of the years 1 to 9999")
+    return values
+
+
 def _dates(texts: pa.Array) -> pa.Array:
-    return texts.cast(pa.date32())
+    return _within_years(DATE, texts.cast(pa.date32()))
 
 
 def _times(texts: pa.Array) -> pa.Array:
-    return texts.cast(pa.timestamp("us"))  # it refuses a zone
+    return _within_years(TIMESTAMP_NTZ, texts.cast(pa.timestamp("us")))  # it refuses a zone
 
 
 def _moments(texts: pa.Array) -> pa.Array:
     zoned = pc.match_substring_regex(texts, _ZONE)
-    return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(pa.timestamp("us", tz="UTC"))
+    texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
+    return _within_years(TIMESTAMP, texts.cast(pa.timestamp("us", tz="UTC")))
 
 
 def _bytes(texts: pa.Array) -> pa.Array:
@@ -335,15 +385,11 @@ class _Members:
     """The members of one object, in order, with names that are there twice."""
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
-        self._pairs = pairs
+        self.pairs = pairs
 
     def named(self, name: str) -> list[object]:
         """Return the values under a name."""
-        return [value for key, value in self._pairs if key == name]
-
-    def last(self) -> dict[str, object]:
-        """Return the last value under each name."""
-        return dict(self._pairs)
+        return [value for key, value in self.pairs if key == name]
 
 
 class _NumberText(str):
@@ -413,11 +459,11 @@ def _whole(type_: Type, text: str) -> int:
 
 
 def _digits(type_: Decimal, text: str) -> Number:
-    if len(text) > MAX_NUMBER:
+    # Python's numbers may have underscores, spaces around them, and digits of any script; Arrow's may not.
+    found = _NUMBER.fullmatch(text)
+    if found is None or len(plain := "".join(found.groups())) > MAX_NUMBER:
         raise ValueError(text)
-    value = Number(text)
-    if not value.is_finite():
-        raise ValueError(text)
+    value = Number(plain)
     made = value.quantize(Number(1).scaleb(-type_.scale), context=_WIDE)
     if made != value or len(made.as_tuple().digits) > type_.precision:
         raise ValueError(text)
@@ -427,8 +473,9 @@ def _digits(type_: Decimal, text: str) -> Number:
 def value_of_default(one: Field) -> object:
     """Return a field's default as a value. Raises InvalidSchemaError for one that its type does not have."""
     try:
-        return JsonReader(Schema(0, (one,)), {})._value(one.type, _PARSER.decode(json.dumps(one.default)), one.name)
-    except MisfitError as misfit:
+        said = _PARSER.decode(json.dumps(one.default, allow_nan=False))
+        return JsonReader(Schema(0, (one,)), {})._value(one.type, said, one.name)
+    except (MisfitError, TypeError, ValueError, RecursionError) as misfit:
         raise InvalidSchemaError(
             f"The default of column {one.name} does not fit: {misfit}; nothing was changed",
             advice=f"Give a value of type {one.type}, in JSON",

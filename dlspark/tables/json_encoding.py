@@ -114,7 +114,8 @@ def _text(column: pa.Array, type_: Type, path: str) -> pa.Array:
         keys, values = there.keys.slice(first, end - first), there.items.slice(first, end - first)
         names = _text(_checked(type_.key, keys, f"{path}."), type_.key.type, f"{path}.key")
         if type_.key.type not in _QUOTED:
-            names = _quoted(names)
+            names = _string(names, path)
+        _check_keys(there, names, path)
         texts = _text(_checked(type_.value, values, f"{path}."), type_.value.type, f"{path}.value").fill_null("null")
         return _joined(column, pc.binary_join_element_wise(names, texts, _large(":")), "{", "}")
     return _decimal(column, path) if isinstance(type_, Decimal) else _PRIMITIVES[type_](column, path)
@@ -124,10 +125,26 @@ def _joined(column: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa
     """Return one text for each list or map, of the texts of all their members."""
     there = column.drop_null()
     lengths = pc.list_value_length(there) if pa.types.is_list(column.type) else _map_lengths(there)
-    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _large(","))
+    joined = pc.binary_join(_lists(lengths, texts), _large(","))
     return _among_nulls(column, pc.binary_join_element_wise(_large(opening), joined, _large(closing), _large("")))
+
+
+def _check_keys(maps: pa.MapArray, names: pa.Array, path: str) -> None:
+    """Raise RowRefusedError for a map with a key twice: of two members of a name readers take one."""
+    lengths = _map_lengths(maps)
+    if not len(names) or pc.max(lengths).as_py() < 2:
+        return
+    rows = pc.list_parent_indices(_lists(lengths, names))
+    if pa.table([rows, names], ["row", "name"]).group_by(["row", "name"]).aggregate([]).num_rows < len(names):
+        raise RowRefusedError(
+            f"Column {path} has a map with a key twice; nothing was written", advice="Keep one of its values"
+        )
+
+
+def _lists(lengths: pa.Array, values: pa.Array) -> pa.Array:
+    """Return lists of these lengths."""
+    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    return pa.LargeListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int64()), ends]), values)
 
 
 def _map_lengths(maps: pa.MapArray) -> pa.Array:

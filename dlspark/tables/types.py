@@ -231,6 +231,12 @@ def _check_field(one: Field, path: str, depth: int) -> None:
             f"{one.name!r} cannot be the name of a column; nothing was changed",
             advice=f"Names have 1 to {MAX_NAME_BYTES} bytes in UTF-8, and only characters that can be printed",
         )
+    try:
+        (one.doc or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSchemaError(
+            f"The comment of column {path} has half of a surrogate pair; nothing was changed", advice="Correct it"
+        ) from error
     type_ = one.type
     if isinstance(type_, Decimal) and not 0 <= type_.scale <= type_.precision <= MAX_PRECISION >= 1 <= type_.precision:
         raise InvalidSchemaError(

@@ -86,13 +86,13 @@ def error_of(payload: bytes, schema: Schema) -> str:
 # ---------------------------------------------------------------------- there and back
 
 
-@pytest.mark.parametrize("seed", range(20))
 def counts_of(found: DecodedRows) -> list[int]:
     assert found.counts is not None
     counts: list[int] = found.counts.to_pylist()
     return counts
 
 
+@pytest.mark.parametrize("seed", range(20))
 def test_rows_come_back_as_they_were_written(seed: int) -> None:
     rng = Random(seed)
     for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from decimal import Decimal as Number
 
 import pyarrow as pa
@@ -138,7 +139,42 @@ def test_names_that_readers_use_cannot_be_columns() -> None:
 
 
 def test_a_declaration_keeps_schemas_of_a_registry() -> None:
-    from dataclasses import replace
-
     given = replace(declared(RecordFormat.AVRO), confluent={7: {"type": "record", "name": "r", "fields": []}})
     assert Declaration.decode(given.encode(), "/p") == given
+
+
+def test_fields_of_structs_have_the_names_of_the_schema() -> None:
+    """Arrow's own cast raises another error for them."""
+    columns = schema_from_arrow(pa.schema([("c", pa.struct([pa.field("x", pa.int64(), nullable=False)]))]))
+    for format_ in RecordFormat:
+        encoder = RecordEncoder(Declaration.of(format_, columns))
+        for given in ({"X": 1}, {"x": None}, {"y": 1}, {"x": 1, "y": 2}):
+            with pytest.raises(RowRefusedError, match=r"Column c.*nothing was written"):
+                encoder.encode(pa.record_batch({"c": pa.array([given])}))
+        assert len(encoder.encode(pa.record_batch({"c": pa.array([{"x": 1}, None])})).payloads)
+
+
+def test_a_time_that_no_transaction_id_can_be_is_refused() -> None:
+    columns = schema_from_arrow(pa.schema([pa.field("c", pa.int64(), nullable=False)]))
+    for format_ in RecordFormat:
+        encoder = RecordEncoder(Declaration.of(format_, columns, timestamp="c"))
+        with pytest.raises(RowRefusedError, match=r"Column c has a time above .*nothing was written"):
+            encoder.encode(pa.record_batch({"c": [1, 2**63 - 1]}))
+        assert len(encoder.encode(pa.record_batch({"c": [-1, 2**63 - 2]})).payloads)
+
+
+def test_bytes_are_made_by_the_version_of_the_encoder_that_the_log_declares() -> None:
+    for format_ in RecordFormat:
+        newer = replace(declared(format_), encoder=2)
+        with pytest.raises(RowRefusedError, match=r"version 2 of the encoder.*nothing was written"):
+            RecordEncoder(newer)
+        RecordDecoder(newer)
+
+
+def test_runs_are_rows() -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", None]))
+    columns = schema_from_arrow(pa.schema([("c", pa.string())]))
+    for format_ in RecordFormat:
+        declaration = Declaration.of(format_, columns)
+        payloads = RecordEncoder(declaration).encode(pa.record_batch({"c": runs})).payloads
+        assert RecordDecoder(declaration).decode(payloads).rows.column("c").to_pylist() == ["a", "a", None]

@@ -135,6 +135,27 @@ def test_a_name_that_records_say_stays_with_its_column() -> None:
     assert after(AddColumn(("price",), STRING), of=avro).current.fields[-1].id == 13
 
 
+def test_a_name_stays_taken_within_a_struct_that_has_another_name_by_now() -> None:
+    city = after(RenameColumn(("to", "zip"), "code"))
+    renamed = after(RenameColumn(("to",), "dest"), of=city)
+    for given in (after(AddColumn(("x",), INT), of=renamed), renamed):
+        with pytest.raises(EvolutionError, match=r"Another column was named dest\.zip before"):
+            after(AddColumn(("dest", "zip"), STRING), of=given)
+    with pytest.raises(EvolutionError, match="Another column was named"):
+        city.evolved([RenameColumn(("to",), "dest"), AddColumn(("dest", "zip"), STRING)])
+
+
+def test_a_default_that_its_column_cannot_have_is_refused() -> None:
+    for type_, default in ((INT, "x"), (INT, 2**31), (DOUBLE, float("nan")), (INT, {1, 2}), (STRING, "\ud800")):
+        with pytest.raises(InvalidSchemaError, match="The default of column new does not fit"):
+            after(AddColumn(("new",), type_, default=default))
+        with pytest.raises(InvalidSchemaError, match="The default of column new does not fit"):
+            Declaration.of(RecordFormat.AVRO, Schema(0, (Field(1, "new", type_, default=default),)))
+    with pytest.raises(InvalidSchemaError, match="comment of column new"):
+        after(AddColumn(("new",), INT, doc="\ud800"))
+    assert after(AddColumn(("new",), DOUBLE, default="NaN")).encode()
+
+
 def test_a_type_is_widened_only_where_every_value_stays() -> None:
     types: list[Type] = [*PRIMITIVES.values(), Decimal(9, 2), Decimal(10, 2), Decimal(10, 3)]
     allowed = {(str(a), str(b)) for a in types for b in types if a != b and widened(a, b)}

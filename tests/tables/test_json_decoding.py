@@ -229,6 +229,52 @@ def test_a_missing_column_has_its_default_and_null_is_null() -> None:
     assert [str(one)[:34] for one in required] == ["! column c is NOT NULL, and there "] * 2 + ["1"]
 
 
+def test_a_name_is_found_however_it_is_escaped() -> None:
+    schema = Schema(0, (Field(1, "a/b", INT, default=7),))
+    for text in ('{"a\\/b":null}', '{"a\\u002fb":null}', '{"a/b":null}'):
+        assert decode_rows(pa.array([text.encode()]), schema).rows.to_pylist() == [{"a/b": None}], text
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (DATE, '"0000-01-01"'),
+        (TIMESTAMP, '"0001-01-01T00:00:00+05:00"'),
+        (TIMESTAMP, '"9999-12-31T23:59:59-05:00"'),
+        (TIMESTAMP_NTZ, '"0000-12-31T23:59:59"'),
+    ],
+)
+def test_a_time_that_neither_python_nor_sql_has_does_not_fit(type_: Type, text: str) -> None:
+    (found,) = decoded(type_, f'{{"c":{text}}}')
+    assert str(found).startswith("! column c is"), found
+    in_a_list = decoded(ListOf(Field(2, "element", type_)), f'{{"c":[null,{text}]}}', '{"c":[]}')
+    assert str(in_a_list[0]).startswith("! column c.element is")
+    assert in_a_list[1] == []
+
+
+def test_it_does_not_depend_on_the_caller_how_deep_a_record_may_be() -> None:
+    """In a member that no column has: Python's parser would refuse some depths that Arrow's reader takes."""
+    for nested, fits in ((199, True), (200, False), (5_000, False)):
+        text = f'{{"c":1,"d":{"[" * nested}{"]" * nested}}}'
+        assert decoded(INT, text) == decoded(INT, text, "broken")[:1]
+        assert (decoded(INT, text) == [1]) is fits
+    wide = f'{{"c":1,"d":[{"[]," * 5_000}{{}}],"e":"{"[" * 5_000}"}}'
+    assert decoded(INT, wide) == [1], "many, and not deep"
+
+
+@pytest.mark.parametrize("text", ["1_0", " 10", "10 ", "１０", "", "0x1", "1e", "."])
+def test_a_decimal_has_digits_and_a_point(text: str) -> None:
+    assert str(decoded(Decimal(9, 2), json.dumps({"c": text}))[0]).startswith("! column c is decimal")
+
+
+def test_a_decimal_may_have_zeros_before_it() -> None:
+    text = json.dumps({"c": "0" * 500 + "1.50"})
+    assert [str(one) for one in decoded(Decimal(9, 2), text, text.replace("1.", "2."), "broken")[:2]] == [
+        "1.50",
+        "2.50",
+    ]
+
+
 def test_a_renamed_column_is_read_by_its_former_names() -> None:
     schema = Schema(1, (Field(1, "total", INT), Field(2, "to", Struct((Field(3, "city", STRING),)))))
     records = ['{"price":1,"to":{"town":"a"}}', '{"total":2,"to":{"city":"b"}}', '{"cost":3,"total":4}', "{}"]

@@ -12,6 +12,7 @@ import pytest
 
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.errors import RowRefusedError
+from dlspark.tables.json_decoding import decode_rows
 from dlspark.tables.json_encoding import encode_rows
 from dlspark.tables.types import (
     BINARY,
@@ -150,3 +151,38 @@ def test_a_time_that_no_record_can_say_is_refused(days: int) -> None:
     ):
         with pytest.raises(RowRefusedError, match=r"Column when .* years 1 to 9999"):
             encode_rows(pa.RecordBatch.from_arrays([array], ["when"]), Schema(0, (Field(1, "when", type_),)))
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "written"),
+    [
+        (
+            DOUBLE,
+            [(float("nan"), 1), (float("-inf"), 2), (-0.0, 3), (1.0, 4)],
+            r'{"\"NaN\"":1,"\"-Infinity\"":2,"-0":3,"1":4}',
+        ),
+        (
+            Struct((Field(4, "x", INT), Field(5, "y", STRING))),
+            [({"x": 1, "y": 'a"'}, 1)],
+            r'{"{\"x\":1,\"y\":\"a\\\"\"}":1}',
+        ),
+        (ListOf(Field(4, "element", STRING)), [(["a"], 1), ([], 2)], r'{"[\"a\"]":1,"[]":2}'),
+    ],
+)
+def test_keys_that_are_not_strings_are_the_text_of_their_json(key: Type, given: list[object], written: str) -> None:
+    type_ = MapOf(Field(2, "key", key, required=True), Field(3, "value", INT))
+    assert value(type_, given) == [written]
+    schema = Schema(0, (Field(1, "c", type_),))
+    rows = pa.RecordBatch.from_pylist([{"c": given}], schema=arrow_schema(schema))
+    found = decode_rows(encode_rows(rows, schema), schema)
+    assert found.errors.to_pylist() == [None]
+    assert repr(found.rows.to_pylist()) == repr(rows.to_pylist())
+
+
+def test_a_map_with_a_key_twice_is_refused() -> None:
+    """A reader would take one of its two values."""
+    schema = Schema(0, (Field(1, "c", MapOf(Field(2, "key", INT, required=True), Field(3, "value", INT))),))
+    rows = pa.RecordBatch.from_pylist([{"c": [(2, 1)]}, {"c": [(1, 1), (2, 2), (1, 3)]}], schema=arrow_schema(schema))
+    with pytest.raises(RowRefusedError, match="Column c has a map with a key twice; nothing was written"):
+        encode_rows(rows, schema)
+    assert len(encode_rows(rows.slice(0, 1), schema)) == 1

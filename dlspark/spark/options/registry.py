@@ -309,15 +309,6 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1,
     ),
     _option(
-        COLUMNS,
-        CHOICES,
-        Scope.ANY,
-        "`typed`: the columns that the one log declares, in a source with `_log` and `_error` behind them "
-        "(docs/spark.md, Typed columns). `both`, of a source: the bytes of each record as `value` besides. `raw`: the "
-        "columns that the records of every log have; a sink then writes `value` as it is",
-        default_words="`typed` where the one log that is named declares its columns, else `raw`",
-    ),
-    _option(
         "failOnDataLoss",
         FLAG,
         Scope.ANY,
@@ -355,12 +346,12 @@ OPTIONS: tuple[Option, ...] = (
         default_words="read the logs",
     ),
     _option(
-        "columns",
-        EXACT,
+        COLUMNS,
+        CHOICES,
         Scope.ANY,
-        "Of a log that declares a schema: `typed`, the columns that it declares, or `raw`, the bytes of "
-        "records in a column `value`. Source: `both` has the bytes beside the columns. Sink: `raw` writes the bytes of "
-        "a column `value` as they are",
+        "Of a log that declares a schema: `typed`, the columns that it declares, in a source with `_log` and `_error` "
+        "behind them (docs/tables.md), or `raw`, the columns that the records of every log have. Source: `both` has "
+        "the bytes of each record as `value` besides. Sink: `raw` writes the bytes of a column `value` as they are",
         default_words="Source: `typed` where one log is named, by its name, and declares a schema, else `raw`. Sink: "
         "`raw` where there is a column `value` that the log does not declare",
     ),

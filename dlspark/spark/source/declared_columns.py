@@ -21,6 +21,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.typed.declarations import Declarations
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.schema_version import SchemaVersion
@@ -34,8 +35,6 @@ from dlspark.tables.declaration import Declaration, RecordFormat, SchemaChangedE
 from dlspark.tables.typed_rows import LOG, VALUE
 from dlspark.tables.types import DATE, LONG, Field, Schema
 from metadata.distributedlog.log_names import LogNotFoundError
-from metadata.distributedlog.record_schemas import SCHEMA as SCHEMA_ZNODE
-from metadata.distributedlog.record_schemas import SchemaStore
 
 _DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -112,12 +111,11 @@ async def columns_of(namespace: AsyncNamespace, query: SourceQuery) -> StructTyp
     if log is None:
         return SCHEMA
     try:
-        found = await _stored(namespace, log)
+        found = await Declarations(namespace.logs_store, log).find()
     except LogNotFoundError:
         found = None
     if found is not None:
-        declaration, id_ = found
-        return frame_columns(declaration.current, id_, both=query.columns is ColumnChoice.BOTH)
+        return frame_columns(found.declaration.current, found.stored.id, both=query.columns is ColumnChoice.BOTH)
     if query.columns is not None:
         raise undeclared_error(log, query.columns)
     return SCHEMA
@@ -160,7 +158,7 @@ async def declared_columns(namespace: AsyncNamespace, frame: FrameColumns) -> De
     """
     if frame.log is None:
         return None
-    found = await _stored(namespace, frame.log)
+    found = await Declarations(namespace.logs_store, frame.log).find()
     if found is None:
         if frame.version is not None:
             raise _other_declaration_error(frame.log, "declares nothing of its records now")
@@ -168,7 +166,7 @@ async def declared_columns(namespace: AsyncNamespace, frame: FrameColumns) -> De
             column_names(frame.schema)  # raises: they are not columns of records either
             raise undeclared_error(frame.log, ColumnChoice.BOTH if frame.both else ColumnChoice.TYPED)
         return None
-    declaration, id_ = found
+    declaration, id_ = found.declaration, found.stored.id
     version = frame.version or SchemaVersion(id_, declaration.current.id)
     target = declaration.version(version.version)
     if version.declaration != id_ or target is None:
@@ -185,13 +183,6 @@ async def declared_columns(namespace: AsyncNamespace, frame: FrameColumns) -> De
     _check_columns(frame, target)
     declaration.check_readable_as(target)
     return DeclaredColumns(declaration, version, target)
-
-
-async def _stored(namespace: AsyncNamespace, log: str) -> tuple[Declaration, str] | None:
-    stored = await SchemaStore(namespace.logs_store).get(log)
-    if stored is None:
-        return None
-    return Declaration.decode(stored.data, f"{log}/{SCHEMA_ZNODE}/{stored.id}"), stored.id
 
 
 def _other_declaration_error(log: str, what: str) -> SchemaChangedError:

@@ -33,8 +33,8 @@ from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.source.typed_records import cut_out
 from dlspark.spark.typed_columns import LOG_TYPE
 from dlspark.tables.declaration import RecordFormat, SchemaChangedError
+from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.evolution import AddColumn, DropColumn
-from dlspark.tables.typed_rows import RecordMisfitError
 from dlspark.tables.types import STRING, InvalidSchemaError
 from metadata.foundation.errors import MetadataUnavailableError
 
