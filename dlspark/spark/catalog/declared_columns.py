@@ -17,6 +17,7 @@ from dlspark.core.typed.declarations import Declared, declaration_of
 from dlspark.spark.catalog.column_defaults import sql_default, with_default
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.schema_version import METADATA, SchemaVersion
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.typed_columns import SYSTEM, schema_of_spark, spark_columns, type_of_spark
 from dlspark.tables.declaration import Declaration, RecordFormat
@@ -257,5 +258,6 @@ def metadata_columns_of(declared: Declared) -> list[Json]:
 
 
 def _pin(declared: Declared) -> Json:
-    """Return the metadata of each column: which declaration it is of, and which version of it."""
-    return {"dlspark": {"declaration": declared.stored.id, "version": declared.declaration.current.id}}
+    """Return the metadata of each column."""
+    version = SchemaVersion(declared.stored.id, declared.declaration.current.id)
+    return {METADATA: version.to_json()}

@@ -16,14 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.column_choice import CHOICES, COLUMNS, ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import BY_NAME, PASSED_ON, Option, Scope
 
 HANDLE: Final = "dlspark.catalog.table"
 SCAN: Final = "dlspark.catalog.scan"
-COLUMNS: Final = "columns"
-RAW, TYPED = "raw", "typed"
-"""The option that says whether a frame has a log's own columns."""
 REQUEST: Final = "dlspark.catalog.request"
 
 Json: TypeAlias = "dict[str, object]"
@@ -31,7 +29,7 @@ Json: TypeAlias = "dict[str, object]"
 _KEY: Final = "dlspark"
 _VERSION: Final = 1
 _COMMENT: Final = "comment"
-_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata", "columns")
+_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata")
 _TIME_TRAVEL: Final = ("versionasof", "timestampasof")
 NOT_OF_A_TABLE: Final = frozenset(
     {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}
@@ -55,10 +53,10 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
                 advice=f"Properties may be: {', '.join(one.key for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
-        if option is not None and option.key == COLUMNS and value.lower() != RAW:
+        if option is not None and option.key == COLUMNS and CHOICES.read(value) is not ColumnChoice.RAW:
             raise OptionError(
                 f"Property {COLUMNS} of a table cannot be {value}: a table has the columns that its log declares",
-                advice=f"Leave it out, or give it {RAW}: the table is then one of bytes, whatever the log declares",
+                advice="Leave it out, or give it raw: the table is then one of bytes, whatever the log declares",
             )
         if option is None and not name.lower().startswith(PASSED_ON):  # `location` and its like
             raise OptionError(
@@ -191,14 +189,15 @@ class TableHandle:
         if COLUMNS in lowered:
             raise OptionError(
                 f"Option {COLUMNS} was not applied: the columns of a table are found before a query's options are",
-                advice=f"Set it for the table, ALTER TABLE ... SET TBLPROPERTIES ({COLUMNS} = '{RAW}'), or use "
+                advice=f"Set it for the table, ALTER TABLE ... SET TBLPROPERTIES ({COLUMNS} = 'raw'), or use "
                 'format("distributedlog")',
             )
         if self.metadata is not None:
             log = {} if self.log is None else {"log": self.log}
             return {**given, "uri": self.uri, "metadata": self.metadata, **log}
-        columns = RAW if self.version is None else TYPED  # as the table was loaded, whatever was declared since
-        found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log), COLUMNS: columns}
+        # As the table was loaded, whatever was declared since.
+        columns = ColumnChoice.RAW if self.version is None else ColumnChoice.TYPED
+        found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log), COLUMNS: columns.value}
         for layer in (self.properties, self.defaults):
             taken = {_group_of(name) for name in found}
             for name, value in of_scope(layer, scope).items():
