@@ -15,7 +15,7 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
 | `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
 | `filters` | `filters` | for each whether it is kept exactly |
-| `columns` | `schema` that a user has given to a reader, `metadata` | names of the columns |
+| `columns` | `schema` that a user has given to a reader, `metadata`, `options` | the columns |
 | `statistics` | `options` of a read | rows and bytes |
 | `summarise` | `options` of a read, `functions` | values of aggregates, or null; what the query has seen of logs |
 """
@@ -54,6 +54,8 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.frame_columns import FrameColumns
+from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
@@ -113,7 +115,7 @@ async def answer(
         if operation == "filters":
             return {"result": exact([_words(one) for one in _list(request, "filters")])}
         if operation == "columns":
-            return {"result": _columns(request)}
+            return {"result": (await _columns(request, session or {}, connect)).json()}
         if operation in ("statistics", "summarise"):
             return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
@@ -462,10 +464,21 @@ class Catalog:
         )
 
 
-def _columns(request: Json) -> list[str]:
-    """Return the columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
-    full = table_named(str(request["metadata"])).schema if request["metadata"] else SCHEMA
-    return list(column_names(StructType.fromJson(json.loads(str(request["schema"]))), full))
+async def _columns(request: Json, session: Mapping[str, str], connect: Connect) -> StructType:
+    """Return the columns that the user has named, checked to be some of those that there are, and with the version of
+    what the log declares if they are its own. Raises SchemaError, or what looking at the log raises."""
+    schema = StructType.fromJson(json.loads(str(request["schema"])))
+    if request["metadata"]:
+        column_names(schema, table_named(str(request["metadata"])).schema)
+        return schema
+    options = Options(unpacked(_texts(request, "options"), Scope.SOURCE), Scope.SOURCE, session)
+    try:
+        query = SourceQuery.of(options.with_uri(resolve_uri(options)))
+    except DistributedLogError:
+        column_names(schema)
+        return schema  # the reader is refused, which says of what kind the query is
+    frame = FrameColumns.of(query, schema)
+    return schema if frame.log is None else await look_up(query, schema, connect)
 
 
 def _check_slash(name: str) -> None:
@@ -486,12 +499,17 @@ async def _about_rows(operation: str, request: Json, session: Mapping[str, str],
     driver = SourceDriver(query, connect, snapshot=snapshot)
     try:
         await driver.open()
+        declared = await driver.declared(FrameColumns.of(query, StructType(), down.version, settled=True))
+        bounds = down.bounds if declared is None else declared.bounds(down.hints)
         if operation == "statistics":
-            return await (await Rows.of(driver, down.bounds)).statistics()
+            found = await (await Rows.of(driver, bounds)).statistics()
+            return found if declared is None or declared.counted else {**found, "rows": None}
         values = None
-        if not down.bounds.scattered:  # or some entries of each segment: no one range of positions
-            functions = [one for one in _list(request, "functions") if isinstance(one, dict)]
-            values = await (await Rows.of(driver, down.bounds)).summary(functions)
+        functions = [one for one in _list(request, "functions") if isinstance(one, dict)]
+        # A column that a log declares is not the one of records that has its name.
+        known = declared is None or (declared.counted and all(one.keys() == {"function"} for one in functions))
+        if known and not bounds.scattered:  # or some entries of each segment: no one range of positions
+            values = await (await Rows.of(driver, bounds)).summary(functions)
         return {"values": values, "seen": snapshot.within(down.seen, query.uri)}
     finally:
         await driver.close()
