@@ -72,8 +72,8 @@ _WIDE: Final = Context(prec=500)
 _ZONE: Final = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 _NOT_A_LINE: Final = r"[\r\n]|\}[ \t]*null"
 _WIDE_SCALE: Final = r"|[:\[,\" \t][+-]?[0-9.]*[0-9.][eE](?:-(?:39|[4-9][0-9])|[+-]?[0-9]{3,})[\]},\" \t]"
-"""Decimals by whose exponents they may have more than 76 digits behind the point: to multiply them, Arrow's reader looks
-behind the end of a table, and 1e-1000000000 takes the process down (seen with 26.0.1)."""
+"""Decimals that may have more than 76 digits behind the point, by their exponents: to multiply them, Arrow's reader
+looks behind the end of a table, and 1e-1000000000 takes the process down (seen with 26.0.1)."""
 _NUMBER: Final = re.compile(r"([+-]?)0*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)((?:[eE][+-]?[0-9]+)?)")
 MAX_NESTED: Final = 200
 """How far objects and arrays of a record may be nested, in members that no column has too. Python's parser and Arrow's
