@@ -16,6 +16,14 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
     │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
+    │   ├── InvalidSchemaError             *   a schema that a log cannot have
+    │   │   └── EvolutionError             *   a change of a schema that records would contradict
+    │   ├── SchemaExistsError                  the log declares a schema already
+    │   ├── NoSchemaError                      the log declares no schema
+    │   ├── SchemaChangedError             *   new records do not fit the schema that was begun with
+    │   ├── RowRefusedError                *   a row that the log's schema has no record for; nothing was written
+    │   ├── RecordMisfitError              *   a record does not fit the log's schema, which is strict
+    │   ├── MissingExtraError              *   a library that a format of records needs is not installed
     │   ├── OperationNotServedError            501: the proxy does not serve this kind of request
     │   └── LogNotFoundError               *   510: the log does not exist
     ├── NotAppliedError                        definitely not applied; state is as before
@@ -65,7 +73,8 @@ The first level says whether the thing happened; the leaves say what it was:
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
 
-Those marked * belong to the lower floors (`metadata`, `storage_node`) and are named here because users meet them.
+Those marked * belong to what lies below (`metadata`, `storage_node`, `dlspark.tables`) and are named here because users
+meet them.
 Users import all of them from here; our own code takes each from the module that defines it.
 `status_code(error)` gives the code of any error, those of the lower floors included.
 """
@@ -74,6 +83,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dlspark.tables.declaration import SchemaChangedError
+from dlspark.tables.errors import MissingExtraError, RecordMisfitError, RowRefusedError
+from dlspark.tables.evolution import EvolutionError
+from dlspark.tables.types import InvalidSchemaError
 from metadata.distributedlog.locks import LockingError, OwnershipAcquireFailedError
 from metadata.distributedlog.log_folders import DuplicateLogError
 from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
@@ -226,6 +239,14 @@ class SequenceGapError(ProducerError):
         self.expected = expected
 
 
+class SchemaExistsError(CallerError):
+    """The log declares a schema already; nothing was changed."""
+
+
+class NoSchemaError(CallerError):
+    """The log declares no schema; nothing was done."""
+
+
 class ServiceUnavailableError(NotAppliedError):
     """The proxy takes no requests at present (it starts, drains or stops); nothing was done. Another proxy may."""
 
@@ -366,18 +387,22 @@ __all__ = [
     "DistributedLogError",
     "DuplicateLogError",
     "EndOfStreamError",
+    "EvolutionError",
     "IdleReaderError",
     "InvalidEntryError",
     "InvalidLogNameError",
     "InvalidRecordError",
+    "InvalidSchemaError",
     "InvariantViolation",
     "LockingError",
     "LogEmptyError",
     "LogExistsError",
     "LogNotFoundError",
     "MetadataUnavailableError",
+    "MissingExtraError",
     "NamespaceInUseError",
     "NoAuthError",
+    "NoSchemaError",
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
@@ -394,9 +419,13 @@ __all__ = [
     "ProxyUnreachableError",
     "ReadCancelledError",
     "ReadError",
+    "RecordMisfitError",
     "RecordTooLongError",
     "RegionUnavailableError",
     "RequestDeniedError",
+    "RowRefusedError",
+    "SchemaChangedError",
+    "SchemaExistsError",
     "SegmentFullError",
     "SegmentListError",
     "SegmentNotFoundError",

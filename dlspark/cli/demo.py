@@ -31,10 +31,17 @@ from dlspark.demo.datasets import (
 from dlspark.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOG = "flights"
+COLUMNS = """
+    id BIGINT NOT NULL, scheduled_ms BIGINT NOT NULL COMMENT 'scheduled departure, milliseconds since the epoch',
+    year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT,
+    arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT,
+    hour INT, minute INT, time_hour TIMESTAMP
+"""
+"""What the log declares of its records: the columns of flights.csv."""
 FILES = 8
 VICTIM = 2
 # Midnight of 1 July 2013 in New York.
@@ -66,6 +73,7 @@ class Demo:
                 self.console.print(f"   {sandbox.uri}")
                 spark = spark_session(sandbox.uri, work)
                 try:
+                    self._declare(spark)
                     self._story(spark, sandbox, source, work / "checkpoint", records, figures)
                 finally:
                     spark.stop()
@@ -88,6 +96,12 @@ class Demo:
         self._rewind(spark, sandbox, figures)
         self._plot(spark, figures)
         self.console.print(f"   {sum(counts.values()):,} flights in {len(counts)} groups")
+
+    def _declare(self, spark: SparkSession) -> None:
+        properties = "'format' = 'json', 'timestamp' = 'scheduled_ms'"
+        spark.sql(f"CREATE TABLE dlog.{LOG} ({COLUMNS}) TBLPROPERTIES ({properties})")
+        columns = spark.table(f"dlog.{LOG}").columns
+        self.console.print(f"   CREATE TABLE dlog.{LOG}: the log owns a schema of {len(columns)} columns")
 
     def _write(self, spark: SparkSession, sandbox: Sandbox, source: Path, checkpoint: Path, total: int) -> None:
         self._say("2", f"Streaming the flights into the log '{LOG}', {FILES} micro-batches, exactly once")
@@ -128,7 +142,8 @@ class Demo:
 
     def _check_log(self, spark: SparkSession, records: list[FlightRecord]) -> None:
         self._say("5", "Reading the log back: each flight exactly once, in order")
-        rows = spark.read.format("distributedlog").load(LOG).select("segment", "entry", "slot", "sequence_id", "value")
+        source = spark.read.format("distributedlog").option("columns", "raw").load(LOG)
+        rows = source.select("segment", "entry", "slot", "sequence_id", "value")
         table = rows.toArrow().sort_by([("segment", "ascending"), ("entry", "ascending"), ("slot", "ascending")])
         self._compare("records in the log", len(records), table.num_rows)
         found = hashlib.sha256()
@@ -143,9 +158,10 @@ class Demo:
         self._compare("sequence ids run from 0 without a gap", True, consecutive)
 
     def _count_by_stream(self, spark: SparkSession, figures: FlightFigures) -> dict[tuple[str, int], int]:
-        self._say("6", "Streaming them back out, counting per origin and month")
-        stream = spark.readStream.format("distributedlog").option("subscribe", LOG)
-        counted = parsed(stream.option("maxOffsetsPerTrigger", 100_000).load()).groupBy("origin", "month").count()
+        self._say("6", "Streaming them back out, counting per origin and month in SQL over the log's columns")
+        stream = spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 100_000).load(LOG)
+        stream.createOrReplaceTempView("arriving")
+        counted = spark.sql("SELECT origin, month, count(*) AS flights FROM arriving GROUP BY origin, month")
         query = (
             counted.writeStream.format("memory")
             .queryName("flights_per_month")
@@ -162,7 +178,8 @@ class Demo:
         failed = query.exception()
         if failed is not None:
             raise failed
-        counts = {(row["origin"], row["month"]): row["count"] for row in spark.table("flights_per_month").collect()}
+        found = spark.table("flights_per_month").collect()
+        counts = {(row["origin"], row["month"]): row["flights"] for row in found}
         self._compare("flights per origin and month (36 counts)", figures.per_origin_month, counts, brief=True)
         return counts
 
@@ -171,6 +188,10 @@ class Demo:
         self._say("7", f"Rewinding to {when} by transaction id")
         rows = spark.read.format("distributedlog").option("startingTimestamp", when).load(LOG)
         self._compare("flights since 1 July 2013", figures.since, rows.count())
+        (typed,) = spark.sql(f"SELECT count(*) FROM dlog.{LOG} WHERE scheduled_ms >= {figures.since_ms}").first() or (
+            0,
+        )
+        self._compare("the same by a filter on the log's own column", figures.since, typed)
         with Namespace.open(sandbox.uri) as namespace, namespace.open_log(LOG) as log:
             segments = log.segments()
             position = log.find_txid(figures.since_ms)
@@ -182,8 +203,9 @@ class Demo:
         )
 
     def _plot(self, spark: SparkSession, figures: FlightFigures) -> None:
-        rows = parsed(spark.read.format("distributedlog").load(LOG)).groupBy("origin", "date").count().collect()
-        counts = {(row["origin"], row["date"]): row["count"] for row in rows}
+        date = "format_string('%d-%02d-%02d', year, month, day)"
+        rows = spark.sql(f"SELECT origin, {date} AS date, count(*) AS flights FROM dlog.{LOG} GROUP BY ALL").collect()
+        counts = {(row["origin"], row["date"]): row["flights"] for row in rows}
         self._compare("flights per origin and day (1,095 counts)", figures.per_origin_day, counts, brief=True)
         path = self.output / "flights-per-day.png"
         plot_flights_per_day(counts, path)
@@ -242,16 +264,6 @@ def start_writing(spark: SparkSession, source: Path, checkpoint: Path) -> Stream
     flights = lines.withColumn("transaction_id", f.get_json_object("value", "$.scheduled_ms").cast("bigint"))
     writer = flights.writeStream.format("distributedlog").option("log", LOG)
     return writer.option("checkpointLocation", str(checkpoint)).start()
-
-
-def parsed(rows: DataFrame) -> DataFrame:
-    """Return origin, month and local date of each flight, from its JSON."""
-    from pyspark.sql import functions as f
-
-    schema = "origin string, year int, month int, day int"
-    flight = f.from_json(f.col("value").cast("string"), schema).alias("flight")
-    date = f.format_string("%d-%02d-%02d", "flight.year", "flight.month", "flight.day").alias("date")
-    return rows.select(flight).select("flight.origin", "flight.month", date)
 
 
 def rows_processed(query: StreamingQuery) -> int:

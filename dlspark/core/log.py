@@ -6,10 +6,12 @@ Only a reader that is opened for a subscriber, or as the exclusive one, takes a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Literal, overload
+
+import pyarrow as pa
 
 from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
@@ -26,9 +28,13 @@ from dlspark.core.reading.segments import Probes
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import LiveSettings, Settings
+from dlspark.core.typed.declarations import Declarations, declaration_of
 from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError
+from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.evolution import Change
+from dlspark.tables.types import Schema
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.log_admin import LogAdmin
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -277,6 +283,81 @@ class AsyncLog(OnOneLoop, LogPositions):
     async def delete_metadata(self, version: int = ANY_VERSION) -> None:
         """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
         await self.set_metadata(b"", version)
+
+    # ------------------------------------------------------------------ what its records are
+
+    async def schema(self) -> Declaration | None:
+        """Return what the log declares of its records, with all versions of the schema; None where it declares nothing.
+
+        Raises LogNotFoundError.
+        """
+        self._check_open()
+        found = await self._declarations.find()
+        return None if found is None else found.declaration
+
+    async def declare_schema(
+        self,
+        schema: pa.Schema | Schema,
+        format: RecordFormat | str = "json",
+        timestamp: str | None = None,
+        strict: bool = False,
+        confluent: Mapping[int, object] | None = None,
+    ) -> Declaration:
+        """Declare what each record is: a row of these columns. Records are not looked at, and stay as they are.
+
+        Args:
+            schema: the columns; what is not nullable is required of each row.
+            format: how a record holds a row: "json", "avro", or "arrow", where a record holds many.
+            timestamp: the column that gives each record its transaction id, in milliseconds; for good.
+            strict: whether reading ends at a record that does not fit, in place of a row that says why.
+            confluent: as in `change_schema`.
+
+        Raises SchemaExistsError where the log declares a schema, InvalidSchemaError, LogNotFoundError,
+        RequestDeniedError where it may not be written.
+        """
+        declaration = declaration_of(schema, format, timestamp=timestamp, strict=strict, confluent=confluent)
+        await self._permit_declaring()
+        await self._declarations.declare(declaration)
+        return declaration
+
+    async def change_schema(
+        self,
+        changes: Collection[Change] = (),
+        *,
+        strict: bool | None = None,
+        confluent: Mapping[int, object] | None = None,
+    ) -> Declaration:
+        """Change the log's schema, all changes in one step, and return what the log declares then.
+
+        Args:
+            changes: one after the other (`dlspark.tables.evolution`: AddColumn, DropColumn, RenameColumn and others).
+            strict: as in `declare_schema`; None: as it is.
+            confluent: Avro schemas by their numbers in a registry of Confluent's, beside those that are there: records
+                that begin with such a number are read by them.
+
+        What another client changes at the same time stays: the changes are made after it, or refused where they cannot
+        be any more. Raises EvolutionError, InvalidSchemaError, NoSchemaError, RequestDeniedError: nothing was changed;
+        OutcomeUnknownError where the metadata store stays away: look before trying again.
+        """
+        await self._permit_declaring()
+        return await self._declarations.change(changes, strict=strict, confluent=confluent)
+
+    async def withdraw_schema(self) -> None:
+        """Take away what the log declares, with all versions; its records stay. A log without a schema is a success.
+
+        Raises BadVersionError where another client has just changed it, LogNotFoundError, RequestDeniedError.
+        """
+        await self._permit_declaring()
+        await self._declarations.withdraw()
+
+    @property
+    def _declarations(self) -> Declarations:
+        return Declarations(self._services.logs, self.name)
+
+    async def _permit_declaring(self) -> None:
+        self._check_open()
+        # What the records are is for those to say who may write them.
+        await self._services.permit(self.name, Action.WRITE)
 
     # ------------------------------------------------------------------ life cycle
 

@@ -25,6 +25,7 @@ from dlspark.core.write_lock import default_client_id
 from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
+from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.allocators import pool_path
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_admin import LogAdmin
@@ -33,6 +34,7 @@ from metadata.distributedlog.log_watch import LogChange, watch_logs
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.namespaces import NamespaceStore, NamespaceUri
 from metadata.distributedlog.permissions import Action, PermissionStore
+from metadata.distributedlog.record_schemas import SchemaStore
 from metadata.foundation.errors import CallerError
 from metadata.foundation.opened_here import OnOneLoop
 from metadata.foundation.settings import Value
@@ -232,13 +234,19 @@ class AsyncNamespace(OnOneLoop):
 
     # ------------------------------------------------------------------ logs
 
-    async def create_log(self, name: str, metadata: bytes = b"") -> None:
+    async def create_log(self, name: str, metadata: bytes = b"", declaration: Declaration | None = None) -> None:
         """Create a log, with bytes of the application's own; an existing log is left as it is.
+
+        `declaration` is what it declares of its records (`Declaration.of`), made in the same step: there is never a log
+        without it. Then a log that is there, even half-made by another client, raises LogExistsError.
 
         Raises InvalidLogNameError; LogExistsError where another client was faster.
         """
         self._check_open()
-        await self._services.logs.create(name, metadata)
+        if declaration is None:
+            await self._services.logs.create(name, metadata)
+        else:
+            await SchemaStore(self._services.logs).create_log(name, declaration.encode(), metadata)
 
     async def log_exists(self, name: str) -> bool:
         """Return whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""

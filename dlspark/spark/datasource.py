@@ -22,8 +22,10 @@ from pyspark.sql.types import StructType
 from dlspark.spark.catalog.tables import REQUEST, SCAN, pushed, unpacked
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.metadata_tables.registry import METADATA_OPTION, refuse_stream, requested, table_named
+from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
+from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import in_worker, take_far_times, take_over, without_traceback
 from metadata.foundation.errors import DistributedLogError
@@ -51,7 +53,13 @@ class DistributedLogDataSource(DataSource):
             plain = {name: value for name, value in self.options.items() if name != REQUEST}
             return answer_in_schema(self.options[REQUEST], plain, session_defaults(os.environ, self.session_conf))
         options = Options(dict(self.options), Scope.ANY)
-        return table_named(options.text(METADATA_OPTION) or "").schema if options.given(METADATA_OPTION) else SCHEMA
+        if options.given(METADATA_OPTION):
+            return table_named(options.text(METADATA_OPTION) or "").schema
+        if options.columns is ColumnChoice.RAW:
+            return SCHEMA
+        from dlspark.spark.source.loading import loaded_columns
+
+        return loaded_columns(Options(dict(self.options), Scope.ANY, session_defaults(os.environ, self.session_conf)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query, or of a metadata table."""
@@ -70,7 +78,14 @@ class DistributedLogDataSource(DataSource):
 
         down = Pushed.of(words)
         return batch_reader(
-            options, schema, bounds=down.bounds, take=down.take, seen=down.seen, planned_in=down.planned_in
+            options,
+            schema,
+            bounds=down.bounds,
+            take=down.take,
+            seen=down.seen,
+            planned_in=down.planned_in,
+            version=down.version,
+            hints=down.hints,
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -79,7 +94,9 @@ class DistributedLogDataSource(DataSource):
 
         try:
             refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))
-            return stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
+            version = SchemaVersion.of_json(pushed(self.options).get("declared"))
+            settled = SCAN in self.options
+            return stream_reader(self._settled(Scope.SOURCE_STREAM), schema, version=version, settled=settled)
         except DistributedLogError as error:
             if in_worker():
                 return RefusedStream(error)

@@ -41,7 +41,8 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from dlspark.tables.typed_rows import ERROR, LOG
+from dlspark.spark.schema_version import METADATA, SchemaVersion
+from dlspark.tables.typed_rows import ERROR, LOG, VALUE
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -104,6 +105,28 @@ _OURS: Final[dict[type[DataType], Primitive]] = {
 def spark_columns(schema: Schema) -> StructType:
     """Return a schema's columns as Spark has them when they are read: each may be null, since a record may not fit."""
     return StructType([_column(one, nullable=True) for one in schema.fields])
+
+
+def frame_columns(schema: Schema, declaration: str, *, both: bool = False) -> StructType:
+    """Return the columns of a frame that reads rows of a version, each with what says which it is (`schema_version`).
+
+    `declaration` is the id of the log's declaration, `both` adds `value`, the bytes of each record. Raises
+    InvalidSchemaError where the log has a column of that name.
+    """
+    if both and schema.column(VALUE) is not None:
+        raise InvalidSchemaError(
+            f"The log declares a column {VALUE} itself, and columns=both names the bytes of records so; "
+            "nothing was read",
+            advice="Read with columns=typed, or columns=raw; of records that do not fit, _log.value has the bytes",
+        )
+    bytes_ = [StructField(VALUE, BinaryType())] if both else []
+    version = {METADATA: SchemaVersion(declaration, schema.id).to_json()}
+    return StructType(
+        [
+            StructField(one.name, one.dataType, one.nullable, {**one.metadata, **version})
+            for one in (*spark_columns(schema), *SYSTEM, *bytes_)
+        ]
+    )
 
 
 def spark_type(type_: Type) -> DataType:

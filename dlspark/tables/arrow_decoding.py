@@ -102,7 +102,7 @@ class ArrowReader:
         try:
             found = read_batch(payload)
             fields = list(found.schema)
-            resolver = _Resolver(self._names, by_ids=all(map(_has_ids, fields)))
+            resolver = _ArrowResolver(self._names, by_ids=all(map(_has_ids, fields)))
             columns = resolver.fields(self._fields, fields, found.columns, None, found.num_rows, "")
             return pa.RecordBatch.from_arrays(columns, schema=self._loose)
         except MisfitError:
@@ -227,7 +227,7 @@ def _check_empty(array: pa.Array) -> None:
 # ---------------------------------------------------------------------- as the current columns
 
 
-class _Resolver:
+class _ArrowResolver:
     """Makes columns of one schema of columns of another one."""
 
     def __init__(self, names: Names, *, by_ids: bool) -> None:

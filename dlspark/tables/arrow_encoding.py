@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.tables.arrow_types import arrow_schema, arrow_type
-from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.resolution import outside_years
 from dlspark.tables.types import (
     BINARY,

@@ -10,8 +10,8 @@ value of a required column. No record raises.
 
 Theory of operation. fastavro reads data as plain numbers and bytes, without logical types: those have no form for all
 values. For each schema of records one function is made of the two schemas, before the first record of it, by
-`_Resolver`; it has a step for each field that is not taken as it is. Each value of a schema that is read takes a byte
-at least, so a record gives no more values than it has bytes. fastavro is lenient in two places, and so is this: a
+`_AvroResolver`; it has a step for each field that is not taken as it is. Each value of a schema that is read takes a
+byte at least, so a record gives no more values than it has bytes. fastavro is lenient in two places, and so is this: a
 negative index of a union counts from its end, and of a number that is too long the last bits are taken.
 """
 
@@ -154,7 +154,7 @@ class AvroReader:
 
     def _maker(self, avro: object, start: int) -> RowMaker:
         """Return what makes rows of records whose datum begins at `start`."""
-        step = _Resolver(schema_from_avro(avro), self._names).columns(self._target)
+        step = _AvroResolver(schema_from_avro(avro), self._names).columns(self._target)
         try:
             parsed = self._library.parse_schema(without_logical_types(avro))
         except Exception as error:  # several classes of errors, which have no base of their own
@@ -181,7 +181,7 @@ class AvroReader:
         return row
 
 
-class _Resolver:
+class _AvroResolver:
     """Makes what turns data of one schema into values of another one, as Arrow takes them."""
 
     def __init__(self, written: WrittenSchema, names: Names) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlspark.tables.avro_schema import avro_names, avro_schema, bytes_of_decimal, without_logical_types
-from dlspark.tables.json_encoding import RowRefusedError
+from dlspark.tables.errors import MissingExtraError, RowRefusedError
 from dlspark.tables.resolution import outside_years
 from dlspark.tables.types import (
     DATE,
@@ -40,16 +40,11 @@ from dlspark.tables.types import (
     Struct,
     Type,
 )
-from metadata.foundation.errors import CallerError
 
 ENCODER: Final = 1
 """The version of what is written here."""
 MARKER: Final = b"\xc3\x01"
 _Member = TypeVar("_Member")
-
-
-class MissingExtraError(CallerError):
-    """A library that is not installed; nothing was read or written."""
 
 
 def fastavro() -> ModuleType:

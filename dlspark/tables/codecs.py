@@ -29,9 +29,9 @@ from dlspark.tables.arrow_decoding import ArrowReader
 from dlspark.tables.arrow_types import arrow_type, schema_from_arrow
 from dlspark.tables.avro_decoding import AvroReader
 from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.evolution import widened
 from dlspark.tables.json_decoding import JsonReader, value_of_default
-from dlspark.tables.json_encoding import RowRefusedError
 from dlspark.tables.resolution import DecodedRows, other_names
 from dlspark.tables.types import (
     DATE,

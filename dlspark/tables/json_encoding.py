@@ -31,6 +31,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,
@@ -51,7 +52,6 @@ from dlspark.tables.types import (
     Struct,
     Type,
 )
-from metadata.foundation.errors import CallerError
 
 ENCODER: Final = 1
 """The version of what is written here."""
@@ -60,10 +60,6 @@ _SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """0001-01-01 and 9999-12-31, in days since the epoch."""
 _DAY_US: Final = 86_400_000_000
-
-
-class RowRefusedError(CallerError):
-    """A row that the log's schema has no record for; nothing of its batch was written."""
 
 
 def encode_rows(rows: pa.RecordBatch, schema: Schema) -> pa.Array:

@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.codecs import RecordDecoder, record_of_row
 from dlspark.tables.declaration import RecordFormat
+from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.resolution import DecodedRows
-from metadata.foundation.errors import CallerError, check
+from metadata.foundation.errors import check
 
 LOG: Final = "_log"
 ERROR: Final = "_error"
@@ -42,10 +43,6 @@ LOG_TYPE: Final = pa.struct(
     ]
 )
 """Where a row's record is: the columns of records, and `row`, its number in the record from 0."""
-
-
-class RecordMisfitError(CallerError):
-    """A record that does not fit its log's schema, which is strict: nothing from it on was read."""
 
 
 class TypedRows:
@@ -92,32 +89,48 @@ class TypedRows:
 
     def _rows(self, found: DecodedRows, records: pa.RecordBatch, record: pa.Array | None) -> pa.RecordBatch:
         """Return the wanted columns; `record` is the index of each row's record, None if each is one row."""
-        repeated = records if record is None else records.take(record)
+        # The bytes of a record with many rows would be there as many times: each place below takes what it needs.
+        places = records.drop_columns([VALUE])
+        repeated = places if record is None else places.take(record)
         columns = []
         for one in self.schema:
             if one.name in self._own:
                 columns.append(found.rows.column(one.name))
             elif one.name == LOG:
-                columns.append(_log(one.type, repeated, found, record))
+                columns.append(_log(one.type, repeated, records.column(VALUE), found, record))
+            elif one.name == ERROR:
+                columns.append(found.errors)
             else:
-                columns.append(found.errors if one.name == ERROR else repeated.column(VALUE).cast(pa.binary()))
+                values = records.column(VALUE) if record is None else records.column(VALUE).take(record)
+                columns.append(values.cast(pa.binary()))
         if columns:
             return pa.RecordBatch.from_arrays(columns, schema=self.schema)
         # Arrow counts rows by columns, so there is one at first.
-        return repeated.select([VALUE]).select([])
+        return repeated.select([])
 
 
-def _log(type_: pa.StructType, records: pa.RecordBatch, found: DecodedRows, record: pa.Array | None) -> pa.Array:
+def _log(
+    type_: pa.StructType, records: pa.RecordBatch, values: pa.Array, found: DecodedRows, record: pa.Array | None
+) -> pa.Array:
+    """Return where rows are: `records` has the place of each row's record, `values` the bytes of each record."""
     parts = []
     for field in type_:
         if field.name == "row":
             parts.append(_numbers(len(records), record, found.counts))
         elif field.name == VALUE:
-            values = records.column(VALUE).cast(pa.binary())
-            parts.append(pc.if_else(found.errors.is_valid(), values, pa.scalar(None, pa.binary())))
+            parts.append(_misfits(values, found.errors, record))
         else:
             parts.append(records.column(field.name))
     return pa.StructArray.from_arrays(parts, fields=list(type_))
+
+
+def _misfits(values: pa.Array, errors: pa.Array, record: pa.Array | None) -> pa.Array:
+    """Return the bytes of the records that do not fit, null for the others. Those are not copied on the way, as by a
+    choice between them and null."""
+    if errors.null_count == len(errors):
+        return pa.nulls(len(errors), pa.binary())
+    at = pa.array(range(len(errors)), pa.int64()) if record is None else record
+    return values.take(pc.if_else(errors.is_valid(), at, pa.scalar(None, pa.int64()))).cast(pa.binary())
 
 
 def _numbers(count: int, record: pa.Array | None, counts: pa.Array | None) -> pa.Array:

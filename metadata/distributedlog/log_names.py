@@ -81,6 +81,11 @@ class LogPaths:
         """Which segments say something of idempotent producers (`metadata.distributedlog.producer_segments`)."""
         return f"{self.partition}/producers"
 
+    @property
+    def schema(self) -> str:
+        """What the log declares of its records (`metadata.distributedlog.record_schemas`)."""
+        return f"{self.partition}/schema"
+
     def sink_mark(self, sink_id: str) -> str:
         """Return how far a Spark sink has published into this log (`sink_marks`): it goes where the log goes."""
         return f"{self.partition}/sink-{sink_id}"
@@ -101,6 +106,10 @@ class LogPaths:
             Create(self.ledgers, b"0"),
             Create(self.allocation),
         ]
+
+    def declared(self, id_: str, data: bytes) -> list[Create]:
+        """Return the znodes of a log's first declaration."""
+        return [Create(self.schema, id_.encode()), Create(f"{self.schema}/{id_}", data)]
 
 
 @dataclass(frozen=True, slots=True)

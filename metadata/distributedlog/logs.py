@@ -10,6 +10,7 @@ With `L = NS/<log>` and `P = L/<default>`:
     P/allocation           id of a ledger that was created and not yet handed to a segment, or empty
     P/sink-<sink id>       how far a Spark sink has published into this log (`metadata.distributedlog.sink_marks`)
     P/producers            which segments say something of producers (`metadata.distributedlog.producer_segments`)
+    P/schema               what the log declares of its records (`metadata.distributedlog.record_schemas`)
 
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns
@@ -68,18 +69,20 @@ class LogStore(LogQueries):
 
     # ---- logs -------------------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, metadata: bytes = b"") -> None:
+    async def create(self, name: str, metadata: bytes = b"", declared: tuple[str, bytes] | None = None) -> None:
         """Create the log, or complete a half-made one, by one multi. A complete log is left alone.
 
-        `metadata` are the application's own bytes (the data of `L`), given to a new log alone. Raises LogExistsError
-        when a concurrent creator was first, NotBoundError where the namespace does not exist, CorruptDataError for a
-        log with foreign content. After an unknown outcome it may be called again.
+        `metadata` are the application's own bytes (the data of `L`), given to a new log alone. `declared`: the id and
+        the bytes of what it declares of its records, in the same multi; any part of a log that is there is then left
+        alone, and raises LogExistsError. That comes, too, when a concurrent creator was first, NotBoundError where the
+        namespace does not exist, CorruptDataError for a log with foreign content. After an unknown outcome it may be
+        called again.
         """
         plain = validate_new_name(name, self._partition)
         for _ in range(MAX_REPEATS):
             chosen = await self._log_folders.choose(plain)
             try:
-                whole = await self._create_at(chosen, plain, metadata)
+                whole = await self._create_at(chosen, plain, metadata, declared)
             except BadVersionError:
                 continue  # another client has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
@@ -94,7 +97,9 @@ class LogStore(LogQueries):
             return
         raise BadVersionError("other logs keep being created; nothing was", log=name, path=self._namespace)
 
-    async def _create_at(self, chosen: LogFolder, name: str, metadata: bytes) -> bool:
+    async def _create_at(
+        self, chosen: LogFolder, name: str, metadata: bytes, declared: tuple[str, bytes] | None = None
+    ) -> bool:
         """Create what is missing; whether that was all of the log."""
         paths = self.paths_in(chosen.folder, name)
         parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(chosen.folder)]
@@ -104,6 +109,11 @@ class LogStore(LogQueries):
         root = stats[len(parents)]
         if metadata and root is not None and stats[len(parents) + 1] is None:
             missing.append(SetData(paths.root, metadata, root.version))  # so far only a folder of nested logs
+        if declared is not None:
+            if stats[len(parents) + 1] is not None:
+                # Half-made or whole: it is another client's, whose records are not what ours declares.
+                raise LogExistsError("there is such a log; nothing was changed", log=name, path=paths.partition)
+            missing += paths.declared(*declared)
         if missing:
             # The guard is for a new first component alone: an existing one fixes the folder (`log_folders`).
             await self._store.multi([*(chosen.guard if stats[0] is None else ()), *missing])

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from metadata.distributedlog.log_names import LogPaths, log_not_found_error
+from metadata.distributedlog.log_names import LogExistsError, log_not_found_error
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import (
     BadVersionError,
@@ -28,9 +28,8 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.retry import repeat
-from metadata.store import ANY_VERSION, Check, Create, Delete, MetadataStore, SetData
+from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData
 
-SCHEMA: Final = "schema"
 _MAX_ID: Final = 64
 
 
@@ -64,7 +63,7 @@ class SchemaStore:
     async def get(self, log: str) -> StoredSchema | None:
         """Return what a log declares; None where it declares nothing. Raises LogNotFoundError, CorruptDataError."""
         paths = await self._logs.located(log)
-        parent = _parent(paths)
+        parent = paths.schema
 
         async def look() -> StoredSchema | None:
             await self.store.sync(parent)
@@ -91,16 +90,13 @@ class SchemaStore:
         the store stays away.
         """
         paths, id_ = await self._logs.located(log), self._new_id()
-        parent = _parent(paths)
 
         async def create() -> None:
             try:
-                await self.store.multi(
-                    [Check(paths.ledgers, ANY_VERSION), Create(parent, id_.encode()), Create(f"{parent}/{id_}", data)]
-                )
+                await self.store.multi([Check(paths.ledgers, ANY_VERSION), *paths.declared(id_, data)])
             except NodeExistsError:
                 # An answer that was lost, perhaps: nobody else has this id.
-                if await self.store.exists(f"{parent}/{id_}") is None:
+                if not await self._is_declared(log, id_):
                     raise
             except NoNodeError as error:
                 raise log_not_found_error(log, error.path) from error
@@ -108,13 +104,34 @@ class SchemaStore:
         await repeat(self.store, create)
         return StoredSchema(data, id_, 0)
 
+    async def create_log(self, log: str, data: bytes, metadata: bytes = b"") -> StoredSchema:
+        """Create a log together with what it declares, in one transaction.
+
+        Raises as `LogStore.create`; LogExistsError also for a log that is there, which is left as it is.
+        """
+        id_ = self._new_id()
+
+        async def create() -> None:
+            try:
+                await self._logs.create(log, metadata, (id_, data))
+            except LogExistsError:
+                # An answer that was lost, perhaps: nobody else has this id.
+                if not await self._is_declared(log, id_):
+                    raise
+
+        await repeat(self.store, create)
+        return StoredSchema(data, id_, 0)
+
+    async def _is_declared(self, log: str, id_: str) -> bool:
+        return await self.store.exists(f"{(await self._logs.located(log)).schema}/{id_}") is not None
+
     async def replace(self, log: str, before: StoredSchema, data: bytes) -> StoredSchema:
         """Store a declaration in the place of the one that was read.
 
         Raises BadVersionError where it was replaced, withdrawn, or is another log's by now: nothing was changed; and
         OutcomeUnknownError where it cannot be found out whether it was.
         """
-        path = f"{_parent(await self._logs.located(log))}/{before.id}"
+        path = f"{(await self._logs.located(log)).schema}/{before.id}"
         try:
             await self.store.multi([SetData(path, data, before.version)])
         except NoNodeError as error:
@@ -131,7 +148,7 @@ class SchemaStore:
 
     async def withdraw(self, log: str, before: StoredSchema) -> None:
         """Take away what a log declares. Raises BadVersionError where it was changed since it was read."""
-        parent = _parent(await self._logs.located(log))
+        parent = (await self._logs.located(log)).schema
 
         async def delete() -> None:
             try:
@@ -140,10 +157,6 @@ class SchemaStore:
                 return  # an answer that was lost, or another client was faster: it is gone
 
         await repeat(self.store, delete)
-
-
-def _parent(paths: LogPaths) -> str:
-    return f"{paths.partition}/{SCHEMA}"
 
 
 def _id(named: bytes, path: str) -> str:

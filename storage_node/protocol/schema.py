@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from storage_node.protocol.wire import Field, FieldKind, Message
+from storage_node.protocol.wire import FieldKind, Message, WireField
 
 
 class Version(IntEnum):
@@ -65,35 +65,35 @@ _OPERATIONS = frozenset(int(v) for v in Operation)
 _STATUSES = frozenset(int(v) for v in Status)
 
 
-def _int64(name: str, required: bool = False) -> Field:
-    return Field(name, FieldKind.INT64, required)
+def _int64(name: str, required: bool = False) -> WireField:
+    return WireField(name, FieldKind.INT64, required)
 
 
-def _bytes(name: str, required: bool = False) -> Field:
-    return Field(name, FieldKind.BYTES, required)
+def _bytes(name: str, required: bool = False) -> WireField:
+    return WireField(name, FieldKind.BYTES, required)
 
 
-def _message(message: Message) -> Field:
-    return Field(message.name, FieldKind.MESSAGE, message=message)
+def _message(message: Message) -> WireField:
+    return WireField(message.name, FieldKind.MESSAGE, message=message)
 
 
 _LEDGER = _int64("ledgerId", True)
 _ENTRY = _int64("entryId", True)
-_STATUS = Field("status", FieldKind.ENUM, True, _STATUSES)
+_STATUS = WireField("status", FieldKind.ENUM, True, _STATUSES)
 
 HEADER = Message(
     "header",
     {
-        1: Field("version", FieldKind.ENUM, True, _VERSIONS),
-        2: Field("operation", FieldKind.ENUM, True, _OPERATIONS),
-        3: Field("txnId", FieldKind.UINT64, True),
-        4: Field("priority", FieldKind.UINT32),
+        1: WireField("version", FieldKind.ENUM, True, _VERSIONS),
+        2: WireField("operation", FieldKind.ENUM, True, _OPERATIONS),
+        3: WireField("txnId", FieldKind.UINT64, True),
+        4: WireField("priority", FieldKind.UINT32),
     },
 )
-_HEADER = Field("header", FieldKind.MESSAGE, True, message=HEADER)
+_HEADER = WireField("header", FieldKind.MESSAGE, True, message=HEADER)
 
 CONTEXT = Message(
-    "requestContext", {1: Field("key", FieldKind.STRING, True), 2: Field("value", FieldKind.STRING, True)}
+    "requestContext", {1: WireField("key", FieldKind.STRING, True), 2: WireField("value", FieldKind.STRING, True)}
 )
 
 READ_REQUEST = Message(
@@ -104,7 +104,7 @@ READ_REQUEST = Message(
         3: _bytes("masterKey"),
         4: _int64("previousLAC"),
         5: _int64("timeOut"),
-        100: Field("flag", FieldKind.ENUM, values=frozenset(int(v) for v in ReadFlag)),
+        100: WireField("flag", FieldKind.ENUM, values=frozenset(int(v) for v in ReadFlag)),
     },
 )
 ADD_REQUEST = Message(
@@ -114,14 +114,14 @@ ADD_REQUEST = Message(
         2: _ENTRY,
         3: _bytes("masterKey", True),
         4: _bytes("body", True),
-        5: Field("writeFlags", FieldKind.INT32),
-        100: Field("flag", FieldKind.ENUM, values=frozenset({RECOVERY_ADD})),
+        5: WireField("writeFlags", FieldKind.INT32),
+        100: WireField("flag", FieldKind.ENUM, values=frozenset({RECOVERY_ADD})),
     },
 )
 WRITE_LAC_REQUEST = Message(
     "writeLacRequest", {1: _LEDGER, 2: _int64("lac", True), 3: _bytes("masterKey", True), 4: _bytes("body", True)}
 )
-_AUTH = {1: Field("authPluginName", FieldKind.STRING, True), 2: _bytes("payload", True)}
+_AUTH = {1: WireField("authPluginName", FieldKind.STRING, True), 2: _bytes("payload", True)}
 
 REQUEST = Message(
     "Request",
@@ -136,7 +136,7 @@ REQUEST = Message(
         106: _message(Message("startTLSRequest", {})),
         107: _message(Message("forceLedgerRequest", {1: _LEDGER})),
         108: _message(Message("getListOfEntriesOfLedgerRequest", {1: _LEDGER})),
-        200: Field(CONTEXT.name, FieldKind.MESSAGE, message=CONTEXT, repeated=True),
+        200: WireField(CONTEXT.name, FieldKind.MESSAGE, message=CONTEXT, repeated=True),
     },
 )
 

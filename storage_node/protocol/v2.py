@@ -35,7 +35,7 @@ from storage_node.protocol.values import (
     RequestV2,
     ResponseV2,
 )
-from storage_node.protocol.wire import Field, FieldKind, Message, decode, varint
+from storage_node.protocol.wire import FieldKind, Message, WireField, decode, varint
 
 VERSION = 2
 ADD, READ, AUTH, READ_LAC, WRITE_LAC, BOOKIE_INFO, BATCH_READ = range(1, 8)
@@ -81,7 +81,9 @@ _CODES = {
 _STATUSES = {code: status for status, code in _CODES.items() if status is not Status.EUNKNOWNLEDGERSTATE} | {
     107: Status.EUNKNOWNLEDGERSTATE
 }
-_AUTH = Message("AuthMessage", {1: Field("plugin", FieldKind.STRING, True), 2: Field("payload", FieldKind.BYTES, True)})
+_AUTH = Message(
+    "AuthMessage", {1: WireField("plugin", FieldKind.STRING, True), 2: WireField("payload", FieldKind.BYTES, True)}
+)
 
 _QUICK_ADD = (b"\x02\x01\0\0", b"\x02\x01\0\x04")
 _QUICK_ADD_BYTES = 4 + KEY_BYTES + 24

@@ -77,7 +77,7 @@ class FieldKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class WireField:
     """One field of a message: `values` are an enum's known numbers, `message` a sub-message's table.
 
     The sub-messages of a `repeated` field are checked one by one and dropped: the protocol's only one is diagnostic.
@@ -96,7 +96,7 @@ class Message:
     """A message's table: fields by number."""
 
     name: str
-    fields: Mapping[int, Field]
+    fields: Mapping[int, WireField]
     required: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ def _merge(message: Message, data: memoryview, values: dict[str, Value], depth: 
             at = _skip(data, at, end, tag, depth, reading)
 
 
-def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int, reading: _Reading) -> None:
+def _store(known: WireField, data: memoryview, values: dict[str, Value], depth: int, reading: _Reading) -> None:
     if known.message is None:
         values[known.name] = data
         return
@@ -176,7 +176,7 @@ def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int,
         _merge(known.message, data, inner, depth + 1, reading)
 
 
-def _scalar(known: Field, raw: int) -> int | None:
+def _scalar(known: WireField, raw: int) -> int | None:
     """Return the number as its type reads it; None for an enum number that is not known."""
     kind = known.kind
     if kind is FieldKind.INT64:

@@ -17,8 +17,8 @@ from dlspark.tables.arrow_decoding import ArrowReader
 from dlspark.tables.arrow_encoding import encode_rows
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.evolution import RenameColumn, WidenColumn
-from dlspark.tables.json_encoding import RowRefusedError
 from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BOOLEAN,

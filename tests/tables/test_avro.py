@@ -19,11 +19,11 @@ from random_rows import random_row, random_schema
 
 from dlspark.tables.arrow_types import arrow_schema
 from dlspark.tables.avro_decoding import CONFLUENT, AvroReader
-from dlspark.tables.avro_encoding import MissingExtraError, encode_rows, fingerprint
+from dlspark.tables.avro_encoding import encode_rows, fingerprint
 from dlspark.tables.avro_schema import avro_schema, sanitized, schema_from_avro
 from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.errors import MissingExtraError, RowRefusedError
 from dlspark.tables.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
-from dlspark.tables.json_encoding import RowRefusedError
 from dlspark.tables.resolution import DecodedRows
 from dlspark.tables.types import (
     BINARY,

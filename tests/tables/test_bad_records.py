@@ -11,7 +11,8 @@ from helpers.bad_records import TXID, BadRecord, avro_but, bad_maps, bad_records
 
 from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import RecordFormat
-from dlspark.tables.typed_rows import RecordMisfitError, TypedRows
+from dlspark.tables.errors import RecordMisfitError
+from dlspark.tables.typed_rows import TypedRows
 
 CASES = [
     *((RecordFormat.JSON, maps, one) for maps in (True, False) for one in bad_records(RecordFormat.JSON)),

@@ -12,8 +12,8 @@ import pytest
 from dlspark.tables.arrow_types import schema_from_arrow
 from dlspark.tables.codecs import RecordDecoder, RecordEncoder
 from dlspark.tables.declaration import Declaration, RecordFormat, SchemaChangedError
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.evolution import AddColumn, AllowNull, DropColumn, RenameColumn, WidenColumn
-from dlspark.tables.json_encoding import RowRefusedError
 from dlspark.tables.types import LONG, STRING, InvalidSchemaError
 
 AT = dt.datetime(2026, 11, 26, 8, 0, 0, 1500, tzinfo=dt.timezone.utc)

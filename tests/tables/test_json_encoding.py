@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from dlspark.tables.arrow_types import arrow_schema
+from dlspark.tables.errors import RowRefusedError
 from dlspark.tables.json_decoding import decode_rows
-from dlspark.tables.json_encoding import RowRefusedError, encode_rows
+from dlspark.tables.json_encoding import encode_rows
 from dlspark.tables.types import (
     BINARY,
     BOOLEAN,

@@ -10,7 +10,8 @@ import pytest
 from dlspark.tables.arrow_types import schema_from_arrow
 from dlspark.tables.codecs import RecordDecoder, RecordEncoder
 from dlspark.tables.declaration import Declaration, RecordFormat
-from dlspark.tables.typed_rows import RecordMisfitError, TypedRows
+from dlspark.tables.errors import RecordMisfitError
+from dlspark.tables.typed_rows import TypedRows
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("value", pa.string())])
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)

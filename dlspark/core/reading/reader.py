@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeAlias
 
@@ -41,6 +42,7 @@ from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.typed.table_reads import TableReads
 from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, PositionGapError, ReadCancelledError
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation, check
 from metadata.foundation.opened_here import OnOneLoop
@@ -61,8 +63,9 @@ class AsyncLogReader(OnOneLoop):
     """Reads the records of one log in order, each once, and waits at its end for more.
 
     `AsyncLog.open_reader` returns it. Iterate over it, or take what there is: a record (`read_next`), several
-    (`read_bulk`), columns (`next_batch`, `batches`). `position` is where another reader goes on. After an error other
-    than the end of the stream it stays failed: open another one there. All calls come from one event loop.
+    (`read_bulk`), columns (`next_batch`, `batches`), rows by the log's schema (`next_table`, `tables`). `position` is
+    where another reader goes on. After an error other than the end of the stream it stays failed: open another one
+    there. All calls come from one event loop.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class AsyncLogReader(OnOneLoop):
         self._idleness = Idleness(name, services.counters)
         self._numbers = GapCheck(name, services.counters)
         self._records = DecodedRecords()
+        self._tables = TableReads(services.logs, name)
         self._loan: Loan | None = None
         self._delivered: LogRecord | None = None  # the last one, if it moved the position
         self._moved_to = start
@@ -254,6 +258,33 @@ class AsyncLogReader(OnOneLoop):
             except EndOfStreamError:
                 return
             yield batch
+
+    async def next_table(self, max_bytes: int = BATCH_BYTES) -> pa.Table:
+        """Return the next rows by the log's schema: its columns, `_log` and `_error`; waits at the tail.
+
+        The columns stay those of the version that is current at the first call. Raises NoSchemaError;
+        SchemaChangedError where newer records are no rows of it (`position` is before them); in a strict log
+        RecordMisfitError; and the reader's final errors.
+        """
+        async with self._own_turn():
+            self._end_loan()
+            await self._tables.begin()
+            while True:
+                while not self._records:  # What is decoded waits there: a read that is cancelled below loses nothing.
+                    self._records.add_columns(self._decode_columns(await self._wait_for_entries(max_bytes)))
+                await self._tables.renew()
+                table, misfit = self._tables.rows(self._leftover())
+                if misfit is not None:
+                    self._lose(misfit)
+                    self._go_on_at(DLSN.parse(str(misfit.dlsn)))
+                if table.num_rows:
+                    return table
+
+    async def tables(self, max_bytes: int = BATCH_BYTES) -> AsyncGenerator[pa.Table, None]:
+        """Yield tables of `next_table`, for ever or until the end of the stream."""
+        with suppress(EndOfStreamError):
+            while True:
+                yield await self.next_table(max_bytes)
 
     def __aiter__(self) -> AsyncLogReader:
         return self

@@ -5,9 +5,11 @@ By hand is what differs from the asynchronous classes; the rest is made from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, overload
+
+import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import LogRecord
@@ -22,6 +24,9 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
+from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.evolution import Change
+from dlspark.tables.types import Schema
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.foundation.opened_here import OpenedHere
@@ -225,6 +230,63 @@ class Log(OpenedHere):
     def delete_metadata(self, version: int = ANY_VERSION) -> None:
         """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
         self._runtime.run(self._inner.delete_metadata(version))
+
+    def schema(self) -> Declaration | None:
+        """Return what the log declares of its records, with all versions of the schema; None where it declares nothing.
+
+        Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.schema())
+
+    def declare_schema(
+        self,
+        schema: pa.Schema | Schema,
+        format: RecordFormat | str = "json",
+        timestamp: str | None = None,
+        strict: bool = False,
+        confluent: Mapping[int, object] | None = None,
+    ) -> Declaration:
+        """Declare what each record is: a row of these columns. Records are not looked at, and stay as they are.
+
+        Args:
+            schema: the columns; what is not nullable is required of each row.
+            format: how a record holds a row: "json", "avro", or "arrow", where a record holds many.
+            timestamp: the column that gives each record its transaction id, in milliseconds; for good.
+            strict: whether reading ends at a record that does not fit, in place of a row that says why.
+            confluent: as in `change_schema`.
+
+        Raises SchemaExistsError where the log declares a schema, InvalidSchemaError, LogNotFoundError,
+        RequestDeniedError where it may not be written.
+        """
+        return self._runtime.run(self._inner.declare_schema(schema, format, timestamp, strict, confluent))
+
+    def change_schema(
+        self,
+        changes: Collection[Change] = (),
+        *,
+        strict: bool | None = None,
+        confluent: Mapping[int, object] | None = None,
+    ) -> Declaration:
+        """Change the log's schema, all changes in one step, and return what the log declares then.
+
+        Args:
+            changes: one after the other (`dlspark.tables.evolution`: AddColumn, DropColumn, RenameColumn and others).
+            strict: as in `declare_schema`; None: as it is.
+            confluent: Avro schemas by their numbers in a registry of Confluent's, beside those that are there: records
+                that begin with such a number are read by them.
+
+        What another client changes at the same time stays: the changes are made after it, or refused where they cannot
+        be any more. Raises EvolutionError, InvalidSchemaError, NoSchemaError, RequestDeniedError: nothing was changed;
+        OutcomeUnknownError where the metadata store stays away: look before trying again.
+        """
+        return self._runtime.run(self._inner.change_schema(changes, strict=strict, confluent=confluent))
+
+    def withdraw_schema(self) -> None:
+        """Take away what the log declares, with all versions; its records stay. A log without a schema is a success.
+
+        Raises BadVersionError where another client has just changed it, LogNotFoundError, RequestDeniedError.
+        """
+        self._runtime.run(self._inner.withdraw_schema())
 
     def status(self) -> LogStatus:
         """Return the log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""

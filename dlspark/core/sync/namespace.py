@@ -21,6 +21,7 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
+from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_watch import LogChange
 from metadata.distributedlog.namespaces import NamespaceUri
@@ -150,12 +151,15 @@ class Namespace(OpenedHere):
         """How often rare paths were taken (recoveries, retries, lost answers)."""
         return self._inner.counters
 
-    def create_log(self, name: str, metadata: bytes = b"") -> None:
+    def create_log(self, name: str, metadata: bytes = b"", declaration: Declaration | None = None) -> None:
         """Create a log, with bytes of the application's own; an existing log is left as it is.
+
+        `declaration` is what it declares of its records (`Declaration.of`), made in the same step: there is never a log
+        without it. Then a log that is there, even half-made by another client, raises LogExistsError.
 
         Raises InvalidLogNameError; LogExistsError where another client was faster.
         """
-        self._runtime.run(self._inner.create_log(name, metadata))
+        self._runtime.run(self._inner.create_log(name, metadata, declaration))
 
     def log_exists(self, name: str) -> bool:
         """Return whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""

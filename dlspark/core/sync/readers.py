@@ -19,7 +19,7 @@ from dlspark.core.codec.records import LogRecord, Records
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import BATCH_BYTES, AsyncLogReader, Start
 from dlspark.core.reading.reader_checks import Gap
-from dlspark.core.runtime import Runtime
+from dlspark.core.runtime import Runtime, iterated
 from dlspark.errors import EndOfStreamError
 from metadata.foundation.opened_here import OpenedHere
 
@@ -123,6 +123,19 @@ class LogReader(OpenedHere):
         Raises what finding the position raises; a reader that has failed stays failed.
         """
         return self._runtime.run(self._inner.skip_to(start))
+
+    def next_table(self, max_bytes: int = BATCH_BYTES) -> pa.Table:
+        """Return the next rows by the log's schema: its columns, `_log` and `_error`; waits at the tail.
+
+        The columns stay those of the version that is current at the first call. Raises NoSchemaError;
+        SchemaChangedError where newer records are no rows of it (`position` is before them); in a strict log
+        RecordMisfitError; and the reader's final errors.
+        """
+        return self._runtime.run(self._inner.next_table(max_bytes))
+
+    def tables(self, max_bytes: int = BATCH_BYTES) -> Iterator[pa.Table]:
+        """Yield tables of `next_table`, for ever or until the end of the stream."""
+        yield from iterated(self._runtime, self._inner.tables(max_bytes))
 
     def close(self) -> None:
         """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""

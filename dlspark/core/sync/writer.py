@@ -195,6 +195,16 @@ class LogWriter(OpenedHere):
 
     # --- made from dlspark.core.writing.writer.AsyncLogWriter; left out: use_settings, wait_for_room, push
 
+    def write_table(
+        self, table: pa.Table | pa.RecordBatch, txids: Sequence[int] | npt.NDArray[np.int64] | None = None
+    ) -> tuple[WrittenEntry, ...]:
+        """Append the rows of a table as the log's schema says, and return the entries once all are stored.
+
+        Transaction ids are those of the schema's column, else `txids`, else the time, raised to the highest so far.
+        Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
+        """
+        return self._runtime.run(self._inner.write_table(table, txids))
+
     def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
         the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
@@ -229,8 +239,7 @@ class LogWriter(OpenedHere):
     def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
 
-        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises the error
-        of the records that failed.
+        Returns the highest id acknowledged, -1 for none, MAX_TXID in a sealed log. Raises the error of failed records.
         """
         return self._runtime.run(self._inner.flush())
 

@@ -12,8 +12,8 @@ Fault model: storage nodes, metadata store and this process may fail at any awai
 deposed writer is stopped by fencing (its adds fail, I5) and by versions (its transactions fail); the lock only keeps
 owners from deposing each other all the time.
 
-Each future ends in one of three ways: a DLSN (stored by an ack quorum), a NotAppliedError or CallerError (not
-written), an OutcomeUnknownError (the next owner's recovery decides).
+Each future ends in one of three ways: a DLSN (stored by an ack quorum), a NotAppliedError or CallerError (not written),
+an OutcomeUnknownError (the next owner's recovery decides).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.typed.table_writes import TableWrites
 from dlspark.core.write_lock import WriteLock, release, take_lock
 from dlspark.core.writing.acknowledgements import Appended, RunEnded, Waiting, WrittenEntry
 from dlspark.core.writing.conditional_appends import AppendWrite, Condition
@@ -54,9 +55,7 @@ from dlspark.core.writing.write_kinds import (
     RecordWrite,
     not_tried_error,
 )
-from dlspark.errors import (
-    AlreadyClosedError,
-)
+from dlspark.errors import AlreadyClosedError
 from metadata.distributedlog.permissions import Action
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.opened_here import OnOneLoop
@@ -69,9 +68,9 @@ class AsyncLogWriter(OnOneLoop):
 
     `AsyncLog.open_writer` returns it. `write` takes a record, `write_bulk` several, `write_record_set` payloads that
     are stored together, `write_batch` columns, `append` requests that may come again or hang on a condition. None of
-    them raises: each returns futures, which get positions or errors. `flush` waits for all of them, `commit` shows
-    readers the last ones, too. As an asynchronous context manager it completes its segment at the end, and leaves that
-    for the next owner after an exception. All calls come from one event loop.
+    these raises: each returns futures, which get positions or errors. `write_table` takes rows of the log's schema.
+    `flush` waits for all, `commit` shows readers the last ones. As an asynchronous context manager it completes its
+    segment, or leaves it for the next owner after an exception. All calls come from one event loop.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class AsyncLogWriter(OnOneLoop):
             services.clock,
             self._issuer.only_snapshot,
         )
+        self._tables = TableWrites(services, name)
         self._loop = asyncio.get_running_loop()
         self._shutdown: asyncio.Task[None] | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
@@ -231,6 +231,20 @@ class AsyncLogWriter(OnOneLoop):
         at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
         return self._issuer.unawaited.instead_of(future, (at_once,))
 
+    async def write_table(
+        self, table: pa.Table | pa.RecordBatch, txids: Sequence[int] | npt.NDArray[np.int64] | None = None
+    ) -> tuple[WrittenEntry, ...]:
+        """Append the rows of a table as the log's schema says, and return the entries once all are stored.
+
+        Transaction ids are those of the schema's column, else `txids`, else the time, raised to the highest so far.
+        Raises RowRefusedError, NoSchemaError: nothing was written; and the errors of `write_batch`.
+        """
+        async with self._tables.turn:
+            await self.wait_for_room()
+            made = await self._tables.encode(table, txids)
+            written = self.write_batch(made.txids(self.last_txid), made.payloads)
+        return await written
+
     def append(
         self,
         records: Sequence[tuple[int, bytes]],
@@ -326,8 +340,7 @@ class AsyncLogWriter(OnOneLoop):
     async def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
 
-        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises the error
-        of the records that failed.
+        Returns the highest id acknowledged, -1 for none, MAX_TXID in a sealed log. Raises the error of failed records.
         """
         return await self._when_settled(lambda segment: segment.flush())
 

@@ -7,9 +7,10 @@ rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Final
 
 from pyspark.sql.datasource import (
@@ -28,6 +29,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError
+from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
@@ -49,6 +51,7 @@ _COMPARISONS: Final[dict[str, Callable[[tuple[str, ...], object], Filter]]] = {
     "<": LessThan,
     "<=": LessThanOrEqual,
 }
+_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`]+)")
 _LOG_ORDERS: Final = (
     (),
     ("transaction_id",),
@@ -70,21 +73,31 @@ class Pushed:
     """What the query has seen of logs before this scan (`dlspark.spark.source.query_snapshot`)."""
     planned_in: int | None = None
     """The execution that asks, where its plan may be run by others later (`dlspark.spark.source.kept_plan`)."""
+    version: SchemaVersion | None = None
+    """The version of what the log declares, of whose columns a typed frame has some."""
+    hints: Sequence[Filter] = ()
+    """Filters on a typed frame, of which Spark keeps all."""
 
     @classmethod
     def of(cls, words: Json) -> Pushed:
         """Read what the Java side sent: filters that `exact` accepted, and as hints those that Spark sees to itself."""
         kept, hints = filters_of(_list(words, "filters")), hints_of(words)
-        left = push(kept)[1]
+        version = SchemaVersion.of_json(words.get("declared"))
+        # A column of a log's own may be called as one of records is: it is another one.
+        left = push(kept)[1] if version is None else kept
         if left:
             raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
-        bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
+        bounds = Bounds() if version is not None else push([*kept, *hints])[0]
+        limit, order = words.get("limit"), words.get("order", [])
         columns, seen = (
             tuple(order) if isinstance(order, list) else (),
             of_class(words.get("seen", {}), dict, "what was seen is an object"),
         )
         found = words.get("planned_in")
         planned_in = None if found is None else of_class(found, int, "an execution is a number")
+        if version is not None:
+            take = None if columns or not isinstance(limit, int) else Take(limit)
+            return cls(bounds, take, seen, planned_in, version, hints)
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
             return cls(bounds, None, seen, planned_in)  # in any other order the first rows may lie anywhere in the log
         return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns), seen)
@@ -108,7 +121,7 @@ def exact(said: Sequence[Sequence[object]]) -> list[bool]:
 
 
 def _filter(comparison: object, column: object, value: object = None) -> Filter:
-    attribute = (str(column),)
+    attribute = _path(str(column))
     if comparison == "not null":
         return IsNotNull(attribute)
     if comparison == "in" and isinstance(value, list):
@@ -116,8 +129,20 @@ def _filter(comparison: object, column: object, value: object = None) -> Filter:
     return _COMPARISONS[str(comparison)](attribute, _value(value))
 
 
+def _path(column: str) -> tuple[str, ...]:
+    """Return the names that Spark's text of a column has: dots are between them, but for those within backticks."""
+    return tuple(quoted.replace("``", "`") if quoted else plain for quoted, plain in _PART.findall(column))
+
+
 def _value(value: object) -> object:
-    return _time(value["us"]) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return _time(value["us"]) if "us" in value else _date(value["days"])
+    return value
+
+
+def _date(days: int) -> date:
+    """Return a day; one beyond Python's years is the first or the last that there is."""
+    return date.fromordinal(min(max(days + _EPOCH.toordinal(), 1), date.max.toordinal()))
 
 
 def _time(microseconds: int) -> datetime:

@@ -28,7 +28,7 @@ Json: TypeAlias = "dict[str, object]"
 _KEY: Final = "dlspark"
 _VERSION: Final = 1
 _COMMENT: Final = "comment"
-_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata")
+_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata", "columns")
 _TIME_TRAVEL: Final = ("versionasof", "timestampasof")
 NOT_OF_A_TABLE: Final = frozenset(
     {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.column_choice import CHOICES, COLUMNS, ColumnChoice
 from dlspark.spark.options.proxies import PROXY, ProxyChoice
 from dlspark.spark.options.registry import (
     BY_NAME,
@@ -242,6 +243,12 @@ class Options:
         """The proxies to go through; None: through none."""
         value = self.text(PROXY)
         return None if value is None else ProxyChoice.parse(value)
+
+    @property
+    def columns(self) -> ColumnChoice | None:
+        """Which columns a frame has; None: what the log declares decides."""
+        value = self.text(COLUMNS)
+        return None if value is None else CHOICES.read(value)
 
     def flag(self, name: str) -> bool:
         """Return the value of a true/false option (all of them have a default)."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Flag
 from typing import Final, TypeVar
 
+from dlspark.spark.options.column_choice import CHOICES, COLUMNS
 from dlspark.spark.options.proxies import PROXIES, PROXY
 from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting
 from metadata.foundation.times import read_first_ms
@@ -95,6 +96,7 @@ _TYPES: Final[Mapping[object, str]] = {
     INSTANT: "epoch milliseconds or ISO-8601",
     DURATION: "duration",
     PROXIES: "`discover` or addresses",
+    CHOICES: "raw / typed / both",
 }
 """The names of the kinds in the documentation's table."""
 
@@ -342,6 +344,16 @@ OPTIONS: tuple[Option, ...] = (
         "Read a table about the namespace itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
         "(docs/spark-metadata.md). Goes with `uri`, the options that choose logs, and settings of clients",
         default_words="read the logs",
+    ),
+    _option(
+        COLUMNS,
+        CHOICES,
+        Scope.ANY,
+        "Of a log that declares a schema: `typed`, the columns that it declares, in a source with `_log` and `_error` "
+        "behind them (docs/tables.md), or `raw`, the columns that the records of every log have. Source: `both` has "
+        "the bytes of each record as `value` besides. Sink: `raw` writes the bytes of a column `value` as they are",
+        default_words="Source: `typed` where one log is named, by its name, and declares a schema, else `raw`. Sink: "
+        "`raw` where there is a column `value` that the log does not declare",
     ),
     _option(
         "cursorName",

@@ -23,8 +23,10 @@ from dlspark.spark.connection import Connect, announced_proxies, missing_log_err
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
+from dlspark.spark.source.declared_columns import DeclaredColumns, declared_columns
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.lag import Lag, find_lags
 from dlspark.spark.source.log_spans import LogSpans, Take, check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
@@ -108,6 +110,7 @@ class SourceDriver:
         self._log_spans = LogSpans(self._data_loss, query.max_records_per_partition)
         self._query_cursor: QueryCursor | None = None
         self._folder_watch: FolderWatch | None = None
+        self._newer_said = False
         self.newest: Offsets | None = None
         """The ends that `latest` last found."""
 
@@ -376,6 +379,21 @@ class SourceDriver:
         return self._query_cursor
 
     # ------------------------------------------------------------------ the plan
+
+    async def declared(self, frame: FrameColumns) -> DeclaredColumns | None:
+        """Return what the log of a frame declares now; None where the frame has columns of records. To be asked once
+        the end of what is read is fixed. Raises as `declared_columns`."""
+        found = await declared_columns(self._opened(), frame)
+        if found is not None and found.newer and not self._newer_said:
+            self._newer_said = True
+            _log.warning(
+                "log %s declares version %d of its schema now, and the frame has the columns of version %d, with which "
+                "it was loaded: load it again, and start the query again, for those of now",
+                frame.log,
+                found.declaration.current.id,
+                found.target.id,
+            )
+        return found
 
     async def plan(
         self, start: Offsets, end: Offsets, bounds: Bounds | None = None, take: Take | None = None

@@ -34,6 +34,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import Connect, driver_process
 from dlspark.spark.errors import OutdatedPlanError
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.planning import Partition
@@ -50,6 +51,7 @@ _EXECUTION = "spark.sql.execution.id"
 class KeptPlan:
     """How a plan was made: for which query, from where to where in its logs, and of what rows there.
 
+    `columns` are those of the frame (None: columns of records), of which a log may declare other ones since.
     `planned_in` is the execution that runs it as it is, if there is one. `driver` is the Spark context.
     """
 
@@ -58,6 +60,7 @@ class KeptPlan:
     end: Offsets
     bounds: Bounds = field(default_factory=Bounds)
     planned_in: int | None = None
+    columns: FrameColumns | None = None
     driver: str = field(default_factory=lambda: _context_name())
 
 
@@ -82,8 +85,9 @@ class KeptPartition(LogPartition):
         seen: str,
         plan: KeptPlan,
         last: bool,
+        declared: PackedDeclaration | None = None,
     ) -> None:
-        super().__init__(spans, client_settings, proxies, seen)
+        super().__init__(spans, client_settings, proxies, seen, declared)
         self.plan = plan
         self.last = last
 
@@ -93,7 +97,9 @@ def kept_partitions(plan: KeptPlan, snapshot: QuerySnapshot, partitions: Sequenc
     made = list(partitions)
     for at in {0, len(made) - 1} if not _settled(plan.query, snapshot, plan.end) else ():
         one = made[at]
-        made[at] = KeptPartition(one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1)
+        made[at] = KeptPartition(
+            one.spans, one.client_settings, one.proxies, one.seen, plan, at == len(made) - 1, one.declared
+        )
     return made
 
 
@@ -145,6 +151,7 @@ async def look(
         start, end = await driver.ends()
         others = await driver.other_logs(plan.end)
         begin = {log: _unread(plan, log, start, end, others) for log in {*plan.end, *end}}
+        declared = None if plan.columns is None else await driver.declared(plan.columns)
         if not partition.last:
             return None
         spans = [
@@ -152,7 +159,12 @@ async def look(
             for group in await driver.plan(Offsets(begin, plan.end.identities), end, plan.bounds)
             for span in group
         ]
-        return LogPartition(tuple(spans), driver.client_settings, await driver.read_proxies())
+        return LogPartition(
+            tuple(spans),
+            driver.client_settings,
+            await driver.read_proxies(),
+            declared=None if declared is None else declared.packed,
+        )
     except (MetadataUnavailableError, NoAuthError) as error:
         otherwise = (
             "Start the session with dlspark.spark.builder(), whose jar makes a new plan on the driver for each query"

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import InputPartition
 from dlspark.core.codec.vector_decoding import EXPANDED_BYTES, ROW_SCHEMA, DecodedBatch, decode_up_to, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
+from dlspark.spark.source.frame_columns import PackedDeclaration
 from dlspark.spark.source.planning import Partition, SegmentSpan
 from dlspark.spark.source.schema import ColumnNames
 from dlspark.spark.source.span_entries import SHARED_READERS, ReplicaEntries, SpanEntries
@@ -55,7 +56,12 @@ class LogPartition(InputPartition):
     """
 
     def __init__(
-        self, spans: Partition, client_settings: ClientSettings, proxies: Sequence[str] = (), seen: str = ""
+        self,
+        spans: Partition,
+        client_settings: ClientSettings,
+        proxies: Sequence[str] = (),
+        seen: str = "",
+        declared: PackedDeclaration | None = None,
     ) -> None:
         hosts = f"dlspark-hosts[{','.join(() if proxies else hosts_of(spans))}]"
         super().__init__(f"{hosts} dlspark-seen[{seen}]" if seen else hosts)
@@ -63,6 +69,8 @@ class LogPartition(InputPartition):
         self.client_settings = client_settings
         self.proxies = tuple(proxies)
         self.seen = seen
+        self.declared = declared
+        """What the log declares, of whose columns the frame has some; None: the frame has columns of records."""
 
     def __repr__(self) -> str:
         ranges = ", ".join(
@@ -94,6 +102,12 @@ class _Chunk:
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `names` of a partition's records as record batches. A partition without spans is an empty
     read."""
+    for rows, log in read_records(partition):
+        yield from record_batches(rows, log, names)
+
+
+def read_records(partition: InputPartition) -> Iterator[tuple[DecodedBatch, str]]:
+    """Yield a partition's records, with the name of their log, as they come."""
     if not isinstance(partition, LogPartition) or not partition.spans:
         return
     runtime = Runtime.shared()
@@ -101,7 +115,7 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     try:
         while (chunk := runtime.run(fetcher.take())) is not None:
             for rows in _decode(chunk):
-                yield from record_batches(rows, chunk.span.log, names)
+                yield rows, chunk.span.log
     finally:
         # Also when Spark stops asking early (LIMIT, a killed task).
         runtime.run(fetcher.stop())

@@ -32,7 +32,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -45,12 +45,13 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
+from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
 from dlspark.spark.source.kept_plan import KeptPartition, KeptPlan, kept_partitions, later_records
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.query_snapshot import QuerySnapshot, packed
-from dlspark.spark.source.schema import ColumnNames, column_names
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
 from dlspark.spark.worker_daemon import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
@@ -75,6 +76,8 @@ def batch_reader(
     take: Take | None = None,
     seen: Mapping[str, object] | None = None,
     planned_in: int | None = None,
+    version: SchemaVersion | None = None,
+    hints: Sequence[Filter] = (),
 ) -> DataSourceReader:
     """Return the reader of one batch query.
 
@@ -82,13 +85,21 @@ def batch_reader(
     before it, `bounds` and `take` are what Spark's planner has pushed down, and `planned_in` is the execution that asks
     where its plan may be run by others later (`kept_plan`). Without `seen` it is Spark's own side that asks, which
     keeps the reader and its plan as long as the frame.
+
+    `version` is the version of the log's declaration that a typed frame has the columns of, and `hints` are the filters
+    on them: Spark sees to those itself.
     """
-    return BatchReader(SourceQuery.of(options), column_names(schema), bounds, take, seen, planned_in)
+    query = SourceQuery.of(options)
+    frame = FrameColumns.of(query, schema, version, settled=seen is not None)
+    return BatchReader(query, frame, bounds, take, seen, planned_in, hints)
 
 
-def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
-    """Return the reader of one streaming query."""
-    return StreamReader(SourceQuery.of(options), column_names(schema))
+def stream_reader(
+    options: Options, schema: StructType, *, version: SchemaVersion | None = None, settled: bool = False
+) -> DataSourceStreamReader:
+    """Return the reader of one streaming query; `version` and `settled` are as for `FrameColumns.of`."""
+    query = SourceQuery.of(options)
+    return StreamReader(query, FrameColumns.of(query, schema, version, settled=settled))
 
 
 @without_traceback
@@ -98,14 +109,16 @@ class BatchReader(DataSourceReader):
     def __init__(
         self,
         query: SourceQuery,
-        names: ColumnNames,
+        frame: FrameColumns,
         bounds: Bounds | None,
         take: Take | None,
         seen: Mapping[str, object] | None,
         planned_in: int | None,
+        hints: Sequence[Filter],
     ) -> None:
         self._query = query
-        self._names = names
+        self._frame = frame
+        self._hints = tuple(hints)
         self._bounds = bounds or Bounds()
         self._take = take
         self._seen = seen
@@ -122,27 +135,32 @@ class BatchReader(DataSourceReader):
     async def _plan(self) -> list[LogPartition]:
         from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
 
-        query, seen = self._query, self._seen or {}
+        query, seen, bounds, take = self._query, self._seen or {}, self._bounds, self._take
         snapshot = QuerySnapshot.of(seen, query.uri)
         driver = SourceDriver(query, snapshot=snapshot)
         try:
             await driver.open()
             start, end = await driver.ends()
-            planned = await driver.plan(start, end, self._bounds, self._take)
+            declared = await driver.declared(self._frame)
+            if declared is not None:
+                bounds, take = declared.bounds(self._hints), declared.take(take)
+            planned = await driver.plan(start, end, bounds, take)
             proxies, settings = await driver.read_proxies(), driver.client_settings
         finally:
             await driver.close()
         report = "" if self._seen is None else packed(snapshot.within(seen, query.uri))
         first, *others = planned or [()]
+        for_tasks = None if declared is None else declared.packed
         made = [
-            LogPartition(first, settings, proxies, report),
-            *(LogPartition(one, settings, proxies) for one in others),
+            LogPartition(first, settings, proxies, report, for_tasks),
+            *(LogPartition(one, settings, proxies, declared=for_tasks) for one in others),
         ]
         # A task of the jar's plan that reads through proxies reaches nothing else: it repeats the plan.
         again = self._planned_in is not None and not proxies
         if self._seen is not None and not again:
             return made
-        return kept_partitions(KeptPlan(query, start, end, self._bounds, self._planned_in), snapshot, made)
+        columns = self._frame.of_version(None if declared is None else declared.version)
+        return kept_partitions(KeptPlan(query, start, end, bounds, self._planned_in, columns), snapshot, made)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield in a task: the partition's records, and with the last one of a plan that runs again what was appended
@@ -150,9 +168,18 @@ class BatchReader(DataSourceReader):
         begin_use()
         # Before any row: what was planned may be gone, and another log have its name.
         later = later_records(partition) if isinstance(partition, KeptPartition) else None
-        yield from read_partition(partition, self._names)
+        yield from _read(partition, self._frame)
         if later is not None:
-            yield from read_partition(later, self._names)
+            yield from _read(later, self._frame)
+
+
+def _read(partition: InputPartition, frame: FrameColumns) -> Iterator[pa.RecordBatch]:
+    """Return in a task: what a frame has of a partition."""
+    if not isinstance(partition, LogPartition) or partition.declared is None:
+        return read_partition(partition, frame.names or ())
+    from dlspark.spark.source.typed_records import read_typed  # most tasks need none of it
+
+    return read_typed(partition, frame.schema)
 
 
 @without_traceback
@@ -186,9 +213,9 @@ class RefusedStream(DataSourceStreamReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
 
-    def __init__(self, query: SourceQuery, names: ColumnNames) -> None:
+    def __init__(self, query: SourceQuery, frame: FrameColumns) -> None:
         self._query = query
-        self._names = names
+        self._frame = frame
         self._runtime: Runtime | None = None
         self._driver: SourceDriver | None = None
         self._target: Offsets | None = None
@@ -198,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the last answer was "nothing new", and when it was given (monotonic)."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (StreamReader, (self._query, self._names))
+        return (StreamReader, (self._query, self._frame))
 
     # ------------------------------------------------------------------ offsets
 
@@ -271,12 +298,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         driver = self._opened()
         planned, proxies = self._run(driver.plan(begin, until)), self._run(driver.read_proxies())
-        return [LogPartition(spans, driver.client_settings, proxies) for spans in planned]
+        declared = self._declared(driver) if planned else None
+        return [LogPartition(spans, driver.client_settings, proxies, declared=declared) for spans in planned]
+
+    def _declared(self, driver: SourceDriver) -> PackedDeclaration | None:
+        """Return what the log declares by now; the columns stay those of the version that the query began with."""
+        if self._frame.log is None:
+            return None
+        found = self._run(driver.declared(self._frame))
+        # What `schema(...)` gave says no version: the first plan finds it.
+        self._frame = self._frame.of_version(None if found is None else found.version)
+        return None if found is None else found.packed
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return in a task: the partition's records."""
         begin_use()
-        return read_partition(partition, self._names)
+        return _read(partition, self._frame)
 
     def commit(self, end: StoredOffset) -> None:
         """Note that the position lives in Spark's checkpoint; it is only published if the query has a cursor."""

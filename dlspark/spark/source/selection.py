@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
+from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options, read_as
 from dlspark.spark.options.registry import Scope
@@ -100,6 +101,11 @@ class Selection:
     pattern: str | None = None
 
     @property
+    def one(self) -> str | None:
+        """The log, where exactly one is named."""
+        return self.names[0] if self.pattern is None and len(self.names) == 1 else None
+
+    @property
     def folder(self) -> str:
         """Where all names that match the pattern lie, by its literal beginning: "a/b" of `a/b/c-.*`; "" for the root.
 
@@ -148,6 +154,8 @@ class SourceQuery:
     """The settings that go on to the namespace's clients, by keys in lower case."""
     proxies: ProxyChoice | None
     """Through which proxies tasks read; None: from storage nodes."""
+    columns: ColumnChoice | None = None
+    """Which columns the frame has; None: what the log declares decides."""
 
     @classmethod
     def of(cls, options: Options) -> SourceQuery:
@@ -166,6 +174,7 @@ class SourceQuery:
             cursor=_cursor(options),
             client_settings=tuple(sorted({_OUTAGE: str(options.outage_ms), **options.passed_on()}.items())),
             proxies=options.proxies,
+            columns=_columns(options),
         )
         _check_names(query.selection, query.start)
         if options.scope is Scope.SOURCE_BATCH:
@@ -203,6 +212,18 @@ def _late_start_fails(options: Options) -> bool:
             advice=f"Give one of {', '.join(_START.names[1:])}, or leave it out",
         )
     return strategy == "error"
+
+
+def _columns(options: Options) -> ColumnChoice | None:
+    choice = options.columns
+    if choice in (None, ColumnChoice.RAW) or selection_of(options).one is not None:
+        return choice
+    raise OptionError(
+        f"Option columns={choice.value} asks for the columns that a log declares, and the query may read several logs; "
+        "nothing was read",
+        advice="Name one log by log, subscribe or assign, read frame by frame and unite them, or read bytes with "
+        "columns=raw",
+    )
 
 
 def _cursor(options: Options) -> str | None:

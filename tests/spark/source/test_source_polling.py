@@ -17,15 +17,22 @@ from dlspark.core.runtime import Runtime
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import readers
+from dlspark.spark.source.frame_columns import FrameColumns
 from dlspark.spark.source.lag import Lag
 from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.readers import StreamReader
+from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import BatchLimits, SourceQuery, Where
 
 
 def at(entry: int) -> Offsets:
     return Offsets({"flights": DLSN(1, entry, 0)})
+
+
+def stream_of(options: Options) -> StreamReader:
+    query = SourceQuery.of(options)
+    return StreamReader(query, FrameColumns.of(query, SCHEMA))
 
 
 class ToldDriver:
@@ -84,7 +91,7 @@ def reader(told: ToldDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream
     options = Options(
         {"uri": "distributedlog://h:1/n", "log": "flights", "maxOffsetsPerTrigger": "7"}, Scope.SOURCE_STREAM
     )
-    made = StreamReader(SourceQuery.of(options), ["value"])
+    made = stream_of(options)
     made._runtime = Runtime("tests")
     made._driver = told  # type: ignore[assignment]
     yield made
@@ -173,7 +180,7 @@ def test_a_checkpoint_from_before_logs_had_marks_is_answered_with_its_own_text_w
 def test_the_limit_that_spark_is_told_is_one_of_those_given(told: ToldDriver) -> None:
     def default(**raw: str) -> ReadLimit:
         options = Options({"uri": "distributedlog://h:1/n", "log": "flights", **raw}, Scope.SOURCE_STREAM)
-        return StreamReader(SourceQuery.of(options), ["value"]).getDefaultReadLimit()
+        return stream_of(options).getDefaultReadLimit()
 
     assert default() == ReadAllAvailable()
     assert default(maxBytesPerTrigger="9", minOffsetsPerTrigger="3") == ReadMaxBytes(9)
@@ -183,7 +190,7 @@ def test_the_limit_that_spark_is_told_is_one_of_those_given(told: ToldDriver) ->
 
 def test_a_cursor_begins_with_the_query_and_follows_what_is_done(told: ToldDriver) -> None:
     raw = {"uri": "distributedlog://h:1/n", "log": "flights", "cursorName": "c"}
-    made = StreamReader(SourceQuery.of(Options(raw, Scope.SOURCE_STREAM)), ["value"])
+    made = stream_of(Options(raw, Scope.SOURCE_STREAM))
     made._runtime, made._driver = Runtime("tests"), told  # type: ignore[assignment]
     try:
         made.initialOffset()
