@@ -8,6 +8,7 @@ versions become rows of the one that the reader began with, as long as they can.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,14 @@ import pyarrow as pa
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.typed.declarations import Declarations, Declared
-from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.errors import RecordMisfitError
-from dlspark.tables.typed_rows import TypedRows
+from dlspark.tables.types import Schema
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import InvariantViolation, present
+
+if TYPE_CHECKING:
+    from dlspark.tables.typed_rows import TypedRows
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class TableReads:
         if self._known is not None:
             return
         found = await self._declarations.get()
-        self._rows = TypedRows(RecordDecoder(found.declaration))
+        self._rows = _typed(found)
         self._known, self._version = found, found.declaration.current.id
 
     async def renew(self) -> None:
@@ -66,7 +69,7 @@ class TableReads:
             return
         target = found.declaration.version(self._version)
         try:
-            self._rows = TypedRows(RecordDecoder(found.declaration, target))
+            self._rows = _typed(found, target)
         except SchemaChangedError as error:
             error.log = self._name
             raise
@@ -91,6 +94,13 @@ class TableReads:
         except RecordMisfitError as misfit:
             before = typed.of(records.slice(0, _index(records, DLSN.parse(str(misfit.dlsn)))))
             return pa.Table.from_batches([before]), misfit
+
+
+def _typed(declared: Declared, target: Schema | None = None) -> TypedRows:
+    from dlspark.tables.codecs import RecordDecoder
+    from dlspark.tables.typed_rows import TypedRows
+
+    return TypedRows(RecordDecoder(declared.declaration, target))
 
 
 def _index(records: pa.RecordBatch, dlsn: DLSN) -> int:
