@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics.cells import Count
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.typed.declarations import Declarations, Declared
 from dlspark.tables.declaration import SchemaChangedError
@@ -34,9 +36,11 @@ class TableReads:
     Args:
         logs: The logs of the namespace.
         name: The log's name.
+        misfits: Counts the records that do not fit.
     """
 
-    def __init__(self, logs: LogStore, name: str) -> None:
+    def __init__(self, logs: LogStore, name: str, misfits: Count) -> None:
+        self._misfits = misfits
         self._declarations = Declarations(logs, name)
         self._name = name
         self._known: Declared | None = None
@@ -90,7 +94,9 @@ class TableReads:
         and the error that this one is."""
         typed = present(self._rows, "it has not begun", log=self._name)
         try:
-            return pa.Table.from_batches([typed.of(records)]), None
+            rows = typed.of(records)
+            self._misfits.inc(_misfits(rows))
+            return pa.Table.from_batches([rows]), None
         except RecordMisfitError as misfit:
             before = typed.of(records.slice(0, _index(records, DLSN.parse(str(misfit.dlsn)))))
             return pa.Table.from_batches([before]), misfit
@@ -101,6 +107,15 @@ def _typed(declared: Declared, target: Schema | None = None) -> TypedRows:
     from dlspark.tables.typed_rows import TypedRows
 
     return TypedRows(RecordDecoder(declared.declaration, target))
+
+
+def _misfits(rows: pa.RecordBatch) -> int:
+    """Return how many records the rows that say why are of."""
+    errors = rows.column("_error")
+    if errors.null_count == len(errors):
+        return 0
+    first = pc.equal(pc.struct_field(rows.column("_log"), "row"), 0)
+    return int(pc.sum(pc.and_(errors.is_valid(), first)).as_py())
 
 
 def _index(records: pa.RecordBatch, dlsn: DLSN) -> int:
