@@ -47,6 +47,7 @@ from dlspark.tables.types import (
     FLOAT,
     INT,
     LONG,
+    MAX_PRECISION,
     STRING,
     TIMESTAMP,
     TIMESTAMP_NTZ,
@@ -70,6 +71,9 @@ MAX_NUMBER: Final = 400
 _WIDE: Final = Context(prec=500)
 _ZONE: Final = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 _NOT_A_LINE: Final = r"[\r\n]|\}[ \t]*null"
+_WIDE_SCALE: Final = r"|[:\[,\" \t][+-]?[0-9.]*[0-9.][eE](?:-(?:39|[4-9][0-9])|[+-]?[0-9]{3,})[\]},\" \t]"
+"""Decimals that may have more than 76 digits behind the point, by their exponents: to multiply them, Arrow's reader
+looks behind the end of a table, and 1e-1000000000 takes the process down (seen with 26.0.1)."""
 _NUMBER: Final = re.compile(r"([+-]?)0*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)((?:[eE][+-]?[0-9]+)?)")
 MAX_NESTED: Final = 200
 """How far objects and arrays of a record may be nested, in members that no column has too. Python's parser and Arrow's
@@ -113,6 +117,8 @@ class JsonReader:
         self._by_block_at_all = not any(isinstance(one.type, MapOf) for one in fields) and not any(
             other_names.get(one.id) or (one.default is not None and one not in schema.fields) for one in fields
         )
+        decimals = any(isinstance(one.type, Decimal) for one in fields)
+        self._in_doubt = f"{_NOT_A_LINE}{_WIDE_SCALE}" if decimals else _NOT_A_LINE
         self._options = arrow_json.ParseOptions(
             explicit_schema=pa.schema([pa.field(one.name, _carrier(one.type)) for one in schema.fields]),
             unexpected_field_behavior="ignore",
@@ -149,7 +155,7 @@ class JsonReader:
                 return None
         # A line break would make two lines of a record. Where null stands in an object's place, Arrow's reader takes
         # the process down (seen with 26.0.1).
-        if pc.any(pc.match_substring_regex(texts, _NOT_A_LINE)).as_py() or _any_too_deep(texts):
+        if pc.any(pc.match_substring_regex(texts, self._in_doubt)).as_py() or _any_too_deep(texts):
             return None
         lines = pc.binary_join(
             pa.LargeListArray.from_arrays([0, len(texts)], texts), pa.scalar("\n", pa.large_string())
@@ -264,6 +270,9 @@ def _carrier(type_: Type) -> pa.DataType:
     """Return the type that Arrow's reader is to read."""
     if type_ in _TEXTS:
         return pa.string()
+    if isinstance(type_, Decimal):
+        # Where there are 128 bits, Arrow's reader lets digits overflow that it moves by the scale (seen with 26.0.1).
+        return pa.decimal256(MAX_PRECISION, type_.scale)
     if isinstance(type_, Struct):
         return pa.struct([pa.field(one.name, _carrier(one.type)) for one in type_.fields])
     return pa.list_(_carrier(type_.element.type)) if isinstance(type_, ListOf) else arrow_type(type_)
@@ -299,6 +308,7 @@ def _number(type_: Type, read: pa.Array) -> pa.Array | None:
     """Return numbers; None where one is not finite: Arrow's reader takes more words for that than are meant here."""
     if isinstance(type_, Decimal):
         read.validate(full=True)  # Arrow's reader looks at the digits behind the point alone
+        return read.cast(arrow_type(type_))
     floats = type_ in (FLOAT, DOUBLE)
     return None if floats and pc.any(pc.invert(pc.is_finite(read))).as_py() else read
 
