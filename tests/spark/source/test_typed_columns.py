@@ -20,7 +20,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark import connection
 from dlspark.spark.catalog.tables import SCAN
+from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
@@ -439,6 +441,27 @@ async def test_a_plan_carries_what_a_task_needs_and_records_none_of_it(driver_wo
     assert other.declared is None
     assert one.declared is not None
     assert len(one.declared.data) < 600
+
+
+def test_nothing_is_looked_up_where_nothing_can_be_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(uri: str, settings: object = None) -> AsyncNamespace:
+        raise AssertionError("it was looked up")
+
+    monkeypatch.setattr(AsyncNamespace, "open", never)
+    for raw in (
+        {"columns": "raw", "log": "orders"},
+        {"subscribe": "a,b"},
+        {"subscribePattern": "a"},
+        {},
+        {"log": "/a"},
+    ):
+        assert DistributedLogDataSource({"uri": URI, **raw}).schema() == SCHEMA
+    by_default = type("WithDefault", (DistributedLogDataSource,), {"session_conf": {"columns": "raw"}})
+    assert by_default({"uri": URI, "log": "orders"}).schema() == SCHEMA
+    with pytest.raises(OptionError, match="may read several logs"):
+        DistributedLogDataSource({"uri": URI, "subscribe": "a,b", "columns": "typed"}).schema()
+    monkeypatch.setattr(connection, "default_uri", lambda: None)
+    assert DistributedLogDataSource({"log": "orders"}).schema() == SCHEMA, "the reader says what is missing"
 
 
 async def test_a_frame_whose_namespace_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
