@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from helpers.spark.logs import Logs
     from helpers.spark.typed_logs import TypedLog
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -152,8 +153,9 @@ def test_columns_that_a_user_gives(spark: SparkSession, logs: Logs) -> None:
     assert both.where("id = 1").select("value").collect() == [(bytearray(b'{"id":1}'),)]
 
 
+@pytest.mark.parametrize("jar", [True, False])
 def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
-    spark: SparkSession, logs: Logs, checkpoint: Path
+    spark: SparkSession, plain_format: str, logs: Logs, checkpoint: Path, jar: bool
 ) -> None:
     log = logs.typed("stream")
     columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("item", pa.string())])
@@ -161,13 +163,16 @@ def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
     logs.run(log.write([{"id": 0, "item": "a"}]))
     seen: list[tuple[object, ...]] = []
 
-    def started(again: DataFrame) -> object:
+    def started() -> StreamingQuery:
+        again = spark.readStream.format("distributedlog" if jar else plain_format).load(log.name)
+
         def batch(frame: DataFrame, number: int) -> None:
             seen.extend(tuple(one) for one in frame.drop("_log").collect())
 
-        return again.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).start()
+        counted = again.observe("fit", f.count("_error").alias("misfits"))
+        return counted.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).start()
 
-    query = started(spark.readStream.format("distributedlog").load(log.name))
+    query = started()
     query.processAllAvailable()
     logs.run(log.change(AddColumn(("note",), STRING)))
     logs.run(log.write([{"id": 1, "item": "b", "note": "n"}], first_id=1))
@@ -176,11 +181,13 @@ def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
     assert seen[:2] == [(0, "a", None), (1, "b", None)]
     assert seen[2][:2] == (None, None)
     assert seen[2][2]
+    observed = [one["observedMetrics"].get("fit", {"misfits": 0})["misfits"] for one in query.recentProgress]
+    assert sum(observed) == 1
     logs.run(log.change(DropColumn(("item",))))
     logs.run(log.write([{"id": 3, "note": "later"}], first_id=3))
     with pytest.raises(StreamingQueryException, match="Column item was dropped in version 2"):
         query.awaitTermination(60)
-    query = started(spark.readStream.format("distributedlog").load(log.name))
+    query = started()
     query.processAllAvailable()
     query.stop()
     assert seen[3:] == [(3, "later", None)]
