@@ -13,6 +13,7 @@ Upstream knows neither znode, and passes over them. They go with the log: where 
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.retry import repeat
-from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData
+from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData, Watcher
 
 _MAX_ID: Final = 64
 
@@ -67,21 +68,39 @@ class SchemaStore:
 
         async def look() -> StoredSchema | None:
             await self.store.sync(parent)
-            try:
-                named, _ = await self.store.get(parent)
-            except NoNodeError:
-                return None
-            id_ = _id(named, parent)
-            try:
-                data, stat = await self.store.get(f"{parent}/{id_}")
-            except NoNodeError:
-                return None  # it was withdrawn between the two, or the log was deleted
-            return StoredSchema(data, id_, stat.version)
+            return await self._read(parent, None)
 
         found = await repeat(self.store, look)
         if found is None and not await self._logs.exists(log):
             raise log_not_found_error(log, paths.ledgers)
         return found
+
+    async def watch(self, log: str, changed: Watcher) -> StoredSchema | None:
+        """Return what a log declares; None where it declares nothing, or there is no such log yet. `changed` is called
+        once that may be otherwise.
+
+        Raises LogNotFoundError where nobody knows where the log will be (never in a plain namespace), CorruptDataError.
+        """
+        parent = (await self._logs.located(log)).schema
+
+        async def look() -> StoredSchema | None:
+            # Asked together: a session's requests are answered in their order.
+            _, there = await asyncio.gather(self.store.sync(parent), self.store.exists(parent, changed))
+            return None if there is None else await self._read(parent, changed)
+
+        return await repeat(self.store, look)
+
+    async def _read(self, parent: str, changed: Watcher | None) -> StoredSchema | None:
+        try:
+            named, _ = await self.store.get(parent)
+        except NoNodeError:
+            return None
+        id_ = _id(named, parent)
+        try:
+            data, stat = await self.store.get(f"{parent}/{id_}", changed)
+        except NoNodeError:
+            return None  # it was withdrawn between the two, or the log was deleted: a watch on the parent says so
+        return StoredSchema(data, id_, stat.version)
 
     async def declare(self, log: str, data: bytes) -> StoredSchema:
         """Store the first declaration of a log.
