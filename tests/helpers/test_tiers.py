@@ -28,19 +28,25 @@ class ItemOf:
 
 FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py::test_x[a]")
 NOTEBOOK = "test_notebooks.py::test_the_notebook_runs"
+TYPED = ItemOf("spark/sink/test_who_waits.py::test_y[3-json-b]")
+PLAIN = ItemOf("spark/sink/test_who_waits.py::test_y[3-raw-b]")
 ONE, OTHER = ItemOf(f"{NOTEBOOK}[01-quickstart.ipynb]"), ItemOf(f"{NOTEBOOK}[03-rewind.ipynb]")
 
 
 @pytest.mark.parametrize(
     ("tier", "kept"),
-    [(Tier.FIRST, [FAST, ONE]), (Tier.SECOND, [SLOW, OTHER]), (Tier.ALL, [FAST, SLOW, ONE, OTHER])],
+    [
+        (Tier.FIRST, [FAST, ONE, PLAIN]),
+        (Tier.SECOND, [SLOW, OTHER, TYPED]),
+        (Tier.ALL, [FAST, SLOW, ONE, OTHER, TYPED, PLAIN]),
+    ],
 )
 def test_a_tier_has_what_the_other_has_not(tier: Tier, kept: list[ItemOf]) -> None:
-    config, items = NoHook(), [FAST, SLOW, ONE, OTHER]
+    config, items = NoHook(), [FAST, SLOW, ONE, OTHER, TYPED, PLAIN]
     keep_tier(tier, config, items)  # type: ignore[arg-type]
     assert items == kept
     assert not any(has_none_of(tier, item.path) for item in kept)
-    assert sorted(map(id, [*items, *config.left_out])) == sorted(map(id, [FAST, SLOW, ONE, OTHER]))
+    assert sorted(map(id, [*items, *config.left_out])) == sorted(map(id, [FAST, SLOW, ONE, OTHER, TYPED, PLAIN]))
 
 
 def test_a_file_is_not_imported_for_a_tier_that_has_nothing_of_it() -> None:

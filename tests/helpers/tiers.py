@@ -1,8 +1,8 @@
 """The two tiers of the tests: `make test` runs the first, `make check` then the second, `make unit` both.
 
 The first has every pure test, the simulation, and each real part (storage nodes, Spark, proxies, Java, the command
-line) at work once: what a newcomer runs. `second_tier.txt` lists the others, a file or a single test in each line; what
-is not listed is in the first.
+line) at work once: what a newcomer runs. `second_tier.txt` lists the others: in each line a file, a single test, or the
+tests of a file with one parameter, `file::[parameter]`. What is not listed is in the first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def keep_tier(tier: Tier, config: pytest.Config, items: list[pytest.Item]) -> No
     kept: list[pytest.Item] = []
     for item in items:
         file = item.path.relative_to(TESTS).as_posix()
-        listed = file in second or f"{file}::{item.nodeid.partition('::')[2]}" in second
+        name = item.nodeid.partition("::")[2]
+        parameters = name.partition("[")[2].removesuffix("]").split("-")
+        named = [f"{file}::{name}", *(f"{file}::[{one}]" for one in parameters)]
+        listed = file in second or not second.isdisjoint(named)
         (kept if listed is (tier is Tier.SECOND) else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = kept

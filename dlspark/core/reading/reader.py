@@ -277,7 +277,7 @@ class AsyncLogReader(OnOneLoop):
                 if misfit is not None:
                     self._lose(misfit)
                     self._go_on_at(DLSN.parse(str(misfit.dlsn)))
-                if table.num_rows:
+                if table.num_rows or misfit is None:
                     return table
 
     async def tables(self, max_bytes: int = BATCH_BYTES) -> AsyncGenerator[pa.Table, None]:

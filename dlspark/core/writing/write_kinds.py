@@ -8,6 +8,7 @@ which it was accepted (I4). Appends on conditions are writes, too: `conditional_
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +99,9 @@ UNNUMBERED: Final = -(2**64)
 """In the place of a transaction id that is given to a record when it gets its place; no id of a caller is so low."""
 
 
+_HIGHEST: Final = re.compile(r"is below the log's highest, ([0-9]{1,19});")
+
+
 def _check_given(txid: object) -> None:
     if txid is not UNNUMBERED:
         check_txid(txid)
@@ -110,6 +114,15 @@ def below_highest_error(txid: int, highest: int, log: str | None) -> Transaction
         log=log,
         advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
     )
+
+
+def highest_of(message: str) -> int | None:
+    """Return the highest id that an error of `below_highest_error` names; None for another error's message.
+
+    Of an error that a proxy answers, only its message comes over.
+    """
+    found = _HIGHEST.search(message)
+    return None if found is None else int(found[1])
 
 
 class RecordWrite(QueuedWrite):

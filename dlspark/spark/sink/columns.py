@@ -13,12 +13,17 @@ CRC-32 (IEEE 802.3, that of zlib) of the key columns as text, joined by one byte
 it is, so that of a single binary key is `crc32(key)` (Spark's cast to text changes bytes that are not UTF-8). It stays
 so over releases (a golden test keeps it): a key's rows are in one log, in order, as long as `numLogs` stays. Without
 key columns the value takes their place, which spreads rows evenly and sends an equal row to the same log.
+
+All that is said here of `value` holds for frames of bytes. Which frames have a log's own columns instead, and what
+becomes of those, is in `row_cutting` and `row_encoding`.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +49,9 @@ from metadata.distributedlog.log_names import InvalidLogNameError
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import check
 from metadata.foundation.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from dlspark.tables.declaration import Declaration
 
 PLACEHOLDER = "{}"
 MAX_NUM_LOGS = 1000
@@ -83,6 +91,8 @@ class SinkColumns:
     log: int | None
     one_log: str | None
     route: HashRoute | None = None
+    typed: TypedFrame | None = None
+    """Not None: the rows are the log's own columns, and are encoded as it declares; `value` is -1 then."""
 
     @property
     def known_logs(self) -> tuple[str, ...]:
@@ -90,6 +100,19 @@ class SinkColumns:
         if self.route is not None:
             return self.route.logs
         return () if self.one_log is None else (self.one_log,)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedFrame:
+    """A data frame whose rows are encoded by what their logs declare (`row_encoding`).
+
+    `names` are all its columns; `keys` are those that are only hashed, unless a log declares them. `declared` is what
+    the logs declare that were known before any row was seen.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    declared: Mapping[str, Declaration]
 
 
 def columns_of(schema: StructType, one_log: str | None, routing: Routing | None = None) -> SinkColumns:
@@ -144,11 +167,20 @@ def _column_indices(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LogRows:
-    """Rows of one log in their order. `txids` is None where the batch carries its own timestamp."""
+    """Records of one log in their order. `txids` is None where the batch carries its own timestamp; `timed`: they are
+    times of rows, in any order, which are to be raised. `rows`: how many rows of the frame they hold; None: one each.
+    """
 
     log: str
     txids: npt.NDArray[np.int64] | None
     values: pa.Array
+    timed: bool = False
+    rows: int | None = None
+
+    @property
+    def row_count(self) -> int:
+        """How many rows of the frame the records hold."""
+        return len(self.values) if self.rows is None else self.rows
 
 
 def rows_by_log(batch: pa.RecordBatch, columns: SinkColumns, task: str) -> list[LogRows]:
@@ -159,38 +191,17 @@ def rows_by_log(batch: pa.RecordBatch, columns: SinkColumns, task: str) -> list[
     if batch.num_rows == 0:
         return []
     values = _payloads(batch.column(columns.value), task)
-    txids = _transaction_ids(batch.column(columns.transaction_id), task) if columns.transaction_id is not None else None
-    if columns.route is not None:
-        return _split(list(columns.route.logs), columns.route.numbers(batch), txids, values, task)
-    if columns.log is None:
-        check_order(txids, str(columns.one_log), task)
-        return [LogRows(str(columns.one_log), txids, values)]
-    names = batch.column(columns.log)
-    _refuse_nulls(names, "log", task, "fill it: coalesce(log, 'name')")
-    coded = names.dictionary_encode()
-    logs: list[str] = coded.dictionary.to_pylist()
-    for log in logs:
-        _check_name(log, task)
-    if len(logs) == 1:
+    txids = transaction_ids(batch.column(columns.transaction_id), task) if columns.transaction_id is not None else None
+    logs, codes = logs_of(batch, columns, task)
+    if codes is None:
         check_order(txids, logs[0], task)
         return [LogRows(logs[0], txids, values)]
-    return _split(logs, coded.indices.to_numpy(zero_copy_only=False), txids, values, task)
-
-
-def _split(
-    logs: list[str],
-    codes: npt.NDArray[np.int64],
-    txids: npt.NDArray[np.int64] | None,
-    values: pa.Array,
-    task: str,
-) -> list[LogRows]:
-    order = np.argsort(codes, kind="stable")
-    values = values.take(pa.array(order))  # a stable sort: rows of one log stay in their order (I4)
+    order, ends = in_order_of_logs(codes, len(logs))
+    values = values.take(pa.array(order))
     sorted_txids = None if txids is None else txids[order]
-    ends = np.cumsum(np.bincount(codes, minlength=len(logs)))
     rows: list[LogRows] = []
     begin = 0
-    for log, end in zip(logs, ends.tolist(), strict=True):
+    for log, end in zip(logs, ends, strict=True):
         if begin == end:
             continue
         part = None if sorted_txids is None else sorted_txids[begin:end]
@@ -198,6 +209,29 @@ def _split(
         rows.append(LogRows(log, part, values.slice(begin, end - begin)))
         begin = end
     return rows
+
+
+def logs_of(batch: pa.RecordBatch, columns: SinkColumns, task: str) -> tuple[list[str], npt.NDArray[np.int64] | None]:
+    """Return the logs that rows go to, and the number of each row's among them; None: all go to the first.
+
+    Raises BatchRefusedError for nulls and bad names.
+    """
+    if columns.route is not None:
+        return list(columns.route.logs), columns.route.numbers(batch)
+    if columns.log is None:
+        return [str(columns.one_log)], None
+    names = batch.column(columns.log)
+    _refuse_nulls(names, "log", task, "fill it: coalesce(log, 'name')")
+    coded = names.dictionary_encode()
+    logs: list[str] = coded.dictionary.to_pylist()
+    for log in logs:
+        _check_name(log, task)
+    return logs, None if len(logs) == 1 else coded.indices.to_numpy(zero_copy_only=False)
+
+
+def in_order_of_logs(codes: npt.NDArray[np.int64], count: int) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Return the order in which rows lie log by log, those of one log as they came (I4), and where each log's end."""
+    return np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes, minlength=count)).tolist()
 
 
 def check_order(txids: npt.NDArray[np.int64] | None, log: str, task: str, last: int = -1) -> None:
@@ -225,11 +259,11 @@ def _payloads(column: pa.Array, task: str) -> pa.Array:
         pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) or pa.types.is_string(column.type)
     ):
         column = column.cast(pa.large_binary())  # large strings, views: the bytes are not touched
-    _refuse_long(column, task)
+    refuse_long(column, task)
     return column
 
 
-def _refuse_long(values: pa.Array, task: str) -> None:
+def refuse_long(values: pa.Array, task: str, what: str = "Column value has") -> None:
     """Raise BatchRefusedError for a value that fits in no record, before anything of these rows is sent."""
     if values.nbytes <= MAX_PAYLOAD_BYTES:
         return
@@ -237,15 +271,21 @@ def _refuse_long(values: pa.Array, task: str) -> None:
     longest = pc.max(lengths).as_py()
     if longest > MAX_PAYLOAD_BYTES:
         raise BatchRefusedError(
-            f"Column value has {longest} bytes in row {pc.index(lengths, longest).as_py()} in {task}, and a record "
+            f"{what} {longest} bytes in row {pc.index(lengths, longest).as_py()} in {task}, and a record "
             f"holds {MAX_PAYLOAD_BYTES} at most; nothing of the batch is visible",
             advice="Cut or compress such values, or keep them in files and write their names",
         )
 
 
-def _transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:
+def transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:
     _refuse_nulls(column, "transaction_id", task, "fill it, or leave the column out: the batch then carries one time")
     txids: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    refuse_outside(txids, task)
+    return txids
+
+
+def refuse_outside(txids: npt.NDArray[np.int64], task: str) -> None:
+    """Raise TransactionOrderError for ids that no record may carry."""
     outside = np.flatnonzero((txids < 0) | (txids == MAX_TXID))
     if len(outside):
         raise TransactionOrderError(
@@ -253,7 +293,6 @@ def _transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:
             "nothing of the batch is visible",
             advice="Write ids in that range, for example milliseconds since the epoch",
         )
-    return txids
 
 
 def _refuse_nulls(column: pa.Array, name: str, task: str, mend: str) -> None:
@@ -339,8 +378,14 @@ def _key_names(keys: str) -> tuple[str, ...]:
     return names
 
 
-def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRoute:
-    """Return where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
+def route_of(routing: Routing, fields: list[StructField], value: int | None) -> HashRoute:
+    """Return where the key columns are among `fields`; `value` stands in for none, where there is one. Raises
+    SchemaError."""
+    if value is None and not routing.keys:
+        raise SchemaError(
+            "numLogs spreads typed rows by columns, and partitionBy does not say by which",
+            advice='Give option("partitionBy", "id"), the names of one or more columns',
+        )
     indices: dict[str, int] = {field.name.lower(): index for index, field in enumerate(fields)}
     for name in routing.keys:
         if name not in indices:
@@ -354,7 +399,8 @@ def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRou
                 f"partitionBy column {name} is {kind.simpleString()}: keys are string, binary, boolean or integer",
                 advice=f"Convert it: cast({name} as string) as {name}",
             )
-    return HashRoute(routing.logs, tuple(indices[name] for name in routing.keys) or (value,))
+    places = tuple(indices[name] for name in routing.keys)
+    return HashRoute(routing.logs, places if value is None else places or (value,))
 
 
 def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:

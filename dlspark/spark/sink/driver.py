@@ -1,6 +1,6 @@
 """The driver's side of the sink: what is checked before a batch is written, and how it becomes visible at its end.
 
-Spark calls `check_ready` on the planner, then `commit_batch` or `abort_jobs` in a worker of the driver's. Like
+Spark calls `plan_columns` on the planner, then `commit_batch` or `abort_jobs` in a worker of the driver's. Like
 `segments.task.run_task` they are called in Spark's thread, and drive coroutines on the process's `Runtime`.
 
 `PublishingSession` is what only the driver does with the session that tasks know as well. It joins both ways of
@@ -19,16 +19,18 @@ from dataclasses import replace
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import announced_proxies, near_log
-from dlspark.spark.errors import AppenderStartError, ReplayDiffersError
+from dlspark.spark.errors import AppenderStartError, ReplayDiffersError, SchemaError
 from dlspark.spark.options.proxies import ProxyChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.append.clients import append_in_process
 from dlspark.spark.sink.append.marks import AppendTools
 from dlspark.spark.sink.batch_rules import CommitOutcome, log_sealed_error
+from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import CommitMode, CommitWay, commit_way
-from dlspark.spark.sink.inline_rows import joined, no_rows, runs_between
+from dlspark.spark.sink.inline_rows import joined, no_rows, raised, runs_between
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication, SinkMessage, StagedSegment
+from dlspark.spark.sink.row_cutting import FramePlan
 from dlspark.spark.sink.segments.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.segments.log_access import log_busy_error, log_missing_error
 from dlspark.spark.sink.segments.merging import write_rows
@@ -40,6 +42,7 @@ from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
 from metadata.store import SessionState
 from storage_node.client.health import Members, outlast
 from storage_node.errors import NotEnoughBookiesError
@@ -59,15 +62,19 @@ def on_planner() -> bool:
     return _PLANNER_MODULE in sys.modules
 
 
-def check_ready(options: Options, logs: tuple[str, ...]) -> None:
-    """Raise what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log."""
+def plan_columns(options: Options, frame: FramePlan) -> SinkColumns:
+    """Return where the columns are of a frame that is to be written (on the planner).
+
+    Raises what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log; and
+    SchemaError for columns that the log does not declare.
+    """
     begin_use()
-    Runtime.shared().run(_check_ready(options, logs))
+    return Runtime.shared().run(_plan_columns(options, frame))
 
 
-async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
+async def _plan_columns(options: Options, frame: FramePlan) -> SinkColumns:
     publishing = await open_publishing(options, patient=False)
-    await publishing.check_ready(logs, options.proxies)
+    return await publishing.plan_columns(frame, options.proxies)
 
 
 AppendBatch = Callable[[Options, BatchToAppend], "CommitOutcome | None"]
@@ -218,6 +225,24 @@ class PublishingSession:
         self._abandoned_due_at = 0.0
         self._ready_until: dict[tuple[str, ...], float] = {}
 
+    async def plan_columns(self, frame: FramePlan, proxies: ProxyChoice | None = None) -> SinkColumns:
+        """Return where a frame's columns are, with what its logs declare asked beside `check_ready`. Raises as that,
+        and SchemaError."""
+        asked = frame.logs if frame.looks else ()
+        looking = asyncio.ensure_future(self.session.declared.find(asked))
+        try:
+            await self.check_ready(frame.logs, proxies)
+            declared = await looking
+        finally:
+            await end_tasks([looking], drop_errors=True)
+        try:
+            return frame.decide(declared)
+        except SchemaError:
+            if not asked:
+                raise
+        # What was declared a moment ago counts as well, where the frame does not fit without it.
+        return frame.decide(await self.session.declared.find(asked, anew=True))
+
     async def check_ready(self, logs: tuple[str, ...], proxies: ProxyChoice | None = None) -> None:
         """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed; or, of
         `proxies` that are to be found in the namespace, that there is none.
@@ -311,6 +336,10 @@ class PublishingSession:
             # That of the tasks which have staged theirs, or the publication would have to write some again.
             stamp = max([await self.session.stamp(log, parts[0].stamp_ms), *(one.first_txid for one in staged)])
             parts = [replace(part, stamp_ms=stamp, first_txid=stamp, last_txid=stamp) for part in parts]
+        elif parts[0].raisable:
+            # What is raised here need not be written again by the publication.
+            lowest = await self.session.stamp(log, 0)
+            parts = [raised(part, lowest) for part in parts]
         return runs_between(parts, staged)
 
     async def _settle(self, log: str, sink_id: str) -> None:

@@ -4,7 +4,8 @@ A batch is named by (sink id, batch number, attempt). The attempt is one run of 
 planner and sent to every task of the job, so that a commit recognises its own publication (D13).
 
 Parts of a batch, staged or not, have one order in each log, whichever way they take: that of their transaction ids, and
-of their tasks where ids are equal (`order_segments`).
+of their tasks where ids are equal (`order_segments`). Ids that are times of rows (`IdOrigin.TIMED`) may overlap between
+tasks: whoever puts the parts into the log raises those that would go back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -37,12 +39,24 @@ class JobId:
         return StagedLedger(self.batch, self.attempt, ledger_id, log_tag(log))
 
 
+class IdOrigin(Enum):
+    """Where do the transaction ids of rows come from, and may they be others?"""
+
+    GIVEN = "given"
+    """From the user, row by row: they stay as they are, or the batch is refused."""
+    STAMPED = "stamped"
+    """The batch's own timestamp: one for all rows of a log, not below the log's highest."""
+    TIMED = "timed"
+    """From the column that the log declares for them: no id may be below its row's time, and any may be above."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagedSegment:
     """A closed ledger with the records of one task for one log, to which no log refers yet.
 
-    `stamped` says that the transaction ids are the batch's own timestamp and not the user's; `partition` is the task's
-    number in the job and `ordinal` the segment's in the task: they order segments whose transaction ids are equal.
+    `origin` says where the transaction ids come from; `partition` is the task's number in the job and `ordinal` the
+    segment's in the task: they order segments whose transaction ids are equal. `row_count` is how many rows of the
+    frame its records hold, by which a replay is known; a record may hold many.
     """
 
     log: str
@@ -55,7 +69,13 @@ class StagedSegment:
     last_entry: int
     last_slot: int
     user_bytes: int
-    stamped: bool
+    origin: IdOrigin
+    row_count: int
+
+    @property
+    def raisable(self) -> bool:
+        """Whether its ids may be raised one by one."""
+        return self.origin is IdOrigin.TIMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,8 @@ class InlineRows:
     """A task's rows for its one log, which travel in its message: they are few, and no ledger was made for them.
 
     `rows` is an Arrow stream of the columns `value` and, unless the batch carries its own timestamp, `txid`;
-    `stamp_ms` is that timestamp, None where rows have ids. `size` is what the rows take of an entry.
+    `stamp_ms` is that timestamp, None where rows have ids. `size` is what the rows take of an entry. `raisable`: the
+    ids are times of rows, which may be raised. Each row is one record.
     """
 
     log: str
@@ -74,8 +95,16 @@ class InlineRows:
     size: int
     stamp_ms: int | None
     rows: bytes
+    raisable: bool = False
 
     ordinal = 0
+
+    @property
+    def origin(self) -> IdOrigin:
+        """Where the ids come from."""
+        if self.stamp_ms is not None:
+            return IdOrigin.STAMPED
+        return IdOrigin.TIMED if self.raisable else IdOrigin.GIVEN
 
 
 @dataclass(frozen=True)
@@ -113,7 +142,7 @@ class Publication:
         """The rows that it has for each log, staged, inline or covered."""
         counts: Counter[str] = Counter()
         for segment in self.segments:
-            counts[segment.log] += segment.record_count
+            counts[segment.log] += segment.row_count
         for part in self.inline:
             counts[part.log] += part.record_count
         for log, rows in self.covered:
@@ -158,6 +187,10 @@ class OrderedPart(Protocol):
     def last_txid(self) -> int:
         """Transaction id of its last row."""
 
+    @property
+    def raisable(self) -> bool:
+        """Whether its ids may be raised one by one."""
+
 
 _Part = TypeVar("_Part", bound=OrderedPart)
 
@@ -165,12 +198,12 @@ _Part = TypeVar("_Part", bound=OrderedPart)
 def order_segments(log: str, segments: Sequence[_Part]) -> list[_Part]:
     """Return `segments` of one log (or rows that travelled inline) in the order in which they continue it.
 
-    Raises TransactionOrderError if two overlap.
+    Raises TransactionOrderError if two overlap whose ids cannot be raised.
     """
     # Equal ids go by task and part: a batch that is repeated has its rows in the same order, whichever way it takes.
     ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
     for before, after in pairwise(ordered):
-        if after.first_txid < before.last_txid:
+        if after.first_txid < before.last_txid and not (before.raisable and after.raisable):
             raise TransactionOrderError(
                 f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
                 f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "

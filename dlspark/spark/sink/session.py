@@ -23,6 +23,7 @@ from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Setti
 from dlspark.spark.connection import namespace_settings
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import batch_swept_error, log_sealed_error
+from dlspark.spark.sink.declared_logs import DeclaredLogs
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.write_proxies import WriteProxies, proxies_at
 from metadata.bookkeeper.bookies import BookieAddress
@@ -76,6 +77,7 @@ class SinkSession:
         self.compression = _COMPRESSIONS[settings.compression]
         self.sinks = SinkStore(namespace.store, namespace.uri.path)
         self._services = namespace.services
+        self.declared = DeclaredLogs(self._services.logs)
         self._one_zookeeper = self._services.ledger_store.store is namespace.store
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None

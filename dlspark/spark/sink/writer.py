@@ -28,9 +28,10 @@ from pyspark.sql.datasource import (
 
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
+from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import commit_way
 from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.sink.row_cutting import FramePlan
 from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.sinks import JOB_PREFIX, MAX_APPLICATION_CHARS, application_sink, job_sink, query_sink
 from metadata.foundation.errors import CallerError, InvariantViolation, check
@@ -93,25 +94,26 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, sink_id: str, batch: int, attempt: str) -> None:
         self._options = options
-        self._columns = columns_of(schema, options.one_log(), routing_of(options))
+        frame = FramePlan(options, schema)
+        self._known_logs = frame.logs
         self._job = JobId(sink_id, batch, attempt)
         commit_way(options, numbered=not sink_id.startswith(JOB_PREFIX))
         # Chosen here, once a job: every task, and a task that runs again, stamps rows with the same time.
         self._stamp_ms = SystemClock().now_ms()
-        _check_ready(options, self._columns)
+        self._columns = _planned(options, frame)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, in the task; nothing of them is visible yet."""
         from dlspark.spark.sink.segments.task import run_task
 
         partition = _task_context().partitionId()
-        return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
+        return run_task(self._options, _in_task(self._columns), self._job, partition, self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks have staged, all or nothing (on the driver)."""
         from dlspark.spark.sink.driver import commit_batch
 
-        commit_batch(self._options, _sink_messages(messages), self._job.batch, self._columns.known_logs)
+        commit_batch(self._options, _sink_messages(messages), self._job.batch, self._known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Sweep what the tasks have staged (on the driver)."""
@@ -126,11 +128,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, attempt: str) -> None:
         self._options = options
-        self._columns = columns_of(schema, options.one_log(), routing_of(options))
+        frame = FramePlan(options, schema)
+        self._known_logs = frame.logs
         self._attempt = attempt
         commit_way(options, numbered=True)
         self._stamp_ms = SystemClock().now_ms()
-        _check_ready(options, self._columns)
+        self._columns = _planned(options, frame)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, in the task; nothing of them is visible yet."""
@@ -145,13 +148,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 advice="Without them a replay could not be recognised; use a Spark version from 4.2 on",
             )
         job = JobId(query_sink(query), int(batch), self._attempt)
-        return run_task(self._options, self._columns, job, context.partitionId(), self._stamp_ms, iterator)
+        return run_task(self._options, _in_task(self._columns), job, context.partitionId(), self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the batch once, however often Spark asks (on the driver)."""
         from dlspark.spark.sink.driver import commit_batch
 
-        commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
+        commit_batch(self._options, _sink_messages(messages), batchId, self._known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Sweep what was staged by the tasks whose messages arrived (on the driver)."""
@@ -161,12 +164,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort_jobs(self._options, {message.job for message in _sink_messages(messages)})
 
 
-def _check_ready(options: Options, columns: SinkColumns) -> None:
-    """Raise what would keep every task from writing. The commit has no use for it (on the planner)."""
-    from dlspark.spark.sink.driver import check_ready, on_planner
+def _planned(options: Options, frame: FramePlan) -> SinkColumns | None:
+    """Return where the columns are, and raise what would keep every task from writing (on the planner).
 
-    if on_planner():
-        check_ready(options, columns.known_logs)
+    The commit has no use for either, and asks nothing: None for a frame that may be typed.
+    """
+    from dlspark.spark.sink.driver import on_planner, plan_columns
+
+    return plan_columns(options, frame) if on_planner() else frame.raw
+
+
+def _in_task(columns: SinkColumns | None) -> SinkColumns:
+    if columns is None:
+        raise InvariantViolation("a sink's write ran with a writer that no planner has made")
+    return columns
 
 
 def _task_context() -> TaskContext:

@@ -12,8 +12,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
-import pyarrow as pa
-
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
@@ -23,13 +21,13 @@ from dlspark.errors import LogEmptyError
 from dlspark.spark.sink.append.appender import AppendedLog, BatchToAppend, SinkAppender
 from dlspark.spark.sink.append.log_opening import LogOpener
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.driver import PublishingSession
 from dlspark.spark.sink.inline_rows import gather_inline, joined
 from dlspark.spark.sink.messages import InlineRows, JobId, Publication
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.write_proxies import WriteProxies
 from helpers.spark.appended_proxies import ClusterClock, LinkedProxies, LinkedProxy
+from helpers.spark.typed_frames import Using
 from helpers.worlds.memory_cluster import MemoryCluster
 from metadata.distributedlog.locks import LockId
 from metadata.distributedlog.log_names import LogNotFoundError
@@ -41,8 +39,6 @@ from metadata.zookeeper.memory import Fault
 LOG = "flights"
 QUERY = "q-1"
 IDLE_MS = 60_000
-COLUMNS = SinkColumns(value=0, transaction_id=None, log=None, one_log=LOG)
-WITH_IDS = SinkColumns(value=0, transaction_id=1, log=None, one_log=LOG)
 
 
 def rows_of(batch: int, count: int = 2) -> list[bytes]:
@@ -50,11 +46,10 @@ def rows_of(batch: int, count: int = 2) -> list[bytes]:
 
 
 def inline(values: list[bytes], *, partition: int = 0, txids: list[int] | None = None) -> tuple[InlineRows, ...]:
-    columns = {"value": pa.array(values, pa.binary())}
-    if txids is not None:
-        columns["transaction_id"] = pa.array(txids, pa.int64())
-    batches = [pa.record_batch(columns)]
-    found, _ = gather_inline(COLUMNS if txids is None else WITH_IDS, partition, 1000, 1 << 20, batches)
+    """Return rows as a task hands them over, of the frames that the test uses."""
+    frames = Using.frames
+    columns = frames.columns(LOG, ids=txids is not None)
+    found, _ = gather_inline(columns, partition, 1000, 1 << 20, [frames.batch(values, txids)])
     assert found is not None
     return found
 
@@ -100,13 +95,16 @@ class AppendsCluster(MemoryCluster):
         return driver
 
     async def contents(self) -> list[bytes]:
-        """Return the log's records, those of an open segment that are acknowledged included."""
+        """Return what the log's records hold, those of an open segment that are acknowledged included."""
         await self.proxies.make_visible(LOG)
         namespace = await self.namespace()
         try:
             log = await namespace.open_log(LOG)
             async with await log.open_reader("earliest") as reader:
-                return [record.payload for record in await _all(reader)]
+                found = await _all(reader)
+                txids = [record.txid for record in found]
+                assert txids == sorted(txids)
+                return Using.frames.read([record.payload for record in found], txids)
         except (LogNotFoundError, LogEmptyError):
             return []
         finally:

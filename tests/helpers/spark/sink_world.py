@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import IdOrigin, JobId, Publication, StagedSegment
 from dlspark.spark.sink.segments.commit import Publisher
 from dlspark.spark.sink.segments.leftovers import LedgerSweeper, find_leftovers, sweep_leftovers
 from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
@@ -86,18 +86,19 @@ class Process:
                 await self.log_store.complete_segment(log, state, done, segment)
 
     async def rewrite(
-        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+        self, publication: Publication, segments: Sequence[StagedSegment], lowest_txid: int
     ) -> StagedSegment:
-        first, last = segments[0], segments[-1]
-        first_txid = first.first_txid if txid is None else txid
+        first = segments[0]
+        first_txid = max(first.first_txid, lowest_txid)
         again = await self.write(publication.job, first.log, first.partition, first_txid)
         self.world.rewritten += 1
         return replace(
             first,
             ledger_id=again,
             first_txid=first_txid,
-            last_txid=last.last_txid if txid is None else txid,
+            last_txid=max(lowest_txid, *(one.last_txid for one in segments)),
             record_count=sum(one.record_count for one in segments),
+            row_count=sum(one.row_count for one in segments),
             user_bytes=sum(one.user_bytes for one in segments),
         )
 
@@ -109,14 +110,19 @@ class Process:
         return ledger_id
 
     async def stage(
-        self, job: JobId, parts: Sequence[tuple[str, int, int]], *, count: int = 10, stamped: bool = False
+        self,
+        job: JobId,
+        parts: Sequence[tuple[str, int, int]],
+        *,
+        count: int = 10,
+        origin: IdOrigin = IdOrigin.GIVEN,
     ) -> Publication:
         """Stage (log, first txid, last txid) for each task in turn."""
         await self.sinks.ensure(job.sink_id)
         segments = []
         for partition, (log, first, last) in enumerate(parts):
             ledger_id = await self.write(job, log, partition, first)
-            segments.append(staged_segment(log, ledger_id, partition, first, last, count=count, stamped=stamped))
+            segments.append(staged_segment(log, ledger_id, partition, first, last, count=count, origin=origin))
         return Publication(job, tuple(segments))
 
     async def publish(self, batch: Publication) -> CommitOutcome:
@@ -143,7 +149,14 @@ class Process:
 
 
 def staged_segment(
-    log: str, ledger_id: int, partition: int, first: int, last: int, *, count: int = 10, stamped: bool = False
+    log: str,
+    ledger_id: int,
+    partition: int,
+    first: int,
+    last: int,
+    *,
+    count: int = 10,
+    origin: IdOrigin = IdOrigin.GIVEN,
 ) -> StagedSegment:
     return StagedSegment(
         log=log,
@@ -156,7 +169,8 @@ def staged_segment(
         last_entry=0,
         last_slot=count - 1,
         user_bytes=100,
-        stamped=stamped,
+        origin=origin,
+        row_count=count,
     )
 
 

@@ -15,6 +15,17 @@ from helpers.paths import TESTS
 if TYPE_CHECKING:
     from helpers.spark.driver_processes import Spawner
     from helpers.spark.sink_world import Process, SinkWorld
+    from helpers.spark.typed_frames import Frames
+
+
+@pytest.fixture(params=["raw", "json"])
+def frames(request: pytest.FixtureRequest) -> Iterator[Frames]:
+    """Have the test write frames of bytes, and frames of columns that their log declares, with times of rows."""
+    from helpers.spark.typed_frames import Frames, Using
+
+    Using.frames = Frames(request.param)
+    yield Using.frames
+    Using.frames = Frames()
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import Fault
 from storage_node.protocol.schema import Status
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
 
 
@@ -173,6 +175,7 @@ async def test_an_idle_log_is_given_up_with_its_segment_completed() -> None:
 BATCHES_AN_HOUR = 3600
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)
 @virtual_time
 async def test_an_hour_of_batches_at_a_trigger_of_one_second_makes_one_segment() -> None:
     """24 a day at most: what a longer run adds comes of rolling by age (`logSegmentRollingMinutes`, 120)."""

@@ -16,7 +16,7 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.commit_modes import ENTRY_ROOM, LEAST_SHARE, CommitMode, CommitWay, commit_way
 from dlspark.spark.sink.inline_rows import gather_inline, joined, records, runs_between
-from dlspark.spark.sink.messages import InlineRows, JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import IdOrigin, InlineRows, JobId, Publication, StagedSegment
 from metadata.foundation.errors import CorruptDataError, OutcomeUnknownError
 
 URI = "distributedlog://zk:2181/x"
@@ -39,8 +39,8 @@ def part(*values: str, partition: int = 0, ids: list[int] | None = None) -> Inli
     return found[0]
 
 
-def staged(partition: int, first: int, last: int, *, stamped: bool = False) -> StagedSegment:
-    return StagedSegment("flights", 7, partition, 0, first, last, 5, 0, 4, 100, stamped)
+def staged(partition: int, first: int, last: int, *, origin: IdOrigin = IdOrigin.GIVEN) -> StagedSegment:
+    return StagedSegment("flights", 7, partition, 0, first, last, 5, 0, 4, 100, origin, 5)
 
 
 def way(scope: Scope, *, numbered: bool = True, **raw: str) -> CommitWay:
@@ -119,7 +119,7 @@ def test_parts_are_joined_in_the_order_of_tasks_or_of_ids() -> None:
 
 def test_what_other_tasks_have_staged_stays_between_the_parts() -> None:
     parts = [part(name, partition=number) for number, name in ((0, "a"), (1, "b"), (3, "d"), (4, "e"))]
-    runs = runs_between(parts, [staged(2, 2000, 2000, stamped=True)])
+    runs = runs_between(parts, [staged(2, 2000, 2000, origin=IdOrigin.STAMPED)])
     assert [[value for _, value in records(run, 0)] for run in runs] == [[b"a", b"b"], [b"d", b"e"]]
     with_ids = [part("a", ids=[1]), part("b", ids=[50], partition=1)]
     assert len(runs_between(with_ids, [staged(2, 10, 20)])) == 2

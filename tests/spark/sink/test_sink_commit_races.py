@@ -13,7 +13,7 @@ import pytest
 from helpers.spark.sink_world import NS, QUIET_TURNS, SINK, Process, SinkWorld, job, round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.messages import Publication
+from dlspark.spark.sink.messages import IdOrigin, Publication
 from metadata.distributedlog.locks import DistributedLock
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
@@ -233,7 +233,7 @@ async def test_a_batch_write_that_was_listed_into_meanwhile_leaves_neither_ledge
 
 async def test_ledgers_that_were_written_again_are_known_to_be_left(sink_world: SinkWorld, driver: Process) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
-    batch = await driver.stage(job(1), [("flights", 400, 400)], stamped=True)
+    batch = await driver.stage(job(1), [("flights", 400, 400)], origin=IdOrigin.STAMPED)
     commit = await driver.publisher.publish(batch)
     assert commit.left == (batch.job.staged(batch.segments[0].ledger_id, batch.segments[0].log),)
     assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from helpers.spark.appends_world import LOG, QUERY, AppendsCluster, Driver
+from helpers.spark.typed_frames import Using
 from helpers.virtual_time import virtual_time
 
 from dlspark.core.codec.dlsn import DLSN
@@ -20,6 +21,8 @@ from dlspark.errors import LogEmptyError
 from dlspark.spark.errors import BatchRefusedError, ReplayDiffersError
 from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
+
+pytestmark = pytest.mark.usefixtures("frames")
 
 ROUNDS = 12
 STEPS = 45
@@ -101,9 +104,10 @@ class Rounds:
             log = await namespace.open_log(LOG)
             async with await log.open_reader(EARLIEST) as reader:
                 while found := await reader.read_available(1000, wait=True):
-                    for record in found:
+                    values = Using.frames.read([one.payload for one in found], [one.txid for one in found])
+                    for record, value in zip(found, values, strict=True):
                         place = self.logs, record.dlsn
-                        assert self.seen.setdefault(place, record.payload) == record.payload
+                        assert self.seen.setdefault(place, value) == value
         except (LogNotFoundError, LogEmptyError):
             pass
         finally:

@@ -20,7 +20,7 @@ from dlspark.spark.errors import (
 )
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.driver import gather
-from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, order_segments
+from dlspark.spark.sink.messages import IdOrigin, JobId, Publication, SinkMessage, order_segments
 from dlspark.spark.sink.segments import commit as sink_commit
 from dlspark.spark.sink.segments.merging import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from metadata.distributedlog.locks import DistributedLock
@@ -201,7 +201,9 @@ async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(sink_w
 async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(sink_world: SinkWorld) -> None:
     drivers = [Process(sink_world, seed=seed, owner=f"driver-{seed}") for seed in range(3)]
     batches = [
-        await driver.stage(job(0, f"attempt{at}", f"sink-{at}"), [("flights", 7, 7), ("trains", 7, 7)], stamped=True)
+        await driver.stage(
+            job(0, f"attempt{at}", f"sink-{at}"), [("flights", 7, 7), ("trains", 7, 7)], origin=IdOrigin.STAMPED
+        )
         for at, driver in enumerate(drivers)
     ]
     outcomes = await asyncio.gather(*(driver.publish(batch) for driver, batch in zip(drivers, batches, strict=True)))
@@ -250,7 +252,7 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(
 ) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
     batch = await driver.stage(
-        job(1), [("flights", 400, 400), ("flights", 450, 450), ("trains", 400, 400)], stamped=True
+        job(1), [("flights", 400, 400), ("flights", 450, 450), ("trains", 400, 400)], origin=IdOrigin.STAMPED
     )
     assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     segments = await driver.segments("flights")
@@ -266,8 +268,8 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(
 async def test_a_sealed_log_refuses_the_batch_whole(driver: Process) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
     await seal(driver, "flights")
-    for stamped in (False, True):
-        batch = await driver.stage(job(1, f"s{stamped}"), [("flights", 10, 10), ("trains", 1, 1)], stamped=stamped)
+    for origin in IdOrigin:
+        batch = await driver.stage(job(1, origin.value), [("flights", 10, 10), ("trains", 1, 1)], origin=origin)
         with pytest.raises(BatchRefusedError, match="sealed") as caught:
             await driver.publish(batch)
         assert caught.value.log == "flights"

@@ -12,7 +12,7 @@ from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.spark.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.columns import SinkColumns
-from dlspark.spark.sink.messages import StagedSegment
+from dlspark.spark.sink.messages import IdOrigin, StagedSegment
 from dlspark.spark.sink.segments import task as sink_task
 from dlspark.spark.sink.segments.task import StageSettings, TaskWriter, WriteWindow
 from metadata.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
@@ -77,7 +77,9 @@ class Task:
         self.ledgers.append(RememberedLedger(100 + len(self.ledgers), hold=self.hold))
         return self.ledgers[-1]
 
-    async def stamp(self, log: str) -> int:
+    async def stamp(self, log: str, timed: bool) -> int:
+        if timed:
+            return self.stamps.get(log, -1)
         return self.stamps.get(log, 1000)
 
     async def feed(self, batch: pa.RecordBatch) -> None:
@@ -135,7 +137,7 @@ async def test_every_row_lands_once_in_its_logs_segment_in_order(seed: int, comp
     for segment in segments:
         assert [(t, value) for t, value, _ in task.records(segment)] == expected[segment.log]
         assert segment.user_bytes == sum(len(value) for _, value in expected[segment.log])
-        assert (segment.partition, segment.ordinal, segment.stamped) == (4, 0, False)
+        assert (segment.partition, segment.ordinal, segment.origin) == (4, 0, IdOrigin.GIVEN)
     assert all(ledger.closed for ledger in task.ledgers)
 
 
@@ -174,9 +176,9 @@ async def test_rows_without_ids_carry_the_batchs_time_or_the_logs_highest() -> N
     task = Task(SinkColumns(0, None, 2, None), stamps={"b": 5000})
     await task.feed(arrow([(1, "a", b"1"), (9, "b", b"2"), (0, "a", b"3")]))
     segments = await task.finish()
-    assert [(s.log, s.first_txid, s.last_txid, s.stamped) for s in segments] == [
-        ("a", 1000, 1000, True),
-        ("b", 5000, 5000, True),
+    assert [(s.log, s.first_txid, s.last_txid, s.origin) for s in segments] == [
+        ("a", 1000, 1000, IdOrigin.STAMPED),
+        ("b", 5000, 5000, IdOrigin.STAMPED),
     ]
     assert [value for _, value, _ in task.records(segments[0])] == [b"1", b"3"]
 

@@ -21,6 +21,8 @@ from dlspark.spark.sink.session import owner_name
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.zookeeper.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 PUBLISHED, COVERED = CommitOutcome.PUBLISHED, CommitOutcome.COVERED
 WAYS = ("append", "segments", "proxy")
 
@@ -253,6 +255,7 @@ async def test_a_batch_that_stays_unknown_is_gone_past_by_a_later_one_and_refuse
         assert await cluster.contents() == [*rows_of(0), *rows_of(2)]
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)
 @virtual_time
 async def test_transaction_ids_and_large_batches_are_refused_with_nothing_visible() -> None:
     async with clusters() as (cluster, _):

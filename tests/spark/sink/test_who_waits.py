@@ -22,6 +22,8 @@ from metadata.distributedlog.locks import OwnershipAcquireFailedError
 from metadata.foundation.errors import DistributedLogError
 from metadata.zookeeper.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 PUBLISHED = CommitOutcome.PUBLISHED
 
 

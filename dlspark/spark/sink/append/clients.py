@@ -275,13 +275,16 @@ def encode_request(secret: str, batch: BatchToAppend, session: int | None = None
     ZooKeeper."""
     job, rows = batch.job, batch.rows
     part = [rows.log, rows.partition, rows.first_txid, rows.last_txid, rows.record_count, rows.size, rows.stamp_ms]
-    head = {
+    head: dict[str, object] = {
         "secret": secret,
         "job": [job.sink_id, job.batch, job.attempt],
         "part": part,
         "idle": batch.idle_ms,
         "session": session,
     }
+    if rows.raisable:
+        # A process of an older dlspark passes over it, and refuses ids that it would have to raise.
+        head["raisable"] = True
     return framed(head, rows.rows)
 
 

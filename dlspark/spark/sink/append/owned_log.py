@@ -140,7 +140,7 @@ class OwnedLog:
         highest = self._writer.last_txid
         if highest == MAX_TXID:
             raise log_sealed_error(self.log)
-        if rows.stamp_ms is None:
+        if rows.stamp_ms is None and not rows.raisable:
             check_above(self.log, highest, rows)  # readers that go by transaction id rely on their order (I4)
 
     # ------------------------------------------------------------------ marks

@@ -50,6 +50,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dlspark.core.writing.write_kinds import highest_of
 from dlspark.errors import (
     EndOfStreamError,
     InvalidRecordError,
@@ -75,6 +76,8 @@ from storage_node.errors import ProtocolError
 
 MAX_EPOCHS: Final = 4
 """Epochs in which one batch is named in one try."""
+MAX_RAISES: Final = 20
+"""Times that a batch is sent again because another writer took the log past its times meanwhile."""
 READ_AGAIN_S: Final = 600.0
 """After so long without a batch the mark is read again, and a new epoch begun: the log may have forgotten the sink."""
 
@@ -248,7 +251,24 @@ class ProxiedLog:
         raise BadVersionError(f"{job} was named in {MAX_EPOCHS} epochs, and each had ended; it is tried again later")
 
     async def _ask(self, job: JobId, rows: InlineRows, stamp: ProducerStamp) -> WriteReceipt:
-        given = records(rows, -1)
+        """Send a request until its ids, where they are times of rows, are not below the log's highest.
+
+        A request that was refused is not in the log. So the next one may have other ids: it is the same batch under the
+        same number, and whichever of them comes first is written, once.
+        """
+        lowest = -1
+        for _ in range(MAX_RAISES if rows.raisable else 0):
+            try:
+                return await self._ask_once(job, rows, stamp, lowest)
+            except TransactionOrderError as error:
+                highest = highest_of(error.message)
+                if highest is None or highest <= lowest:
+                    raise
+                lowest = highest
+        return await self._ask_once(job, rows, stamp, lowest)
+
+    async def _ask_once(self, job: JobId, rows: InlineRows, stamp: ProducerStamp, lowest_txid: int) -> WriteReceipt:
+        given = records(rows, lowest_txid)
         # The batch's own timestamp may be below the log's last id by now: then the proxy's clock is as good (I4).
         ids = tuple(txid for txid, _ in given) if rows.stamp_ms is None else None
         payloads = tuple(payload for _, payload in given)

@@ -230,7 +230,7 @@ def decode_request(secret: str, head: bytes, body: bytes) -> tuple[BatchToAppend
         if not all(isinstance(number, int) for number in (batch, partition, first, last, count, size, found["idle"])):
             raise ValueError(found)
         job = JobId(str(sink_id), batch, str(attempt))
-        rows = InlineRows(str(log), partition, first, last, count, size, stamp, body)
+        rows = InlineRows(str(log), partition, first, last, count, size, stamp, body, found.get("raisable") is True)
         session = found["session"]
         if session is not None and not isinstance(session, int):
             raise ValueError(found)

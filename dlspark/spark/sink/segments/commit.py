@@ -58,7 +58,7 @@ from dlspark.spark.sink.batch_rules import (
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment, order_segments
 from dlspark.spark.sink.segments.leftovers import settled_by
 from dlspark.spark.sink.segments.log_access import HeldLog, LockedLogEnd, NamespaceLogs
-from dlspark.spark.sink.segments.merging import plan_merges
+from dlspark.spark.sink.segments.merging import check_raised_size, plan_merges, plan_raises
 from metadata.bookkeeper.ledgers import Versioned
 from metadata.distributedlog.locks import LockingError
 from metadata.distributedlog.log_names import LogEnd
@@ -376,7 +376,7 @@ class Publisher:
         finally:
             # None of them may go on without the locks: recovering a log writes to it (I7).
             await end_tasks(reading, drop_errors=True)
-        publication = await self._restamp(batch.publication.only(progress.open), ends)
+        publication = await self._raised(batch.publication.only(progress.open), ends)
         by_log = publication.by_log()
         winners = [publication.job.staged(one.ledger_id, one.log) for one in publication.segments]
         ops = await self._sink_ops(batch.given, progress, ends, winners)
@@ -437,28 +437,28 @@ class Publisher:
                 raise batch_swept_error(batch.given.job) from error
             raise
 
-    async def _restamp(self, publication: Publication, ends: dict[str, LockedLogEnd]) -> Publication:
-        """Give a batch without ids of its own one timestamp in each log, not below that log's highest.
+    async def _raised(self, publication: Publication, ends: dict[str, LockedLogEnd]) -> Publication:
+        """Raise ids that no user gave and that would take a log back: a batch's own timestamp, which is one in each
+        log, and times of rows.
 
-        The timestamp was chosen when the job began. If another batch was published into the log since, with a later
-        one, the records have to be written again: ids are part of them.
+        They were chosen when the job began, task by task. If another batch was published into the log since, with
+        later ones, or times of two tasks overlap, the records have to be written again: ids are part of them.
         """
         by_log = publication.by_log()
-        lowest = {
-            log: max([end.highest_txid, *(segment.first_txid for segment in by_log[log])]) for log, end in ends.items()
-        }
-        for segment in publication.segments:
-            if segment.stamped and lowest[segment.log] == MAX_TXID:
-                raise log_sealed_error(segment.log)
-        segments = list(publication.segments)
+        for log, end in ends.items():
+            if end.highest_txid == MAX_TXID:
+                raise log_sealed_error(log)
+        late = [plan for log, end in ends.items() for plan in plan_raises(by_log[log], end.highest_txid)]
+        check_raised_size(one for one, _ in late)
+        again: dict[int, StagedSegment] = {}
 
-        async def restamp(index: int) -> None:
-            txid = lowest[segments[index].log]
-            segments[index] = await self._logs.rewrite(publication, [segments[index]], txid)
+        async def write_again(plan: tuple[StagedSegment, int]) -> None:
+            segment, lowest = plan
+            again[segment.ledger_id] = await self._logs.rewrite(publication, [segment], lowest)
 
-        late = [n for n, one in enumerate(segments) if one.stamped and one.first_txid != lowest[one.log]]
-        await for_each(late, REWRITES_AT_ONCE, restamp)
-        return replace(publication, segments=tuple(segments))
+        await for_each(late, REWRITES_AT_ONCE, write_again)
+        segments = tuple(again.get(one.ledger_id, one) for one in publication.segments)
+        return replace(publication, segments=segments)
 
     async def _merged(self, batch: _Publishing, progress: BatchProgress) -> Publication:
         """Return the batch with neighbouring segments of open logs merged until they fit into one multi; mostly as it
@@ -482,7 +482,7 @@ class Publisher:
         segments = {segment.ledger_id: segment for segment in publication.segments}
 
         async def merge(run: list[StagedSegment]) -> None:
-            merged = await self._logs.rewrite(publication, run, None)
+            merged = await self._logs.rewrite(publication, run)
             for segment in run:
                 del segments[segment.ledger_id]
             segments[merged.ledger_id] = merged

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
-Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
+Rewrite = Callable[[Publication, Sequence[StagedSegment], int], Awaitable[StagedSegment]]
 AskedToYield = Callable[[str], AbstractAsyncContextManager[object]]
 
 
@@ -288,13 +288,13 @@ class NamespaceLogs:
         return self._logs.publish_ops(log, end.state, segments)
 
     async def rewrite(
-        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+        self, publication: Publication, segments: Sequence[StagedSegment], lowest_txid: int = -1
     ) -> StagedSegment:
         """Write the records of neighbouring segments of a log again, as one, to a new listed ledger.
 
-        With `txid` (not None) in place of their ids. The old ledgers are left as they are.
+        Ids below the one before them, or below `lowest_txid`, are raised to it. The old ledgers are left as they are.
         """
-        return await self._rewrite(publication, segments, txid)
+        return await self._rewrite(publication, segments, lowest_txid)
 
 
 def session_logs(session: SinkSession) -> NamespaceLogs:
@@ -314,13 +314,13 @@ def session_logs(session: SinkSession) -> NamespaceLogs:
         await recover_segments(services, transitions, session.settings)
 
     async def write_again(
-        publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+        publication: Publication, segments: Sequence[StagedSegment], lowest_txid: int
     ) -> StagedSegment:
         return await rewrite(
             services.ledgers,
             await session.create_ledger(publication.job, segments[0].log),
             segments,
-            txid,
+            lowest_txid,
             password=session.settings.password,
             compression=session.compression,
         )

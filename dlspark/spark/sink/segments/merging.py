@@ -4,7 +4,8 @@ Each task makes one segment a log, so many tasks over many logs make more segmen
 driver writes neighbouring ones of a log again as one, the smallest first, until the multi fits. That costs the driver
 time, so it is bounded: a batch whose segments are too many and too large is refused with what to do.
 
-`rewrite` writes staged records again, into one new ledger: with another timestamp, or those of several segments as one.
+`rewrite` writes staged records again, into one new ledger: with ids that are not below another one, or those of several
+segments as one.
 The driver does this between the tasks and the publication. The new ledger is listed like any other; the old ones stay
 as they are, listed, and go with the sweep after the commit. `write_rows` writes rows that came in a task's message.
 """
@@ -12,7 +13,7 @@ as they are, listed, and go with the sweep after the commit. `write_rows` writes
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -20,9 +21,10 @@ import numpy as np
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
+from dlspark.spark.errors import TransactionOrderError
 from dlspark.spark.sink.inline_rows import decoded
-from dlspark.spark.sink.messages import InlineRows, StagedSegment
-from dlspark.spark.sink.segments.task import StagedSegmentWriter, WriteWindow, cut_entries
+from dlspark.spark.sink.messages import IdOrigin, InlineRows, StagedSegment, order_segments
+from dlspark.spark.sink.segments.staged_ledger import StagedSegmentWriter, WriteWindow, cut_entries
 from metadata.foundation.errors import check
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
@@ -102,16 +104,48 @@ def _join(
     return saved
 
 
+def plan_raises(segments: Sequence[StagedSegment], highest_txid: int) -> list[tuple[StagedSegment, int]]:
+    """Return the segments of one log whose ids would take it back, each with the id below which none of its may be.
+
+    A batch's own timestamp is one in each log; times of rows are raised segment by segment, in the order in which they
+    continue the log. Ids that a user gave are never raised.
+    """
+    stamp = max([highest_txid, *(one.first_txid for one in segments)])
+    found: list[tuple[StagedSegment, int]] = []
+    last = highest_txid
+    for one in order_segments(segments[0].log, segments):
+        lowest = stamp if one.origin is IdOrigin.STAMPED else last
+        if one.origin is not IdOrigin.GIVEN and one.first_txid < lowest:
+            found.append((one, lowest))
+        last = max(last, one.last_txid)
+    return found
+
+
+def check_raised_size(raised: Iterable[StagedSegment]) -> None:
+    """Raise TransactionOrderError where segments whose ids are times of rows are too large to be written again."""
+    times = [one for one in raised if one.raisable]
+    size = sum(one.user_bytes for one in times)
+    if size > MAX_MERGED_BYTES:
+        raise TransactionOrderError(
+            f"{size} bytes of the batch are in tasks whose times overlap, or lie below the log's highest by now; up to "
+            f"{MAX_MERGED_BYTES} are written again with higher ids; nothing of the batch is visible",
+            log=times[0].log,
+            advice="Sort the frame by the column that the log takes transaction ids from: "
+            'df.repartitionByRange("at").sortWithinPartitions("at"). Where another writer was faster, run it again',
+        )
+
+
 async def rewrite(
     ledgers: LedgerClient,
     writer: LedgerWriter,
     segments: Sequence[StagedSegment],
-    txid: int | None,
+    lowest_txid: int,
     *,
     password: bytes,
     compression: Compression,
 ) -> StagedSegment:
-    """Write the records of `segments`, all of one log and in their order, to `writer`; with `txid` for their own ids.
+    """Write the records of `segments`, all of one log and in their order, to `writer`; ids that are below the one
+    before them, or below `lowest_txid`, are raised to it.
 
     Raises what reading or writing raised; the writer has been abandoned then, and its ledger is left to a sweep.
     """
@@ -122,13 +156,17 @@ async def rewrite(
         for segment in segments:
             async with aclosing(_read(ledgers, segment, password)) as batches:
                 async for rows in batches:
-                    txids = rows.txid if txid is None else np.full(len(rows), txid, dtype=np.int64)
+                    if not len(rows):
+                        continue
+                    txids = np.maximum.accumulate(np.maximum(rows.txid, lowest_txid))
+                    lowest_txid = int(txids[-1])
                     for entry in cut_entries(txids, rows.payload, position, compression):
                         await again.add(entry)
                     position += len(rows)  # positions count on over all of them: it is one segment now (I4)
         await window.drain()
         first = segments[0]
-        copy = await again.close(first.log, first.partition, first.ordinal, stamped=first.stamped)
+        rows_in_all = sum(segment.row_count for segment in segments)
+        copy = await again.close(first.log, first.partition, first.ordinal, first.origin, rows_in_all)
     except BaseException:
         window.abandon()
         await writer.abandon()
@@ -154,7 +192,7 @@ async def write_rows(writer: LedgerWriter, rows: InlineRows, compression: Compre
         for entry in cut_entries(txids, values, 1, compression):
             await segment.add(entry)
         await window.drain()
-        return await segment.close(rows.log, rows.partition, rows.ordinal, stamped=rows.stamp_ms is not None)
+        return await segment.close(rows.log, rows.partition, rows.ordinal, rows.origin, rows.record_count)
     except BaseException:
         window.abandon()
         await writer.abandon()

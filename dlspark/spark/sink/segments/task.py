@@ -7,14 +7,18 @@ to these ledgers until the driver publishes the batch, so a task may fail, be re
 ledger that exists is listed under the sink, so what is not published is found and swept.
 
 `Staging` is the task on the event loop; its `TaskWriter` gathers rows and writes them, each ledger by a
-`StagedSegmentWriter`. What a task needs from the metadata store it
-asks for before the rows are there, so that the answers come while Spark fetches the rows:
+`StagedSegmentWriter`. What a task needs from the metadata store it asks for before the rows are there, so that the
+answers come while Spark fetches the rows:
 
 | asked for | why it may be asked before the rows are there |
 |---|---|
 | the sink | where nothing was published up to the batch, no log has it: their marks need not be asked |
 | the highest transaction ids of logs that are known by name | a timestamp is a first choice, which the commit mends |
 | a ledger id, the storage nodes | an id that is not used is lost, which does no harm |
+
+Rows of a typed frame are encoded as they are cut by log (`row_encoding`). Where the log takes ids from a column they
+are times of rows: a time below the highest so far in the log and task becomes that one. Tasks may overlap then, and the
+commit raises what would go back.
 
 A ledger is made when its log has its first rows. Where the sink is known to exist, that does not wait for the sink's
 state: what a replay has made in vain is listed under a batch that is published, and its commit sweeps it. Rows of a log
@@ -28,44 +32,52 @@ task together are bounded.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.entries import Compression, EncodedEntry
-from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order, rows_by_log
-from dlspark.spark.sink.commit_modes import commit_way
+from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order
+from dlspark.spark.sink.commit_modes import CommitMode, commit_way
 from dlspark.spark.sink.inline_rows import gather_inline
-from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
+from dlspark.spark.sink.messages import IdOrigin, JobId, SinkMessage, StagedSegment
+from dlspark.spark.sink.row_cutting import Cut, cutter, packs_rows, takes_ids_from_column
+from dlspark.spark.sink.segments.staged_ledger import (
+    ENTRY_BYTES,
+    StagedSegmentWriter,
+    WriteWindow,
+    cut_entries,
+    stored_bytes,
+)
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.worker_daemon import begin_use
 from metadata.distributedlog.sinks import JOB_PREFIX
 from metadata.foundation import fault_points
-from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, check
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.writer import LedgerWriter
 
+if TYPE_CHECKING:
+    from dlspark.tables.declaration import Declaration
+
 STAMPS_AHEAD = 16
 """Logs whose highest ids are asked for before there are rows for them."""
-ENTRY_BYTES = 256 * 1024
-"""Size that entries are filled to."""
 PENDING_BYTES = 4 * ENTRY_BYTES
 """Rows of one log are gathered to about this size before they are cut into entries, so that few entries are short."""
 MAX_PENDING_BYTES = 64 * ENTRY_BYTES
 """Most bytes gathered over all logs of a task; above it, everything gathered is written."""
-MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
-"""Most bytes sent and not yet acknowledged, over all ledgers of a task."""
 MAX_LOGS_PER_TASK = MAX_NUM_LOGS
 """Most logs that one task may write: each has a ledger open at once."""
 LOGS_AT_ONCE = 16
@@ -99,8 +111,10 @@ def run_task(
     begin_use()
     way = commit_way(options, numbered=not job.sink_id.startswith(JOB_PREFIX))
     share = way.share(partition)
-    if share:
-        inline, looked_at = gather_inline(columns, partition, stamp_ms, share, batches)
+    find = functools.partial(_find_declared, options) if columns.typed is not None else None
+    if share and not (way.mode is CommitMode.AUTO and packs_rows(columns)):
+        cut = cutter(columns, f"task {partition}", find, one_row=True)
+        inline, looked_at = gather_inline(columns, partition, stamp_ms, share, batches, cut)
         if inline is not None:
             fault_points.reach("sink.writing")
             fault_points.reach("sink.staged")
@@ -108,21 +122,32 @@ def run_task(
         if way.proxied:
             raise way.commit_mode_error(f"Task {partition} has rows for several logs, or more than fit into a request")
         batches = chain(looked_at, batches)
-    message = _stage_task(options, columns, job, partition, stamp_ms, batches)
+    cut = cutter(columns, f"task {partition}", find)
+    message = _stage_task(options, columns, cut, job, partition, stamp_ms, batches)
     fault_points.reach("sink.staged")
     return message
+
+
+def _find_declared(options: Options, logs: Sequence[str]) -> Mapping[str, Declaration]:
+    """Return what logs declare that rows have named (in Spark's thread). Raises BatchRefusedError."""
+
+    async def find() -> Mapping[str, Declaration]:
+        return await (await open_session(options)).declared.need(logs)
+
+    return Runtime.shared().run(find())
 
 
 def _stage_task(
     options: Options,
     columns: SinkColumns,
+    cut: Cut,
     job: JobId,
     partition: int,
     stamp_ms: int,
     batches: Iterator[pa.RecordBatch],
 ) -> SinkMessage:
     runtime = Runtime.shared()
-    opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
+    opening = runtime.submit(_begin(options, columns, cut, job, partition, stamp_ms))
     try:
         # Spark fetches the first rows while the session opens and asks.
         first = list(islice(batches, 1))
@@ -142,8 +167,10 @@ def _stage_task(
         return _replayed(runtime, staging, rest, seen, error)
 
 
-async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int) -> Staging:
-    return Staging(await open_session(options), job, columns, partition, stamp_ms)
+async def _begin(
+    options: Options, columns: SinkColumns, cut: Cut, job: JobId, partition: int, stamp_ms: int
+) -> Staging:
+    return Staging(await open_session(options), job, columns, partition, stamp_ms, cut)
 
 
 def _stage_rows(
@@ -182,7 +209,7 @@ def _replayed(
 
 def _count(rows: Sequence[LogRows], seen: Counter[str]) -> None:
     for part in rows:
-        seen[part.log] += len(part.values)
+        seen[part.log] += part.row_count
 
 
 class _EntrySender:
@@ -207,16 +234,27 @@ class _EntrySender:
 class Staging:
     """A task under way. Made on the event loop, as all coroutines run there; ended by `finish` or `give_up`."""
 
-    def __init__(self, session: SinkSession, job: JobId, columns: SinkColumns, partition: int, stamp_ms: int) -> None:
+    def __init__(
+        self,
+        session: SinkSession,
+        job: JobId,
+        columns: SinkColumns,
+        partition: int,
+        stamp_ms: int,
+        cut: Cut | None = None,
+    ) -> None:
         self.session = session
         self.job = job
-        settings = StageSettings(columns, session.compression, session.settings.max_segment_bytes, partition)
+        settings = StageSettings(columns, session.compression, session.settings.max_segment_bytes, partition, cut)
         self.task = TaskWriter(settings, self._create, self._stamp)
         self._stamp_ms = stamp_ms
         self._sink_seen = session.has_seen(job)
         self._state = asyncio.ensure_future(session.state(job))
         logs = columns.known_logs if columns.transaction_id is None else ()
-        self._stamps = {log: asyncio.ensure_future(session.stamp(log, stamp_ms)) for log in logs[:STAMPS_AHEAD]}
+        self._stamps = {
+            log: asyncio.ensure_future(session.stamp(log, 0 if takes_ids_from_column(columns, log) else stamp_ms))
+            for log in logs[:STAMPS_AHEAD]
+        }
         session.get_ready()
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
@@ -247,9 +285,9 @@ class Staging:
             await self._state  # The sink was removed since the last task; reading its state has created it again.
             return await self.session.create_ledger(self.job, log)
 
-    async def _stamp(self, log: str) -> int:
+    async def _stamp(self, log: str, timed: bool) -> int:
         asked = self._stamps.pop(log, None)
-        return await (self.session.stamp(log, self._stamp_ms) if asked is None else asked)
+        return await (self.session.stamp(log, 0 if timed else self._stamp_ms) if asked is None else asked)
 
     async def finish(self) -> tuple[StagedSegment, ...]:
         """Close what was written; without rows, too, the sink is there for the commit."""
@@ -276,6 +314,8 @@ class StageSettings:
     compression: Compression
     max_segment_bytes: int
     partition: int
+    cut: Cut | None = None
+    """Cuts Arrow batches by log; None: as the columns say."""
 
     @property
     def task(self) -> str:
@@ -285,20 +325,27 @@ class StageSettings:
 
 @dataclass(frozen=True, slots=True)
 class EntriesToSend:
-    """Entries of one log, encoded and to be sent; `last`: its segment has grown enough and ends with them."""
+    """Entries of one log, encoded and to be sent, and how many rows they hold; `last`: its segment has grown enough and
+    ends with them."""
 
     log: str
     entries: list[EncodedEntry]
     last: bool
+    row_count: int
 
 
 @dataclass(slots=True)
 class _GatheredRows:
-    """Rows of one log that wait to be cut into entries, and where its segment has got to (kept in Spark's thread)."""
+    """Rows of one log that wait to be cut into entries, and where its segment has got to (kept in Spark's thread).
+
+    `last_txid`: no time of a row may be below it, where ids are such times.
+    """
 
     stamp: int | None
+    origin: IdOrigin
     last_txid: int = -1
     rows: list[LogRows] = field(default_factory=list)
+    row_count: int = 0
     size: int = 0
     next_position: int = 1
     stored_bytes: int = 0
@@ -309,6 +356,8 @@ class _StagedLog:
     """The open segment of one log and those closed before it (kept on the event loop)."""
 
     segment: StagedSegmentWriter | None = None
+    row_count: int = 0
+    """Rows that the open segment holds."""
     closed: list[StagedSegment] = field(default_factory=list)
 
 
@@ -318,16 +367,18 @@ class TaskWriter:
     Args:
         settings: how the task writes.
         create: makes a listed ledger for a log.
-        stamp: gives the timestamp that rows without an id carry in a log.
+        stamp: gives the timestamp that rows without an id carry in a log; or, if so asked, the highest id that the log
+            has so far.
     """
 
     def __init__(
         self,
         settings: StageSettings,
         create: Callable[[str], Awaitable[LedgerWriter]],
-        stamp: Callable[[str], Awaitable[int]],
+        stamp: Callable[[str, bool], Awaitable[int]],
     ) -> None:
         self._settings = settings
+        self._cut_by_log = settings.cut or cutter(settings.columns, settings.task)
         self._create = create
         self._stamp = stamp
         self._window = WriteWindow()
@@ -346,7 +397,7 @@ class TaskWriter:
 
     def split(self, batch: pa.RecordBatch) -> list[LogRows]:
         """Check a batch's rows and cut them by log. Raises BatchRefusedError; nothing of the batch is taken then."""
-        return rows_by_log(batch, self._settings.columns, self._settings.task)
+        return self._cut_by_log(batch)
 
     def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
         """Return the parts of `rows` whose log was not met before."""
@@ -365,9 +416,13 @@ class TaskWriter:
 
     async def _meet(self, part: LogRows) -> None:
         # One stamp a log and task, taken once: ids within a segment must not decrease (I4).
-        stamp = None if part.txids is not None else await self._stamp(part.log)
+        stamp = await self._stamp(part.log, part.timed) if part.txids is None or part.timed else None
         self._staged[part.log] = _StagedLog()
-        self._gathered[part.log] = _GatheredRows(stamp)
+        if part.timed:
+            self._gathered[part.log] = _GatheredRows(None, IdOrigin.TIMED, -1 if stamp is None else stamp)
+        else:
+            origin = IdOrigin.STAMPED if part.txids is None else IdOrigin.GIVEN
+            self._gathered[part.log] = _GatheredRows(stamp, origin)
 
     def _make_some(self) -> None:
         """Make ledgers for the logs that wait for one, LOGS_AT_ONCE at a time."""
@@ -391,14 +446,18 @@ class TaskWriter:
         """Gather rows of logs that were met; gives what is large enough to be sent."""
         for part in rows:
             if part.log in self._covered:
-                self._covered[part.log] += len(part.values)
+                self._covered[part.log] += part.row_count
                 continue
             gathered = self._gathered[part.log]
-            check_order(part.txids, part.log, self._settings.task, gathered.last_txid)
+            if part.timed and part.txids is not None:
+                part = replace(part, txids=np.maximum.accumulate(np.maximum(part.txids, gathered.last_txid)))
+            else:
+                check_order(part.txids, part.log, self._settings.task, gathered.last_txid)
             if part.txids is not None:
                 gathered.last_txid = int(part.txids[-1])
             size = part.values.nbytes + RECORD_HEADER_BYTES * len(part.values)
             gathered.rows.append(part)
+            gathered.row_count += part.row_count
             gathered.size += size
             self._pending_bytes += size
             if gathered.size >= PENDING_BYTES:
@@ -419,13 +478,14 @@ class TaskWriter:
             self._txids(gathered, len(values)), values, gathered.next_position, self._settings.compression
         )
         self._pending_bytes -= gathered.size
-        gathered.rows, gathered.size = [], 0
+        row_count = gathered.row_count
+        gathered.rows, gathered.row_count, gathered.size = [], 0, 0
         gathered.next_position += len(values)
         gathered.stored_bytes += sum(map(stored_bytes, entries))
         last = gathered.stored_bytes >= self._settings.max_segment_bytes or gathered.next_position > ROLL_POSITION
         if last:
             gathered.next_position, gathered.stored_bytes = 1, 0
-        return EntriesToSend(log, entries, last)
+        return EntriesToSend(log, entries, last, row_count)
 
     def _txids(self, gathered: _GatheredRows, count: int) -> npt.NDArray[np.int64]:
         if gathered.stamp is not None:
@@ -446,6 +506,7 @@ class TaskWriter:
             )
         for entry in cut.entries:
             await staged.segment.add(entry)
+        staged.row_count += cut.row_count
         if cut.last:
             await self._close(cut.log, staged)
 
@@ -461,10 +522,9 @@ class TaskWriter:
     async def _close(self, log: str, staged: _StagedLog) -> None:
         if staged.segment is not None:
             segment, staged.segment = staged.segment, None
-            stamped = self._gathered[log].stamp is not None
-            staged.closed.append(
-                await segment.close(log, self._settings.partition, len(staged.closed), stamped=stamped)
-            )
+            rows, staged.row_count = staged.row_count, 0
+            origin, number = self._gathered[log].origin, len(staged.closed)
+            staged.closed.append(await segment.close(log, self._settings.partition, number, origin, rows))
 
     async def abandon(self) -> None:
         """Give up: the ledgers stay as they are, listed, for a sweep."""
@@ -480,113 +540,3 @@ class TaskWriter:
         for staged in self._staged.values():
             if staged.segment is not None:
                 await staged.segment.abandon()
-
-
-# ---------------------------------------------------------------------- a segment to be
-
-
-class WriteWindow:
-    """The adds of one task that wait for acknowledgement, bounded in bytes over all its ledgers."""
-
-    def __init__(self, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._adds: deque[tuple[asyncio.Future[int], int]] = deque()
-        self._bytes = 0
-
-    def push(self, add: asyncio.Future[int], size: int) -> None:
-        """Take up an add under way, of `size` bytes."""
-        self._adds.append((add, size))
-        self._bytes += size
-
-    async def room(self) -> None:
-        """Wait until another add fits. Raises what an add failed with."""
-        while self._adds and (self._bytes > self._max_bytes or self._adds[0][0].done()):
-            await self._oldest()
-
-    async def drain(self) -> None:
-        """Wait for every add. Raises the first failure."""
-        while self._adds:
-            await self._oldest()
-
-    async def _oldest(self) -> None:
-        add, size = self._adds.popleft()
-        self._bytes -= size
-        await add
-
-    def abandon(self) -> None:
-        """Wait for nothing more. Failures of adds under way are taken note of, so that asyncio does not log them."""
-        for add, _ in self._adds:
-            add.add_done_callback(_seen)
-        self._adds.clear()
-        self._bytes = 0
-
-
-def _seen(add: asyncio.Future[int]) -> None:
-    if not add.cancelled():
-        add.exception()
-
-
-class StagedSegmentWriter:
-    """Writes one ledger as a segment to be, keeping what its metadata will say."""
-
-    def __init__(self, ledger: LedgerWriter, window: WriteWindow) -> None:
-        self._ledger = ledger
-        self._window = window
-        self._count = 0
-        self._first_txid = self._last_txid = -1
-        self._last_entry = self._last_slot = -1
-        self._user_bytes = 0
-
-    async def add(self, entry: EncodedEntry) -> None:
-        """Send one entry, once there is room for it."""
-        await self._window.room()
-        await self._ledger.wait_for_room()  # a bookie beyond the ack quorum may be slow: its queue is memory, too
-        self._window.push(self._ledger.add(*entry.buffers), stored_bytes(entry))
-        if self._count == 0:
-            self._first_txid = entry.first_txid
-        self._count += entry.record_count
-        self._last_txid = entry.last_txid
-        self._last_entry = self._ledger.last_add_pushed
-        self._last_slot = entry.record_count - 1
-        self._user_bytes += entry.user_bytes
-
-    async def abandon(self) -> None:
-        """Leave the ledger as it is."""
-        await self._ledger.abandon()
-
-    async def close(self, log: str, partition: int, ordinal: int, *, stamped: bool) -> StagedSegment:
-        """Close the ledger, with everything acknowledged; its end is final from here on (I2)."""
-        metadata = await self._ledger.close()
-        # Readers go by the end that is stored (I2): the segment's metadata must say the same.
-        check(
-            metadata.last_entry == self._last_entry,
-            f"a staged ledger closed at entry {metadata.last_entry} instead of {self._last_entry}",
-            ledger_id=self._ledger.ledger_id,
-        )
-        return StagedSegment(
-            log=log,
-            ledger_id=self._ledger.ledger_id,
-            partition=partition,
-            ordinal=ordinal,
-            first_txid=self._first_txid,
-            last_txid=self._last_txid,
-            record_count=self._count,
-            last_entry=self._last_entry,
-            last_slot=self._last_slot,
-            user_bytes=self._user_bytes,
-            stamped=stamped,
-        )
-
-
-def stored_bytes(entry: EncodedEntry) -> int:
-    """Return the entry's size as it is stored."""
-    return sum(len(buffer) for buffer in entry.buffers)
-
-
-def cut_entries(
-    txids: npt.NDArray[np.int64], values: pa.Array, position: int, compression: Compression
-) -> list[EncodedEntry]:
-    """Encode rows into entries of about ENTRY_BYTES, the first record at `position`."""
-    return list(
-        encode_entries(txids, values, first_position=position, compression=compression, max_entry_bytes=ENTRY_BYTES)
-    )
