@@ -123,7 +123,10 @@ class Declaration:
         return None if self.timestamp_id is None else schema.by_id().get(self.timestamp_id)
 
     def evolved(self, changes: Collection[Change]) -> Declaration:
-        """Return the declaration with another current schema. Raises as `evolution.evolve`."""
+        """Return the declaration with another current schema; itself where that would be equal.
+
+        Raises as `evolution.evolve`.
+        """
         if len(self.schemas) >= MAX_VERSIONS:
             raise InvalidSchemaError(
                 f"The schema has changed {MAX_VERSIONS} times; nothing was changed", advice="Declare another log"
@@ -135,6 +138,8 @@ class Declaration:
             names_taken=self.names_taken(),
             timestamp_id=self.timestamp_id,
         )
+        if new.fields == self.current.fields:
+            return self  # another client has made the same change, perhaps: no version is there for nothing
         _check_columns(new)
         return replace(self, schemas=(*self.schemas, new), highest_id=max(self.highest_id, new.highest_id))
 

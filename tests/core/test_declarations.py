@@ -22,8 +22,8 @@ from dlspark.errors import (
     SchemaExistsError,
 )
 from dlspark.tables.declaration import RecordFormat
-from dlspark.tables.evolution import AddColumn, DropColumn, RenameColumn
-from dlspark.tables.types import STRING
+from dlspark.tables.evolution import AddColumn, AllowNull, DropColumn, MoveColumn, Place, RenameColumn, WidenColumn
+from dlspark.tables.types import LONG, STRING
 from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_names import LogExistsError, LogNotFoundError
 from metadata.distributedlog.namespaces import NamespaceStore
@@ -145,6 +145,12 @@ async def test_of_two_changes_at_once_both_are_made_or_the_second_is_refused(mem
     assert [type(error) for error in refused] == [EvolutionError]
     assert "nothing was changed" in str(refused[0])
     assert len((await log.schema()).schemas) == 4
+
+
+async def test_a_change_that_changes_nothing_makes_no_version(namespace):
+    log = await declared(namespace)
+    await log.change_schema([WidenColumn(("id",), LONG), AllowNull(("item",)), MoveColumn(("id",), Place())])
+    assert len((await log.schema()).schemas) == 1
 
 
 async def test_a_change_that_others_keep_overtaking_ends(namespace, monkeypatch):

@@ -226,6 +226,8 @@ def test_random_lives_give_no_id_twice_and_travel(seed: int) -> None:
         except InvalidSchemaError:
             assert made is before
             continue
+        if made is before:
+            continue  # it changed nothing
         assert made.schemas[:-1] == before.schemas
         assert set(made.current.by_id()) - set(before.current.by_id()) <= set(
             range(before.highest_id + 1, made.highest_id + 1)

@@ -2,9 +2,10 @@
 
 Fault model: an answer of the metadata store may be lost, and other clients change the declaration at any time. Whether
 a change was made is found out by looking: versions of a schema are only ever added, so a version that is there as it
-was sent is made, and one that is not there never will be (its set depended on a version that has passed). A change that
-another client's overtook is made anew of what is there by then, where it can be; else its error says that nothing was
-changed. Only where the store stays away, or the log declares something new altogether, the outcome stays unknown.
+was sent is made, by us or by a client that wanted the same, and one that is not there never will be (its set depended
+on a version that has passed). A change that another client's overtook is made anew of what is there by then, where it
+can be; else its error says that nothing was changed. Only where the store stays away, or the log declares something new
+altogether, the outcome stays unknown.
 
 A declaration changes nothing of the records: a log without one is as it ever was.
 """
