@@ -175,8 +175,8 @@ def _fields(columns: StructType, number: Callable[[], int], where: str) -> tuple
 
 
 def _type(spark: DataType, number: Callable[[], int], path: str) -> Type:
-    if type(spark) in _OURS:
-        return _OURS[type(spark)]
+    if type(spark) in _OURS and not (isinstance(spark, StringType) and spark != StringType()):
+        return _OURS[type(spark)]  # a collation decides which texts are equal, and no record says it
     if isinstance(spark, DecimalType):
         return Decimal(spark.precision, spark.scale)
     if isinstance(spark, StructType):

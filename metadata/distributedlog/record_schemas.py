@@ -8,7 +8,8 @@ one znode's life only, and begins again where a log is deleted and made again: t
 tells that log's from this one's, so that nothing is put in the place of another log's
 (docs/reference/znodes.md#schema).
 
-Upstream knows neither znode, and passes over them. They go with the log: where it is renamed, and where it is deleted.
+Upstream knows neither znode, and passes over them. They go with the log: where it is renamed, with another id, and
+where it is deleted.
 """
 
 from __future__ import annotations
@@ -168,12 +169,18 @@ class SchemaStore:
     async def withdraw(self, log: str, before: StoredSchema) -> None:
         """Take away what a log declares. Raises BadVersionError where it was changed since it was read."""
         parent = (await self._logs.located(log)).schema
+        attempts = 0
 
         async def delete() -> None:
+            nonlocal attempts
+            attempts += 1
             try:
                 await self.store.multi([Delete(f"{parent}/{before.id}", before.version), Delete(parent, ANY_VERSION)])
-            except NoNodeError:
-                return  # an answer that was lost, or another client was faster: it is gone
+            except NoNodeError as error:
+                # An answer that was lost, or another client was faster: it is gone. Only where it cannot have been
+                # this one, what is there now is another declaration than the one that was to go.
+                if attempts == 1 and await self.store.exists(parent) is not None:
+                    raise BadVersionError(f"Log {log} declares something else by now", path=parent) from error
 
         await repeat(self.store, delete)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -273,6 +276,44 @@ def test_a_decimal_may_have_zeros_before_it() -> None:
         "1.50",
         "2.50",
     ]
+
+
+def test_a_decimals_digits_do_not_overflow() -> None:
+    """Arrow's reader of 128 bits moves them without looking, and by more than it has a table for."""
+    for type_, number in (
+        (Decimal(38, 36), "-999999999999999999999999999999999999"),
+        (Decimal(38, 38), "1" + "0" * 37),
+        (Decimal(9, 2), "1e-41"),
+        (Decimal(9, 2), "1.5e-38"),
+        (Decimal(38, 30), "1e-1000000000"),
+        (Decimal(9, 2), "0.5e-0039"),
+    ):
+        for text in (number, f'"{number}"', f" {number} "):
+            for nested, made in ((type_, "{}"), (ListOf(Field(2, "element", type_)), "[1e0,{},0]")):
+                (found,) = decoded(nested, f'{{"c":{made.replace("{}", text)}}}')
+                assert str(found).startswith("! column c"), (type_, text, found)
+    assert decoded(Decimal(38, 38), '{"c":1E-38}', '{"c":0e-38}', '{"c":"1.00e-36"}') == decoded(
+        Decimal(38, 38), *(f'{{"c":0.{digits}}}' for digits in ("0" * 37 + "1", "0", "0" * 35 + "1"))
+    )
+
+
+@pytest.mark.timeout(7_200)
+def test_both_ways_of_reading_say_the_same_of_changed_records(rounds: int | None, tmp_path: Path) -> None:
+    """In a process of its own: what takes that down is in the file."""
+    program, last = Path(__file__).parent / "mutate_json.py", tmp_path / "last"
+    for seed in range(1 if rounds is None else rounds):
+        many = "600" if rounds is None else "10000"
+        made = subprocess.run(
+            [sys.executable, str(program), str(seed), many, str(last)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr[-4_000:] + last.read_text()[:4_000]
+        seen, fast = map(int, made.stdout.split())
+        assert seen >= int(many)
+        assert fast > seen // 20
 
 
 def test_a_renamed_column_is_read_by_its_former_names() -> None:

@@ -91,7 +91,7 @@ class AsyncLogReader(OnOneLoop):
         self._idleness = Idleness(name, services.counters)
         self._numbers = GapCheck(name, services.counters)
         self._records = DecodedRecords()
-        self._tables = TableReads(services.logs, name)
+        self._tables = TableReads(services.logs, name, self._measures.misfit_records)
         self._loan: Loan | None = None
         self._delivered: LogRecord | None = None  # the last one, if it moved the position
         self._moved_to = start
@@ -277,7 +277,7 @@ class AsyncLogReader(OnOneLoop):
                 if misfit is not None:
                     self._lose(misfit)
                     self._go_on_at(DLSN.parse(str(misfit.dlsn)))
-                if table.num_rows:
+                if table.num_rows or misfit is None:
                     return table
 
     async def tables(self, max_bytes: int = BATCH_BYTES) -> AsyncGenerator[pa.Table, None]:

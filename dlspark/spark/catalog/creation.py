@@ -1,14 +1,13 @@
 """What `CREATE TABLE` may say of a log, and what Spark adds to that. Pure: no I/O.
 
-A log has always the same columns and no layout to choose. Properties are checked by `dlspark.spark.catalog.tables`.
+A log has no layout to choose. `dlspark.spark.catalog.declared_columns` says what its columns can be, and properties are
+checked by `dlspark.spark.catalog.tables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
-
-from pyspark.sql.types import StringType, StructType
 
 from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.tables import of_scope
@@ -17,7 +16,6 @@ from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import settings_of
-from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 
 FORMAT: Final = "distributedlog"
@@ -26,29 +24,18 @@ _ANYWHERE: Final = "distributedlog://127.0.0.1:1/unused"
 _ADDED_BY_SPARK: Final = frozenset({"provider", "owner", "is_managed_location", "table_type"})
 
 
-def check_layout(schema: StructType, partitioning: Sequence[str], *, constrained: bool) -> None:
-    """Raise SchemaError for columns that a log does not have, and for partitions and constraints, which it cannot have.
-
-    Columns may be left out. `CREATE TABLE ... AS SELECT` names those of its query, which are to be written: there
-    `value` may be a string.
-    """
+def check_layout(partitioning: Sequence[str], *, constrained: bool) -> None:
+    """Raise SchemaError for partitions and constraints, which a log cannot have."""
     if partitioning:
         raise SchemaError(
             f"A log cannot be partitioned by {', '.join(partitioning)}; nothing was created",
             advice="A log is one sequence of records; make several logs, as option numLogs of the sink does",
         )
     if constrained:
-        raise SchemaError("A log has no constraints; nothing was created", advice="Leave them out")
-    ours = {field.name: field.dataType for field in SCHEMA.fields}
-    for field in schema.fields:
-        name = field.name.lower()
-        if ours.get(name) != field.dataType and not (name == "value" and field.dataType == StringType()):
-            raise SchemaError(
-                f"A log has no column {field.name} {field.dataType.simpleString()}: its columns are "
-                f"{', '.join(f'{name} {kind.simpleString()}' for name, kind in ours.items())}; nothing was created",
-                advice="Leave the columns out. In CREATE TABLE ... AS SELECT, choose value, and transaction_id if "
-                "wanted; pack others: to_json(struct(*)) AS value",
-            )
+        raise SchemaError(
+            "A log has no constraints; nothing was created",
+            advice="Leave them out; NOT NULL of a column is checked",
+        )
 
 
 def check_use(log: str, properties: Mapping[str, str]) -> None:

@@ -10,11 +10,12 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 | `tables`, `namespaces`, `namespace` | `namespace` | names of tables, of namespaces below; its properties |
 | `load` | `table`, and `version` or `timestamp_us` | the table: columns, properties, handle |
 | `change` | `table` | none: UPDATE, DELETE, MERGE and overwriting are refused |
-| `create`, `replace`, `create_or_replace`, `alter` | `table`, `properties` ...; `set`, `remove` | the table |
+| `create`, `replace`, `create_or_replace` | `table`, `schema`, `properties` ... | the table |
+| `alter` | `table`; `set`, `remove`, `columns`, `others` | the table |
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
 | `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
 | `filters` | `filters` | for each whether it is kept exactly |
-| `columns` | `schema` that a user has given to a reader, `metadata` | names of the columns |
+| `columns` | `schema` that a user has given to a reader, `metadata`, `options` | the columns |
 | `statistics` | `options` of a read | rows and bytes |
 | `summarise` | `options` of a read, `functions` | values of aggregates, or null; what the query has seen of logs |
 """
@@ -25,15 +26,25 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import creation_of, delete_unwritten_log
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import Settings
+from dlspark.core.typed.declarations import Declarations, Declared
 from dlspark.core.write_lock import default_client_id
 from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
+from dlspark.spark.catalog.declared_columns import (
+    changed_strictness,
+    changes_of,
+    columns_of,
+    declared_by,
+    metadata_columns_of,
+    properties_of,
+    schema_properties,
+)
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
 from dlspark.spark.connection import Connect, open_namespace, resolve_uri
@@ -43,6 +54,8 @@ from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.frame_columns import FrameColumns
+from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
@@ -102,7 +115,7 @@ async def answer(
         if operation == "filters":
             return {"result": exact([_words(one) for one in _list(request, "filters")])}
         if operation == "columns":
-            return {"result": _columns(request)}
+            return {"result": (await _columns(request, session or {}, connect)).json()}
         if operation in ("statistics", "summarise"):
             return {"result": await _about_rows(operation, request, session or {}, connect)}
         defaults = checked_properties(_texts(request, "defaults"))
@@ -212,6 +225,9 @@ class Catalog:
         except (LogNotFoundError, InvalidLogNameError):
             return await self._metadata_table(request)
         handle = TableHandle(self._uri, log, self._defaults, {} if properties.foreign else properties.properties)
+        declared = None if handle.shows_bytes else await self._declared(log)
+        if declared is not None:
+            handle = handle.of_version(declared.stored.id, declared.declaration.current.id)
         if "version" in request:
             handle = await self._as_of(handle, str(request["version"]))
         elif "timestamp_us" in request:
@@ -221,7 +237,15 @@ class Catalog:
             made = await creation_of(self._namespace.services, log)
         except LogNotFoundError:
             raise _Named("no_such_table") from None  # it was deleted meanwhile
-        return _table(SCHEMA, _COMMENTS, properties, handle, log=log, created=made)
+        columns = _columns_of(SCHEMA, _COMMENTS) if declared is None else columns_of(declared)
+        return _table(columns, properties, handle, declared, log=log, created=made)
+
+    async def _declared(self, log: str) -> Declared | None:
+        """Return what a log declares of its records; None for a log of bytes."""
+        try:
+            return await Declarations(self._namespace.logs_store, log).find()
+        except LogNotFoundError:
+            raise _Named("no_such_table") from None  # it was deleted meanwhile
 
     async def refuse_change(self, request: Json) -> Json:
         """Refuse a statement that does not only append."""
@@ -268,7 +292,8 @@ class Catalog:
                 advice="Leave VERSION AS OF or TIMESTAMP AS OF out",
             )
         comments = {column.name: column.meaning for column in table.columns}
-        return _table(table.schema, comments, TableProperties(), TableHandle(self._uri, log, metadata=table.name))
+        columns, handle = _columns_of(table.schema, comments), TableHandle(self._uri, log, metadata=table.name)
+        return _table(columns, TableProperties(), handle, None)
 
     async def _find_metadata_table(self, request: Json) -> tuple[MetadataTable | None, str | None]:
         *above, name = map(str, _list(request, "table"))
@@ -280,27 +305,33 @@ class Catalog:
         return table, log
 
     async def create(self, request: Json) -> Json:
-        """Create a log. What its properties cannot be is refused before anything is done."""
+        """Create a log, with its schema where it has columns of its own.
+
+        What its columns and properties cannot be is refused before anything is done.
+        """
         log = self._log(request)
-        check_layout(
-            StructType.fromJson(json.loads(str(request["schema"]))),
-            [str(one) for one in _list(request, "partitioning")],
-            constrained=bool(request.get("constraints")),
-        )
+        check_layout([str(one) for one in _list(request, "partitioning")], constrained=bool(request.get("constraints")))
         self._namespace.logs_store.validate_name(log)
         default = str(request.get("default_provider", ""))
         given = own_properties(_texts(request, "properties"), default, f"{self._uri}/{log}")
-        properties = TableProperties().changed(log, given, ())
+        of_schema, others = schema_properties(given)
+        declaration = declared_by(
+            StructType.fromJson(json.loads(str(request["schema"]))),
+            of_schema,
+            _object(request, "column_defaults"),
+            as_select=request.get("as_select") is True,
+        )
+        properties = TableProperties().changed(log, others, ())
         check_use(log, properties.properties)
         if await self._namespace.log_exists(log):
             raise _Named("table_exists")
         data = properties.encode()
         try:
-            await self._namespace.create_log(log, data)
+            await self._namespace.create_log(log, data, declaration)
         except LogExistsError:
             raise _Named("table_exists") from None
         # `create_log` completes what another client has half created, and leaves that one's metadata.
-        if (await self._admin.metadata(log)).value != data:
+        if declaration is None and (await self._admin.metadata(log)).value != data:
             raise _Named("table_exists")  # another client created it meanwhile, with other properties
         return await self.load(request)
 
@@ -337,23 +368,53 @@ class Catalog:
         return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
 
     async def alter(self, request: Json) -> Json:
-        """Set and remove properties. A change that another client makes at the same time is not overwritten."""
+        """Change columns, or set and remove properties. A change that another client makes at the same time is not
+        overwritten."""
         log = await self._existing(request)
         others = _list(request, "others")
         if others:
             raise SchemaError(
-                f"A log's columns cannot be changed: {', '.join(map(str, others))}",
-                advice="ALTER TABLE can set and unset TBLPROPERTIES, and rename the table",
+                f"A log cannot be changed by {', '.join(map(str, others))}; nothing was changed",
+                advice="ALTER TABLE can set and unset TBLPROPERTIES, rename the table, and change columns that a log "
+                "declares",
                 log=log,
             )
+        of_schema, set_ = schema_properties(_texts(request, "set"))
+        dropped, removed = schema_properties({str(name): "" for name in _list(request, "remove")})
+        columns = [one for one in _list(request, "columns") if isinstance(one, dict)]
+        if columns or of_schema or dropped:
+            if set_ or removed:
+                raise OptionError(
+                    "Properties of the schema are kept apart from the others, and both would not change at once; "
+                    "nothing was changed",
+                    advice=f"Set {', '.join([*of_schema, *dropped])} in a statement of its own",
+                    log=log,
+                )
+            await self._change_schema(log, columns, of_schema, list(dropped))
+            return await self.load(request)
         stored = await self._admin.metadata(log)
-        removed = [str(name) for name in _list(request, "remove")]
-        new = TableProperties.decode(stored.value).changed(log, _texts(request, "set"), removed)
-        if request.get("set"):  # what is there already, and wrong, can always be taken away
+        new = TableProperties.decode(stored.value).changed(log, set_, removed)
+        if set_:  # what is there already, and wrong, can always be taken away
             check_use(log, new.properties)
         # At the version that was read: of two changes at a time the second is refused.
         await self._admin.set_metadata(log, new.encode(), stored.version)
         return await self.load(request)
+
+    async def _change_schema(
+        self, log: str, columns: Sequence[Json], set_: Mapping[str, str], removed: Sequence[str]
+    ) -> None:
+        """Change what a log declares, all of a statement at once, or nothing."""
+        declarations = Declarations(self._namespace.logs_store, log)
+        found = await declarations.find()
+        if found is None:
+            raise SchemaError(
+                "The log declares no schema: its records are bytes; nothing was changed",
+                advice="Declare one: `dlspark log schema set`, or log.declare_schema in Python; `dlspark log schema "
+                "infer` proposes one from the records",
+                log=log,
+            )
+        changes = changes_of(columns, found.declaration.current)
+        await declarations.change(changes, strict=changed_strictness(found.declaration, set_, removed))
 
     async def drop(self, request: Json) -> bool:
         """Delete a log with its data; False if there is none. A log that is being written is refused."""
@@ -403,10 +464,21 @@ class Catalog:
         )
 
 
-def _columns(request: Json) -> list[str]:
-    """Return the columns that the user has named, checked to be some of those that there are. Raises SchemaError."""
-    full = table_named(str(request["metadata"])).schema if request["metadata"] else SCHEMA
-    return list(column_names(StructType.fromJson(json.loads(str(request["schema"]))), full))
+async def _columns(request: Json, session: Mapping[str, str], connect: Connect) -> StructType:
+    """Return the columns that the user has named, checked to be some of those that there are, and with the version of
+    what the log declares if they are its own. Raises SchemaError, or what looking at the log raises."""
+    schema = StructType.fromJson(json.loads(str(request["schema"])))
+    if request["metadata"]:
+        column_names(schema, table_named(str(request["metadata"])).schema)
+        return schema
+    options = Options(unpacked(_texts(request, "options"), Scope.SOURCE), Scope.SOURCE, session)
+    try:
+        query = SourceQuery.of(options.with_uri(resolve_uri(options)))
+    except DistributedLogError:
+        column_names(schema)
+        return schema  # the reader is refused, which says of what kind the query is
+    frame = FrameColumns.of(query, schema)
+    return schema if frame.log is None else await look_up(query, schema, connect)
 
 
 def _check_slash(name: str) -> None:
@@ -427,28 +499,35 @@ async def _about_rows(operation: str, request: Json, session: Mapping[str, str],
     driver = SourceDriver(query, connect, snapshot=snapshot)
     try:
         await driver.open()
+        declared = await driver.declared(FrameColumns.of(query, StructType(), down.version, settled=True))
+        bounds = down.bounds if declared is None else declared.bounds(down.hints)
         if operation == "statistics":
-            return await (await Rows.of(driver, down.bounds)).statistics()
+            found = await (await Rows.of(driver, bounds)).statistics()
+            return found if declared is None or declared.counted else {**found, "rows": None}
         values = None
-        if not down.bounds.scattered:  # or some entries of each segment: no one range of positions
-            functions = [one for one in _list(request, "functions") if isinstance(one, dict)]
-            values = await (await Rows.of(driver, down.bounds)).summary(functions)
+        functions = [one for one in _list(request, "functions") if isinstance(one, dict)]
+        # A column that a log declares is not the one of records that has its name.
+        known = declared is None or (declared.counted and all(one.keys() == {"function"} for one in functions))
+        if known and not bounds.scattered:  # or some entries of each segment: no one range of positions
+            values = await (await Rows.of(driver, bounds)).summary(functions)
         return {"values": values, "seen": snapshot.within(down.seen, query.uri)}
     finally:
         await driver.close()
 
 
-def _ddl(kind: DataType) -> str:
-    """Return a column's type as Spark reads it back: what it takes `timestamp` for is up to
+def _columns_of(schema: StructType, comments: Mapping[str, str]) -> list[Json]:
+    """Return columns for the Java side. Types are in JSON: how Spark reads `timestamp` in DDL is up to
     `spark.sql.timestampType`."""
-    return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
+    return [
+        {"name": one.name, "type": one.dataType.json(), "comment": comments.get(one.name, "")} for one in schema.fields
+    ]
 
 
 def _table(
-    schema: StructType,
-    comments: Mapping[str, str],
+    columns: Sequence[Json],
     about: TableProperties,
     handle: TableHandle,
+    declared: Declared | None,
     *,
     log: str | None = None,
     created: int | None = None,
@@ -458,20 +537,26 @@ def _table(
     properties = dict(handle.properties)
     if about.comment is not None:
         properties["comment"] = about.comment
+    if declared is not None:
+        properties |= properties_of(declared.declaration)
     if log is not None:
         properties |= {"provider": FORMAT, "location": f"{handle.uri}/{log}"}
-    columns = [
-        {"name": one.name, "type": _ddl(one.dataType), "comment": comments.get(one.name, "")} for one in schema.fields
-    ]
     is_log = log is not None
     return {
         "columns": columns,
+        "metadata_columns": [] if declared is None else metadata_columns_of(declared),
+        "typed": declared is not None,
         "properties": properties,
         "handle": handle.to_json(),
         "created": created,
         "writable": is_log and not handle.ends,
         "pushdown": is_log,
     }
+
+
+def _object(request: Json, name: str) -> Json:
+    found = request.get(name, {})
+    return found if isinstance(found, dict) else {}
 
 
 def _texts(request: Json, name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
 from dlspark.spark.errors import OptionError
+from dlspark.spark.options.column_choice import CHOICES, COLUMNS, ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import BY_NAME, PASSED_ON, Option, Scope
 
@@ -28,7 +29,7 @@ Json: TypeAlias = "dict[str, object]"
 _KEY: Final = "dlspark"
 _VERSION: Final = 1
 _COMMENT: Final = "comment"
-_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata", "columns")
+_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata")
 _TIME_TRAVEL: Final = ("versionasof", "timestampasof")
 NOT_OF_A_TABLE: Final = frozenset(
     {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}
@@ -52,6 +53,11 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
                 advice=f"Properties may be: {', '.join(one.key for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
+        if option is not None and option.key == COLUMNS and CHOICES.read(value) is not ColumnChoice.RAW:
+            raise OptionError(
+                f"Property {COLUMNS} of a table cannot be {value}: a table has the columns that its log declares",
+                advice="Leave it out, or give it raw: the table is then one of bytes, whatever the log declares",
+            )
         if option is None and not name.lower().startswith(PASSED_ON):  # `location` and its like
             raise OptionError(
                 f"{name} cannot be a property of a table: it is a word of Spark's, and a log has no use for it",
@@ -134,6 +140,7 @@ class TableHandle:
     """Which table a query reads or writes: its log, its properties, and where it ends if it is an older version.
 
     `end_position` ends it before a position, `end_txid` before a transaction id; `metadata` names a metadata table.
+    `declaration` and `version` say of what its columns are, where the log declares a schema and the table shows it.
     """
 
     uri: str
@@ -143,6 +150,18 @@ class TableHandle:
     end_position: str | None = None
     end_txid: int | None = None
     metadata: str | None = None
+    declaration: str | None = None
+    version: int | None = None
+
+    @property
+    def shows_bytes(self) -> bool:
+        """Whether it is a table of bytes, whatever the log declares."""
+        layers = ({name.lower(): value for name, value in one.items()} for one in (self.properties, self.defaults))
+        return any(COLUMNS in one for one in layers)
+
+    def of_version(self, declaration: str, version: int) -> TableHandle:
+        """Return the table with the columns of a version of what its log declares."""
+        return replace(self, declaration=declaration, version=version)
 
     @property
     def ends(self) -> bool:
@@ -167,10 +186,18 @@ class TableHandle:
                     f"Option {name} has no meaning for a table, which is one log of one namespace",
                     advice='Leave it out, or use format("distributedlog")',
                 )
+        if COLUMNS in lowered:
+            raise OptionError(
+                f"Option {COLUMNS} was not applied: the columns of a table are found before a query's options are",
+                advice=f"Set it for the table, ALTER TABLE ... SET TBLPROPERTIES ({COLUMNS} = 'raw'), or use "
+                'format("distributedlog")',
+            )
         if self.metadata is not None:
             log = {} if self.log is None else {"log": self.log}
             return {**given, "uri": self.uri, "metadata": self.metadata, **log}
-        found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log)}
+        # As the table was loaded, whatever was declared since.
+        columns = ColumnChoice.RAW if self.version is None else ColumnChoice.TYPED
+        found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log), COLUMNS: columns.value}
         for layer in (self.properties, self.defaults):
             taken = {_group_of(name) for name in found}
             for name, value in of_scope(layer, scope).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.writer import AsyncLogWriter
+from helpers.spark.typed_logs import TypedLog
 from metadata.distributedlog.segments import SegmentMetadata
 
 
@@ -26,6 +27,14 @@ class Logs:
         self._runtime = Runtime("tests")
         self._namespace = self._runtime.run(AsyncNamespace.open(uri))
         self._writers: dict[str, AsyncLogWriter] = {}
+
+    def typed(self, name: str) -> TypedLog:
+        """Return a log that declares its columns; `run` what it does."""
+        return TypedLog(self._namespace, self.name(name))
+
+    def run(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Run what a typed log does."""
+        self._runtime.run(coroutine)
 
     def name(self, name: str = "log") -> str:
         """Return a name that no other test uses."""

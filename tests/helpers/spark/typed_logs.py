@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.tables.arrow_types import schema_from_arrow
+from dlspark.core.typed.declarations import Declarations, declaration_of
 from dlspark.tables.codecs import RecordEncoder
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import Change
-from metadata.distributedlog.record_schemas import SchemaStore
 
 
 class TypedLog:
@@ -25,7 +24,7 @@ class TypedLog:
 
     def __init__(self, namespace: AsyncNamespace, name: str) -> None:
         self._namespace = namespace
-        self._store = SchemaStore(namespace.logs_store)
+        self._declared = Declarations(namespace.logs_store, name)
         self.name = name
         self.declaration: Declaration
 
@@ -40,22 +39,17 @@ class TypedLog:
         """Create the log unless it is there, and declare its columns."""
         if not await self._namespace.log_exists(self.name):
             await self._namespace.create_log(self.name)
-        made = Declaration.of(format_, schema_from_arrow(columns), timestamp=timestamp, strict=strict)
-        await self._store.declare(self.name, made.encode())
+        made = declaration_of(columns, format_, timestamp=timestamp, strict=strict)
+        await self._declared.declare(made)
         self.declaration = made
 
     async def change(self, *changes: Change) -> None:
         """Make another version current."""
-        before = await self._store.get(self.name)
-        assert before is not None
-        self.declaration = self.declaration.evolved(changes)
-        await self._store.replace(self.name, before, self.declaration.encode())
+        self.declaration = await self._declared.change(changes)
 
     async def withdraw(self) -> None:
         """Take the declaration away."""
-        before = await self._store.get(self.name)
-        assert before is not None
-        await self._store.withdraw(self.name, before)
+        await self._declared.withdraw()
 
     async def write(self, rows: Sequence[dict[str, object]], *, first_id: int = 0) -> None:
         """Append rows as records of the current version, whose ids rise from `first_id`, or are as the column says."""

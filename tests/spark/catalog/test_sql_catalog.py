@@ -373,7 +373,7 @@ def test_a_query_that_fails_leaves_no_table_of_it(sql: SparkSession, new: str) -
     with pytest.raises(Exception, match="not today"):
         sql.sql(f"CREATE TABLE dlog.{new} AS SELECT cast(raise_error('not today') AS string) AS value").collect()
     assert not sql.catalog.tableExists(f"dlog.{new}")
-    assert "column a int" in str(refused(sql, f"CREATE TABLE dlog.{new} AS SELECT 1 AS a"))
+    assert "interval" in str(refused(sql, f"CREATE TABLE dlog.{new} AS SELECT INTERVAL 1 DAY AS a"))
     assert not sql.catalog.tableExists(f"dlog.{new}")
 
 
@@ -412,7 +412,7 @@ def test_a_table_is_created_described_changed_renamed_and_dropped(sql: SparkSess
     assert "Did you mean minPartitions" in str(
         refused(sql, f"ALTER TABLE dlog.life.{new} SET TBLPROPERTIES (minPartition = 2)")
     )
-    assert "columns cannot be changed" in str(refused(sql, f"ALTER TABLE dlog.life.{new} ADD COLUMN a INT"))
+    assert "declares no schema" in str(refused(sql, f"ALTER TABLE dlog.life.{new} ADD COLUMN a INT"))
     sql.sql(f"ALTER TABLE dlog.life.{new} RENAME TO dlog.{new}.renamed")
     assert rows(sql, f"SHOW TABLES IN dlog.{new}") == [(new, "renamed", False)]
     sql.sql(f"DROP TABLE dlog.{new}.renamed")

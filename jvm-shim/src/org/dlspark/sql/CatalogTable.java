@@ -6,9 +6,13 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.ColumnDefaultValue;
 import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Metadata;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -19,9 +23,15 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * each read and write ({@code handle}): its log, its properties, its end where an older version was asked for.
  *
  * <p>Spark looks for cached rows by comparing tables. Two are the same if Python would read the same from them: the same
- * log ({@code created}: one that was deleted and made again is another) with the same handle.
+ * log ({@code created}: one that was deleted and made again is another) with the same handle, which says the version of
+ * the columns, too.
+ *
+ * <p>A log that declares a schema is {@code typed}: its columns are the schema's, Spark matches by position or by name
+ * what is written with them, and two more, of where a record is and why it does not fit, are hidden in {@code SELECT *}.
+ * To a query every column may be null, since a record may not fit; what is NOT NULL is checked where rows are written, by
+ * Python. Only what prints a table for people is told of it.
  */
-class CatalogTable extends LogTable {
+class CatalogTable extends LogTable implements SupportsMetadataColumns {
 
   /** Option that carries {@code handle}. */
   private static final String HANDLE = "dlspark.catalog.table";
@@ -38,6 +48,18 @@ class CatalogTable extends LogTable {
           TableCapability.TRUNCATE,
           TableCapability.ACCEPT_ANY_SCHEMA);
 
+  // Without ACCEPT_ANY_SCHEMA: Spark resolves columns, casts values and takes defaults.
+  private static final Set<TableCapability> READ_AND_WRITE_COLUMNS =
+      Set.of(
+          TableCapability.BATCH_READ,
+          TableCapability.MICRO_BATCH_READ,
+          TableCapability.BATCH_WRITE,
+          TableCapability.STREAMING_WRITE,
+          TableCapability.TRUNCATE);
+
+  /** What prints a table, so that it can be made again. */
+  private static final String PRINTS = "org.apache.spark.sql.execution.datasources.v2.ShowCreateTableExec";
+
   private final String name;
   private final JsonNode about;
   private final Column[] columns;
@@ -48,14 +70,16 @@ class CatalogTable extends LogTable {
     super(requests, Errors.ofTable(ident));
     this.name = catalog + "." + ident;
     this.about = about;
-    JsonNode found = about.get("columns");
-    columns = new Column[found.size()];
+    columns = columns(false);
     StructType fields = new StructType();
-    for (int i = 0; i < columns.length; i++) {
-      JsonNode column = found.get(i);
-      DataType type = DataType.fromDDL(column.get("type").asText());
-      columns[i] = Column.create(column.get("name").asText(), type, true, column.get("comment").asText(), null);
-      fields = fields.add(columns[i].name(), type);
+    for (Column column : columns) {
+      String metadata = column.metadataInJSON();
+      fields =
+          fields.add(
+              column.name(),
+              column.dataType(),
+              true,
+              metadata == null ? Metadata.empty() : Metadata.fromJson(metadata));
     }
     schema = fields;
   }
@@ -92,8 +116,49 @@ class CatalogTable extends LogTable {
 
   @Override
   public Column[] columns() {
-    return columns;
+    boolean prints =
+        StackWalker.getInstance()
+            .walk(frames -> frames.anyMatch(frame -> frame.getClassName().equals(PRINTS)));
+    return prints ? columns(true) : columns;
   }
+
+  /** The columns; if {@code declared}, with NOT NULL as the log's schema has it. */
+  private Column[] columns(boolean declared) {
+    JsonNode found = about.get("columns");
+    Column[] all = new Column[found.size()];
+    for (int i = 0; i < all.length; i++) {
+      JsonNode said = found.get(i);
+      DataType type = DataType.fromJson(said.get("type").asText());
+      boolean nullable = !(declared && said.path("required").asBoolean());
+      ColumnDefaultValue value = said.hasNonNull("default") ? Constants.of(said.get("default"), type) : null;
+      all[i] = Column.create(said.get("name").asText(), type, nullable, text(said, "comment"), value, metadata(said));
+    }
+    return all;
+  }
+
+  @Override
+  public MetadataColumn[] metadataColumns() {
+    JsonNode found = about.get("metadata_columns");
+    MetadataColumn[] all = new MetadataColumn[found.size()];
+    for (int i = 0; i < all.length; i++) {
+      JsonNode said = found.get(i);
+      DataType type = DataType.fromJson(said.get("type").asText());
+      all[i] = new Hidden(said.get("name").asText(), type, text(said, "comment"), metadata(said));
+    }
+    return all;
+  }
+
+  private static String text(JsonNode said, String key) {
+    return said.hasNonNull(key) ? said.get(key).asText() : null;
+  }
+
+  private static String metadata(JsonNode said) {
+    return said.hasNonNull("metadata") ? Requests.write(said.get("metadata")) : null;
+  }
+
+  /** A column that is read only where it is named. */
+  private record Hidden(String name, DataType dataType, String comment, String metadataInJSON)
+      implements MetadataColumn {}
 
   @Override
   public Map<String, String> properties() {
@@ -104,7 +169,10 @@ class CatalogTable extends LogTable {
 
   @Override
   public Set<TableCapability> capabilities() {
-    return about.get("writable").asBoolean() ? READ_AND_WRITE : READ;
+    if (!about.get("writable").asBoolean()) {
+      return READ;
+    }
+    return about.get("typed").asBoolean() ? READ_AND_WRITE_COLUMNS : READ_AND_WRITE;
   }
 
   @Override

@@ -8,12 +8,14 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
+import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
 import org.apache.spark.sql.connector.catalog.StagedTable;
 import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.connector.catalog.TableSummary;
@@ -51,6 +53,12 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
   @Override
   public String name() {
     return name;
+  }
+
+  /** Columns of tables may have defaults. Generated columns and identities are refused by Spark for lack of more. */
+  @Override
+  public Set<TableCatalogCapability> capabilities() {
+    return Set.of(TableCatalogCapability.SUPPORT_COLUMN_DEFAULT_VALUE);
   }
 
   // ------------------------------------------------------------------ tables
@@ -107,24 +115,24 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
 
   @Override
   public Table createTable(Identifier ident, TableInfo info) {
-    return new CatalogTable(requests, name, ident, create("create", ident, info));
+    return new CatalogTable(requests, name, ident, create("create", ident, info, byWriter()));
   }
 
   @Override
   public StagedTable stageCreate(Identifier ident, TableInfo info) {
-    return staged(ident, create("create", ident, info));
+    return staged(ident, create("create", ident, info, true));
   }
 
   /** Refused: a log cannot be emptied, and without this method Spark would delete it first. */
   @Override
   public StagedTable stageReplace(Identifier ident, TableInfo info) {
-    return staged(ident, create("replace", ident, info));
+    return staged(ident, create("replace", ident, info, true));
   }
 
   /** {@code CREATE OR REPLACE}: creates a log that is not there, refuses to replace one that is. */
   @Override
   public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
-    return staged(ident, create("create_or_replace", ident, info));
+    return staged(ident, create("create_or_replace", ident, info, true));
   }
 
   private StagedTable staged(Identifier ident, JsonNode about) {
@@ -139,10 +147,17 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
     requests.ask(request, Errors.ofTable(ident));
   }
 
-  private JsonNode create(String operation, Identifier ident, TableInfo info) {
+  private JsonNode create(String operation, Identifier ident, TableInfo info, boolean asSelect) {
     ObjectNode request = Requests.request(operation);
     Requests.putTable(request, ident);
     request.put("schema", info.schema().json());
+    request.put("as_select", asSelect);
+    ObjectNode columnDefaults = request.putObject("column_defaults");
+    for (Column column : info.columns()) {
+      if (column.defaultValue() != null) {
+        columnDefaults.set(column.name(), Constants.words(column.defaultValue()));
+      }
+    }
     request.put("default_provider", byWriter() ? requests.conf("spark.sql.sources.default", "parquet") : "");
     ArrayNode partitioning = request.putArray("partitioning");
     for (Transform transform : info.partitions()) {
@@ -169,13 +184,14 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
     return inner < 0 ? className : className.substring(0, inner);
   }
 
-  /** Properties can be set and removed; a log's columns are fixed. */
+  /** Properties are set and removed; columns are changed by the rules of a log's schema, all of one statement at once. */
   @Override
   public Table alterTable(Identifier ident, TableChange... changes) {
     ObjectNode request = Requests.request("alter");
     Requests.putTable(request, ident);
     ObjectNode set = request.putObject("set");
     ArrayNode removed = request.putArray("remove");
+    ArrayNode columns = request.putArray("columns");
     ArrayNode others = request.putArray("others");
     for (TableChange change : changes) {
       if (change instanceof TableChange.SetProperty property) {
@@ -183,7 +199,12 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
       } else if (change instanceof TableChange.RemoveProperty property) {
         removed.add(property.property());
       } else {
-        others.add(change.getClass().getSimpleName());
+        ObjectNode words = ColumnChanges.words(change);
+        if (words == null) {
+          others.add(change.getClass().getSimpleName());
+        } else {
+          columns.add(words);
+        }
       }
     }
     return new CatalogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));

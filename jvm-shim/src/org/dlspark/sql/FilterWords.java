@@ -4,8 +4,10 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.math.BigInteger;
+import java.sql.Date;
 import java.sql.Timestamp;
 import java.time.Instant;
+import java.time.LocalDate;
 import org.apache.spark.sql.sources.EqualNullSafe;
 import org.apache.spark.sql.sources.EqualTo;
 import org.apache.spark.sql.sources.Filter;
@@ -17,8 +19,8 @@ import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 
 /**
- * A filter as JSON, {@code ["=", "segment", 3]}: comparisons of a column with text, an integer, or a time (as
- * {@code {"us": microseconds}}). What else there is stays with Spark.
+ * A filter as JSON, {@code ["=", "segment", 3]}: comparisons of a column with text, an integer, a time (as {@code {"us":
+ * microseconds}}) or a day ({@code {"days": number}}). What else there is stays with Spark.
  */
 final class FilterWords {
 
@@ -78,7 +80,17 @@ final class FilterWords {
     if (value instanceof Timestamp time) {
       return time(time.toInstant());
     }
+    if (value instanceof Date date) {
+      return day(date.toLocalDate());
+    }
+    if (value instanceof LocalDate date) {
+      return day(date);
+    }
     return value instanceof Instant instant ? time(instant) : null;
+  }
+
+  private static ObjectNode day(LocalDate date) {
+    return Requests.JSON.createObjectNode().put("days", date.toEpochDay());
   }
 
   /**

@@ -1,9 +1,13 @@
 package org.dlspark.sql;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -25,8 +29,8 @@ public final class FormatTable extends LogTable {
           TableCapability.STREAMING_WRITE,
           TableCapability.TRUNCATE);
 
-  private final StructType schema;
   private final String metadata;
+  private volatile StructType schema;
   private volatile boolean checked;
 
   /**
@@ -40,11 +44,16 @@ public final class FormatTable extends LogTable {
     this.checked = !given;
   }
 
-  /** Columns that the user has named are checked all: a query may need but some of them. */
+  /**
+   * Columns that the user has named are checked all: a query may need but some of them. Where they are the log's own, Python
+   * says which version they are of.
+   */
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
     if (!checked) {
-      ask(Requests.request("columns").put("schema", schema.json()).put("metadata", metadata));
+      ObjectNode request = Requests.request("columns").put("schema", schema.json()).put("metadata", metadata);
+      JsonNode found = askAboutScan(request, options, Requests.JSON.createObjectNode());
+      schema = (StructType) DataType.fromJson(found.asText());
       checked = true;
     }
     return super.newScanBuilder(options);
@@ -59,7 +68,8 @@ public final class FormatTable extends LogTable {
   public Column[] columns() {
     Column[] columns = new Column[schema.length()];
     for (int i = 0; i < columns.length; i++) {
-      columns[i] = Column.create(schema.apply(i).name(), schema.apply(i).dataType(), schema.apply(i).nullable());
+      StructField one = schema.apply(i);
+      columns[i] = Column.create(one.name(), one.dataType(), one.nullable(), null, one.metadata().json());
     }
     return columns;
   }

@@ -29,6 +29,9 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  *
  * <p>Python decides what can be kept of it. Filters and aggregates are asked about at once, because Spark has to know
  * what is left for it to do; columns and the limit travel with the read.
+ *
+ * <p>Of a table with a log's own columns no filter is kept and no order is known, whatever they are called: a column {@code
+ * segment} that a log declares is not the one that records have.
  */
 final class LogScanBuilder
     implements SupportsPushDownFilters,
@@ -39,6 +42,7 @@ final class LogScanBuilder
 
   private final LogTable table;
   private final CaseInsensitiveStringMap options;
+  private final boolean declared;
   private StructType columns;
   private Filter[] kept = new Filter[0];
   private final ObjectNode pushed = Requests.JSON.createObjectNode();
@@ -49,6 +53,11 @@ final class LogScanBuilder
     this.table = table;
     this.options = options;
     this.columns = table.readSchema();
+    JsonNode version = table.declared();
+    this.declared = version != null;
+    if (declared) {
+      pushed.set("declared", version);
+    }
   }
 
   @Override
@@ -65,7 +74,7 @@ final class LogScanBuilder
         understood.add(filter);
       }
     }
-    if (table.takesPushDown() && !understood.isEmpty()) {
+    if (table.takesPushDown() && !declared && !understood.isEmpty()) {
       keep(understood, said, left);
     } else if (!understood.isEmpty()) {
       pushed.set("hints", said);
@@ -117,6 +126,9 @@ final class LogScanBuilder
   /** The first or last rows in the log's own order. Spark sorts and limits again what comes. */
   @Override
   public boolean pushTopN(SortOrder[] orders, int limit) {
+    if (declared) {
+      return false;
+    }
     ArrayNode columns = Requests.JSON.createArrayNode();
     boolean descending = orders[0].direction() == SortDirection.DESCENDING;
     for (SortOrder order : orders) {

@@ -10,6 +10,7 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -24,6 +25,9 @@ abstract class LogTable implements SupportsRead, SupportsWrite {
 
   /** Option that carries what the planner pushed down. */
   private static final String SCAN = "dlspark.catalog.scan";
+
+  /** Key of a column's metadata; {@code dlspark/spark/schema_version.py} in Python. */
+  private static final String DECLARED = "dlspark";
 
   private final Requests requests;
   private final Errors errors;
@@ -50,6 +54,19 @@ abstract class LogTable implements SupportsRead, SupportsWrite {
 
   /** Whether limits and aggregates can be pushed, and filters be kept: metadata tables are made whole. */
   abstract boolean takesPushDown();
+
+  /**
+   * Which version of what a log declares the columns are, as Python says in the metadata of each; null where they are
+   * those of records.
+   */
+  JsonNode declared() {
+    for (StructField column : readSchema().fields()) {
+      if (column.metadata().contains(DECLARED)) {
+        return Requests.read(column.metadata().getMetadata(DECLARED).json());
+      }
+    }
+    return null;
+  }
 
   /** The options of one read or write of this table, of which {@code given} are the query's own. */
   abstract CaseInsensitiveStringMap options(CaseInsensitiveStringMap given);
