@@ -8,6 +8,7 @@ import pytest
 
 from dlspark.core.settings.settings import Settings
 from dlspark.core.settings.settings import describe_settings as core_settings
+from dlspark.spark.options.column_choice import CHOICES
 from dlspark.spark.options.proxies import PROXIES
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import DURATION, INSTANT, OPTIONS
@@ -132,6 +133,6 @@ def test_every_setting_of_the_house_is_of_a_kind_that_is_defined_once() -> None:
     owners = (BookieSettings, AutoRecoverySettings, ClientSettings, PlacementSettings)
     infos: list[Setting] = [info for owner in owners for info in settings_of(owner).values()]
     infos += [*core_settings(), *OPTIONS]
-    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT, PROXIES)
+    kinds = (FLAG, WHOLE, REAL, TEXT, EXACT, WORDS, DURATION, INSTANT, PROXIES, CHOICES)
     assert not [info.key for info in infos if not any(info.kind is kind for kind in kinds)]
     assert not [info.key for info in infos if not info.meaning or info.meaning.endswith(".")]

@@ -94,7 +94,7 @@ class Frame:
     def show(self) -> None: ...
 
     def __getattr__(self, transformation: str) -> Callable[..., Frame]:
-        assert transformation in ("select", "selectExpr", "groupBy", "count")
+        assert transformation in ("select", "selectExpr", "groupBy", "count", "where")
         return lambda *args: self
 
 

@@ -32,6 +32,8 @@ from dlspark.cli import (
     pipes,
     proxies,
     sandbox,
+    schema_samples,
+    schemas,
     sinks,
 )
 from dlspark.version import __version__
@@ -223,6 +225,7 @@ for name, command in (
     ("tail", log_contents.tail),
     ("watch", log_contents.watch),
     ("inspect", inspections.inspect),
+    ("errors", schema_samples.errors),
 ):
     log_app.command(name)(plain_errors(command))
 app.add_typer(log_app, name="log")
@@ -231,6 +234,18 @@ metadata_app = typer.Typer(help="Bytes that the application keeps with a log.", 
 metadata_app.command("get")(plain_errors(log_contents.metadata_get))
 metadata_app.command("set")(plain_errors(log_contents.metadata_set))
 log_app.add_typer(metadata_app, name="metadata")
+
+schema_app = typer.Typer(help="Columns that a log declares: show, set, check, propose.", no_args_is_help=True)
+for name, command in (
+    ("show", schemas.show),
+    ("set", schemas.set_schema),
+    ("check", schema_samples.check),
+    ("infer", schema_samples.infer),
+    ("history", schemas.history),
+    ("withdraw", schemas.withdraw),
+):
+    schema_app.command(name)(plain_errors(command))
+log_app.add_typer(schema_app, name="schema")
 
 subscribers_app = typer.Typer(help="Subscribers of a log, and how far they have come.", no_args_is_help=True)
 subscribers_app.command("list")(plain_errors(log_contents.subscribers_list))

@@ -20,16 +20,29 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, check_output, open_sync
+from dlspark.cli.common import (
+    At,
+    ConfOption,
+    NameArgument,
+    Output,
+    SetOption,
+    UriOption,
+    check_output,
+    namespace_uri,
+    open_sync,
+    settings_of,
+)
 from dlspark.cli.input_blocks import SIGNALLED, InputBlocks
 from dlspark.cli.positions import parse_start
 from dlspark.cli.record_forms import RecordInput, RecordOutput, RecordPrinter, Splitter, Taken, splitter_of
+from dlspark.cli.row_output import Wanted, print_rows
 from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -315,13 +328,20 @@ def read(
     limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after this many records.", min=1)] = None,
     as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
     skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Rows of the log's columns, these ones: a,b; also _log, _error.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", help="Only rows for which it is true: price > 10 and item in ('a', 'b').")
+    ] = None,
     uri: UriOption = None,
     conf: ConfOption = None,
     values: SetOption = None,
 ) -> None:
     """Print a log's records, from any position: for people, or as `write --input` takes them, byte for byte.
 
-    Without --follow it ends where the log ended when it began, also while more is being written.
+    With --columns or --where, rows of the columns that the log declares. Without --follow it ends where the log ended
+    when it began, also while more is being written.
     """
     position = parse_start(start)
     if form in (RecordOutput.RAW, RecordOutput.LENGTH_PREFIXED) and (as_hex or skip_payload):
@@ -330,6 +350,14 @@ def read(
         )
     if sys.stdout is None:
         raise CallerError("standard output is closed; nothing was read")
+    if columns is not None or where is not None:
+        if form not in (RecordOutput.TABLE, RecordOutput.JSON) or delimiter is not None or as_hex or skip_payload:
+            raise CallerError(
+                "--columns and --where print rows; nothing was read",
+                advice="They go with --output table and json; leave out --delimiter, --hex and --skip-payload",
+            )
+        _read_rows(name, position, Wanted(columns, where, form is RecordOutput.JSON, limit, follow), uri, conf, values)
+        return
     printer = RecordPrinter(sys.stdout.buffer, sys.stdout.encoding, form, delimiter)
     with (
         open_sync(uri, conf, values) as namespace,
@@ -348,6 +376,23 @@ def read(
     note = printer.note()
     if note is not None:
         typer.echo(f"dlspark: {note}", err=True)
+
+
+def _read_rows(
+    name: str, start: DLSN | int | str, wanted: Wanted, uri: str | None, conf: Path | None, values: list[str] | None
+) -> None:
+    """Print rows of the log's columns."""
+    import asyncio
+
+    # Here, because a loop that runs takes Ctrl-C for itself: it would wait for the end of the imports.
+    import metadata.zookeeper.client  # noqa: F401
+
+    async def run() -> None:
+        at = At(namespace_uri(uri), settings_of(conf, values), Output.TEXT)
+        async with at.open() as namespace, await namespace.open_log(name) as log:
+            await print_rows(log, start, wanted)
+
+    asyncio.run(run())
 
 
 def _end(log: Log) -> DLSN | None:

@@ -76,6 +76,27 @@ it: a carriage return is the record's, an empty line is an empty record, and the
   Nothing behind it is written.
 """
 
+COLUMNS: Final = """## Rows of columns
+
+A log can declare what columns its records have ([python/tables.md](python/tables.md)). From records that are there:
+
+    dlspark log schema infer orders > orders.sql      # columns that the last records seem to have, as SQL; look at it
+    dlspark log schema check orders orders.sql        # how many records would fit, and what is wrong with the others
+    dlspark log schema set orders orders.sql --timestamp at
+    dlspark read orders --columns id,price --where "price > 10 and item in ('nut', 'bolt') and note is not null"
+    dlspark log errors orders                         # records that do not fit: where, when, why
+
+`set` takes columns as SQL declares them (`id BIGINT NOT NULL, item STRING, price DECIMAL(9, 2), at TIMESTAMP`), a
+schema in Iceberg's JSON, or an Avro schema. Given again, with other columns, it makes the changes that lead there, and
+says which: `--dry-run` only says it. In the JSON that `show --output json` prints a column is known by its id, so that
+another name is a renaming; in all other forms by its name.
+
+A condition is of comparisons (`= <> < <= > >=`), `IN`, `BETWEEN`, `IS NULL`, `AND`, `OR`, `NOT` and parentheses, with
+fields of structs as `place.city`, and names with blanks as `` `the name` ``. Nothing in it is run. As in SQL, a
+comparison with null is neither true nor false. Rows have `_log`, where each row's record is, and `_error`, why it does
+not fit: `--columns id,_error --where "_log.segment > 3"`.
+"""
+
 AUDIT: Final = """## What an audit calls an orphan
 
 `dlspark ledger audit` looks at everything on the ZooKeeper ensembles of the namespace and of its ledgers, whatever
@@ -159,7 +180,14 @@ _RECORDS: Final = "How records are printed."
 
 def page() -> str:
     """Return the whole page."""
-    parts = [INTRODUCTION, PIPES, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
+    parts = [
+        INTRODUCTION,
+        PIPES,
+        COLUMNS,
+        AUDIT,
+        "\n".join(_upstream()),
+        *_commands(typer.main.get_command(_app()), "dlspark"),
+    ]
     return "\n".join(parts).rstrip() + "\n"
 
 

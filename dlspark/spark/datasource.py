@@ -56,7 +56,7 @@ class DistributedLogDataSource(DataSource):
         if options.given(METADATA_OPTION):
             return table_named(options.text(METADATA_OPTION) or "").schema
         if options.columns is ColumnChoice.RAW:
-            return SCHEMA
+            return SCHEMA  # without loading what looks a log up
         from dlspark.spark.source.loading import loaded_columns
 
         return loaded_columns(Options(dict(self.options), Scope.ANY, session_defaults(os.environ, self.session_conf)))

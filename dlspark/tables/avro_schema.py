@@ -14,8 +14,8 @@
 | what may be null | a union of `null` and the type, in this order |
 
 Names that Avro does not take are changed as Iceberg changes them: `a b` is `a_x20b`, `1st` is `_1st`; the name itself
-stands in `iceberg-field-name`. Iceberg lets letters of any script stand; here all but ASCII's are changed, as the
-specification of Avro asks. Where two siblings come out as one, the later one has its id behind the name.
+stands in `iceberg-field-name`. Iceberg lets letters of any script stand; here all but ASCII's are changed, as
+Avro's own specification asks. Where two siblings come out as one, the later one has its id behind the name.
 
 The record of a whole row is named `version_N`. Where a column is dropped and another one of the same name and type is
 added in its place, the fingerprint would be the older schema's again: it sees names and types only. So it sees this.

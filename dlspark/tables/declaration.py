@@ -24,7 +24,6 @@ from enum import Enum
 from typing import Final
 
 from dlspark.tables.evolution import Change, NamesTaken, evolve
-from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.types import (
     DATE,
     LONG,
@@ -221,6 +220,9 @@ class Declaration:
 
 def _check_columns(schema: Schema) -> None:
     """Raise InvalidSchemaError for what a schema may have, and a log's may not."""
+    # Imported here: `dlspark.errors` names an error of this module, and is imported without Arrow.
+    from dlspark.tables.json_decoding import value_of_default
+
     check_schema(schema)
     for one in walk(schema.fields):
         if one.default is not None:

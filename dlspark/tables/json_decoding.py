@@ -113,14 +113,18 @@ class JsonReader:
         self._loose = pa.schema([one.with_nullable(True) for one in arrow_schema(schema)])
         """The columns of what comes out: a record that does not fit has none of them."""
         fields = list(walk(schema.fields))
-        # Arrow's reader knows no maps. A field that was renamed, or one in a struct that has a default, is rare.
-        self._by_block_at_all = not any(isinstance(one.type, MapOf) for one in fields) and not any(
-            other_names.get(one.id) or (one.default is not None and one not in schema.fields) for one in fields
+        columns = [(name, one) for one in schema.fields for name in (one.name, *other_names.get(one.id, ()))]
+        # Arrow's reader knows no maps. A field of a struct that was renamed or has a default is rare, and so is a name
+        # that two columns had.
+        self._by_block_at_all = len(dict(columns)) == len(columns) and not any(
+            isinstance(one.type, MapOf)
+            or (one not in schema.fields and (one.id in other_names or one.default is not None))
+            for one in fields
         )
         decimals = any(isinstance(one.type, Decimal) for one in fields)
         self._in_doubt = f"{_NOT_A_LINE}{_WIDE_SCALE}" if decimals else _NOT_A_LINE
         self._options = arrow_json.ParseOptions(
-            explicit_schema=pa.schema([pa.field(one.name, _carrier(one.type)) for one in schema.fields]),
+            explicit_schema=pa.schema([pa.field(name, _carrier(one.type)) for name, one in columns]),
             unexpected_field_behavior="ignore",
             newlines_in_values=False,
         )
@@ -169,19 +173,30 @@ class JsonReader:
             ).combine_chunks()
             if read.num_rows != len(payloads):
                 return None
-            columns = [self._column(one, _only(read.column(at)), texts) for at, one in enumerate(self._fields)]
+            columns = [self._column(one, read, texts) for one in self._fields]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
             return None
         if any(column is None for column in columns):
             return None
         return pa.RecordBatch.from_arrays(columns, schema=self._loose)
 
-    def _column(self, one: Field, column: pa.Array, texts: pa.Array) -> pa.Array | None:
+    def _column(self, one: Field, read: pa.Table, texts: pa.Array) -> pa.Array | None:
         """Return a column of what was read; None where records must be looked at one by one."""
-        made = _converted(one.type, column)
-        if made is None or not column.null_count or not (one.required or one.default is not None):
+        names = (one.name, *self._names.get(one.id, ()))
+        made: pa.Array | None = None
+        for name in names:
+            column = _converted(one.type, _only(read.column(name)))
+            if column is None:
+                return None
+            if made is not None:
+                if _says(texts.filter(made.is_null()), names[names.index(name) - 1]):
+                    return None  # null is said by a name, and another name of the column may say more
+                column = pc.if_else(made.is_valid(), made, column)
+            made = column
+        if made is None or not made.null_count or not (one.required or one.default is not None):
             return made
-        if one.default is None or _says(texts.filter(column.is_null()), one.name):
+        missing = texts.filter(made.is_null())
+        if one.default is None or any(_says(missing, name) for name in names):
             return None  # a required value is missing; or null is said, which is not the default
         return made.fill_null(pa.scalar(value_of_default(one), made.type))
 

@@ -5,7 +5,7 @@
 | column | in JSON |
 |---|---|
 | boolean, int, long | `true`, `7` |
-| float, double | the shortest number that reads back as the same one; `"NaN"`, `"Infinity"`, `"-Infinity"` |
+| float, double | the shortest number that a double reads as the same one; `"NaN"`, `"Infinity"`, `"-Infinity"` |
 | decimal | a number with all its digits |
 | string | as it is; `"`, `\\` and control characters are escaped, nothing else |
 | binary | base64, with padding |
@@ -169,7 +169,8 @@ def _plain(column: pa.Array, path: str) -> pa.Array:
 
 
 def _float(column: pa.Array, path: str) -> pa.Array:
-    texts = column.cast(pa.large_string())
+    # A float's own shortest digits are another double, and a column may be widened to one: records do not say when.
+    texts = column.cast(pa.float64()).cast(pa.large_string())
     if not pc.all(pc.is_finite(column)).as_py():  # None where all are null
         for said, written in (("nan", '"NaN"'), ("inf", '"Infinity"'), ("-inf", '"-Infinity"')):
             texts = pc.if_else(pc.equal(texts, said), _large(written), texts)

@@ -1,6 +1,7 @@
 """The words of SQL texts: names, numbers, strings and signs, each with where it stands.
 
-What columns are (`ddl`) and which rows are wanted (`conditions`) are read from these.
+What columns are (`ddl`) and which rows are wanted (`conditions`) are read from these. A comment goes from two minus
+signs to the end of the line.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from metadata.foundation.errors import CallerError
 
 MAX_CHARS: Final = 1 << 20
 """Of a text."""
+_BLANK: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z))*")
 _WORD: Final = re.compile(
-    r"""\s*(?:(?P<name>[^\W\d]\w*)
+    _BLANK.pattern
+    + r"""(?:(?P<name>[^\W\d]\w*)
             |`(?P<quoted>(?:[^`]|``)+)`
             |(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
             |'(?P<text>(?:[^']|'')*)'
@@ -81,7 +84,7 @@ class Words:
         while not found or found[-1].kind is not WordKind.END:
             match = _WORD.match(text, at)
             if match is None or match.lastgroup is None:
-                place = at + len(text[at:]) - len(text[at:].lstrip())
+                place = _BLANK.match(text, at).end()  # type: ignore[union-attr]
                 what = "a quote that is not closed" if text[place] in "'`" else repr(text[place])
                 raise self._error(f"there is {what}", place + 1)
             kind = WordKind(match.lastgroup)

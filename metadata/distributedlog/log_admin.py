@@ -7,12 +7,16 @@ segment's znode says does not depend on the log's name. A lock on the log keeps 
 It is read and renamed under the log's lock, whose member goes by that very multi. Versions alone do not tell a log from
 one that was deleted and made again meanwhile: they begin again with it, and the new log's segments would be replaced by
 the old one's. The member is in no other log (I7).
+
+What the log declares of its records gets another id with the name, made of both: versions begin again here too, and a
+log that is given its former name back would take a change for one of the version that was read before.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -203,7 +207,7 @@ class LogAdmin:
         _refuse_locked(old, source, moved)
         ops = [
             *await self._target_ops(chosen, target, root.data),
-            *(Create(target.partition + node.path[len(source.partition) :], node.data) for node in moved),
+            *_copies(moved, source, target),
             *(Delete(node.path, node.stat.version) for node in reversed(nodes)),
             _vacate(root),
             *await extra(),
@@ -333,6 +337,22 @@ class LogAdmin:
         async with room:
             stat = await repeat(self._store, lambda: self._store.exists(f"{path}/{self._logs.partition}"))
         return [*([name] if stat is not None else []), *await self._walk(path, name, room)]
+
+
+def _copies(nodes: Sequence[_ZnodeRead], source: LogPaths, target: LogPaths) -> list[Op]:
+    """Return what makes the znodes of a log under its new name."""
+    declared = next((node.data for node in nodes if node.path == source.schema), b"")
+    before = f"{source.schema}/{declared.decode('ascii', 'replace')}"
+    id_ = hashlib.sha256(declared + target.schema.encode()).hexdigest()[: len(declared)]
+    made: list[Op] = []
+    for node in nodes:
+        path, data = target.partition + node.path[len(source.partition) :], node.data
+        if declared and node.path == source.schema:
+            data = id_.encode()
+        elif declared and node.path == before:
+            path = f"{target.schema}/{id_}"
+        made.append(Create(path, data))
+    return made
 
 
 def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:

@@ -8,11 +8,13 @@ one znode's life only, and begins again where a log is deleted and made again: t
 tells that log's from this one's, so that nothing is put in the place of another log's
 (docs/reference/znodes.md#schema).
 
-Upstream knows neither znode, and passes over them. They go with the log: where it is renamed, and where it is deleted.
+Upstream knows neither znode, and passes over them. They go with the log: where it is renamed, with another id, and
+where it is deleted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.retry import repeat
-from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData
+from metadata.store import ANY_VERSION, Check, Delete, MetadataStore, SetData, Watcher
 
 _MAX_ID: Final = 64
 
@@ -67,21 +69,39 @@ class SchemaStore:
 
         async def look() -> StoredSchema | None:
             await self.store.sync(parent)
-            try:
-                named, _ = await self.store.get(parent)
-            except NoNodeError:
-                return None
-            id_ = _id(named, parent)
-            try:
-                data, stat = await self.store.get(f"{parent}/{id_}")
-            except NoNodeError:
-                return None  # it was withdrawn between the two, or the log was deleted
-            return StoredSchema(data, id_, stat.version)
+            return await self._read(parent, None)
 
         found = await repeat(self.store, look)
         if found is None and not await self._logs.exists(log):
             raise log_not_found_error(log, paths.ledgers)
         return found
+
+    async def watch(self, log: str, changed: Watcher) -> StoredSchema | None:
+        """Return what a log declares; None where it declares nothing, or there is no such log yet. `changed` is called
+        once that may be otherwise.
+
+        Raises LogNotFoundError where nobody knows where the log will be (never in a plain namespace), CorruptDataError.
+        """
+        parent = (await self._logs.located(log)).schema
+
+        async def look() -> StoredSchema | None:
+            # Asked together: a session's requests are answered in their order.
+            _, there = await asyncio.gather(self.store.sync(parent), self.store.exists(parent, changed))
+            return None if there is None else await self._read(parent, changed)
+
+        return await repeat(self.store, look)
+
+    async def _read(self, parent: str, changed: Watcher | None) -> StoredSchema | None:
+        try:
+            named, _ = await self.store.get(parent)
+        except NoNodeError:
+            return None
+        id_ = _id(named, parent)
+        try:
+            data, stat = await self.store.get(f"{parent}/{id_}", changed)
+        except NoNodeError:
+            return None  # it was withdrawn between the two, or the log was deleted: a watch on the parent says so
+        return StoredSchema(data, id_, stat.version)
 
     async def declare(self, log: str, data: bytes) -> StoredSchema:
         """Store the first declaration of a log.
@@ -149,12 +169,18 @@ class SchemaStore:
     async def withdraw(self, log: str, before: StoredSchema) -> None:
         """Take away what a log declares. Raises BadVersionError where it was changed since it was read."""
         parent = (await self._logs.located(log)).schema
+        attempts = 0
 
         async def delete() -> None:
+            nonlocal attempts
+            attempts += 1
             try:
                 await self.store.multi([Delete(f"{parent}/{before.id}", before.version), Delete(parent, ANY_VERSION)])
-            except NoNodeError:
-                return  # an answer that was lost, or another client was faster: it is gone
+            except NoNodeError as error:
+                # An answer that was lost, or another client was faster: it is gone. Only where it cannot have been
+                # this one, what is there now is another declaration than the one that was to go.
+                if attempts == 1 and await self.store.exists(parent) is not None:
+                    raise BadVersionError(f"Log {log} declares something else by now", path=parent) from error
 
         await repeat(self.store, delete)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -257,3 +259,16 @@ async def test_a_schema_goes_along_where_its_log_is_renamed_and_goes_where_it_is
     await namespace.delete_log("sales")
     await namespace.create_log("sales")
     assert await (await namespace.open_log("sales")).schema() is None
+
+
+def test_programs_of_logs_that_declare_nothing_load_no_codecs():
+    code = """
+import sys
+import dlspark.errors
+assert "pyarrow" not in sys.modules
+import dlspark.core.sync.namespace
+loaded = {name for name in sys.modules if name.startswith("dlspark.tables.")}
+print(sorted(name.rpartition(".")[2] for name in loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "['declaration', 'errors', 'evolution', 'types']"

@@ -13,7 +13,7 @@ from helpers.reference_vectors import REFERENCE, vectors
 _TEXT = re.compile(r"^# text: (.*)\n([^#:\n][^:\n]*):", re.M)
 
 
-@pytest.mark.parametrize("page", ["znodes.md", "records.md"])
+@pytest.mark.parametrize("page", ["znodes.md", "records.md", "tables.md"])
 def test_the_text_above_a_vector_is_what_it_says(page: str) -> None:
     source = (REFERENCE / page).read_text()
     shown = {name: text.encode("ascii").decode("unicode_escape").encode() for text, name in _TEXT.findall(source)}

@@ -235,15 +235,17 @@ def main(seed: int, how_many: int, last: Path | None) -> None:
         schema = flat(rng) if targeted else random_schema(rng, maps=False, columns=rng.choice((1, 2, 4)))
         if rng.random() < 0.3:
             schema = with_defaults(rng, schema)
-        reader = JsonReader(schema, {})
+        others = names_before(rng, schema) if rng.random() < 0.3 else {}
+        reader = JsonReader(schema, others)
         rows = pa.RecordBatch.from_pylist([random_row(rng, schema) for _ in range(10)], schema=arrow_schema(schema))
         payloads = encode_rows(rows, schema).to_pylist()
         for _ in range(50):
             made = block(rng, payloads, schema)
             if targeted:
                 made = [an_object(rng, schema.fields).encode() for _ in range(rng.choice((1, 1, 1, 2)))]
+            made = [by_other_names(rng, one, schema, others) for one in made]
             if last is not None:
-                last.write_text(repr((schema, made)))
+                last.write_text(repr((schema, others, made)))
             array = pa.array(made, rng.choice((pa.binary(), pa.large_binary())))
             fast, slow = reader._by_block(array), reader._by_rows(made)
             slow.rows.validate(full=True)
@@ -254,8 +256,30 @@ def main(seed: int, how_many: int, last: Path | None) -> None:
             fast_ones += len(made)
             fast.validate(full=True)
             if slow.errors.null_count < len(made) or repr(fast.to_pylist()) != said:
-                sys.exit(f"{schema}\n{made}\nfast: {fast.to_pylist()}\nslow: {said} {slow.errors.to_pylist()}")
+                sys.exit(
+                    f"{schema}\n{others}\n{made}\nfast: {fast.to_pylist()}\nslow: {said} {slow.errors.to_pylist()}"
+                )
     print(seen, fast_ones)
+
+
+def names_before(rng: Random, schema: Schema) -> dict[int, tuple[str, ...]]:
+    """Return other names of some columns."""
+    return {
+        one.id: tuple(f"{one.name}{number}" for number in range(rng.choice((1, 1, 2))))
+        for one in schema.fields
+        if rng.random() < 0.6
+    }
+
+
+def by_other_names(rng: Random, payload: bytes, schema: Schema, others: dict[int, tuple[str, ...]]) -> bytes:
+    """Return a record in which some columns have another name, or two."""
+    for one in schema.fields:
+        if one.id in others and rng.random() < 0.6:
+            old = f"{json.dumps(one.name, ensure_ascii=rng.random() < 0.5)}:".encode()
+            new = f"{json.dumps(rng.choice(others[one.id]), ensure_ascii=False)}:".encode()
+            twice = rng.choice((b"", b"", b"", b"null,", b"1,", b'"a",'))
+            payload = payload.replace(old, new + twice + old if twice else new, 1)
+    return payload
 
 
 def with_defaults(rng: Random, schema: Schema) -> Schema:

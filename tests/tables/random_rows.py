@@ -62,14 +62,24 @@ def random_type(rng: Random, depth: int, *, maps: bool = True) -> Type:
     if kind == "list":
         return ListOf(inner)
     if kind == "map":
-        key = Field(0, "key", rng.choice((STRING, INT, LONG, DATE, BOOLEAN)), required=True)
-        return MapOf(key, Field(0, "value", inner.type, inner.required))
+        return MapOf(Field(0, "key", random_key(rng), required=True), Field(0, "value", inner.type, inner.required))
     return Struct(
         tuple(
             Field(0, name, random_type(rng, rng.randint(0, depth - 1), maps=maps), required=rng.random() < 0.3)
             for name in rng.sample(NAMES, rng.randint(1, 3))
         )
     )
+
+
+def random_key(rng: Random) -> Type:
+    """Return the type of a map's keys: mostly a plain one."""
+    others: tuple[Type, ...] = (
+        *PRIMITIVES.values(),
+        Decimal(9, 2),
+        Struct((Field(0, "x", INT), Field(0, 'q"', STRING))),
+        ListOf(Field(0, "element", STRING, required=True)),
+    )
+    return rng.choice((STRING, INT, LONG, DATE, BOOLEAN) if rng.random() < 0.6 else others)
 
 
 def random_row(rng: Random, schema: Schema) -> dict[str, object]:
@@ -92,8 +102,9 @@ def random_value(rng: Random, type_: Type) -> object:
     if isinstance(type_, ListOf):
         return [random_field(rng, type_.element) for _ in range(rng.randint(0, 3))]
     if isinstance(type_, MapOf):
-        keys = {random_value(rng, type_.key.type) for _ in range(rng.randint(0, 3))}
-        return [(key, random_field(rng, type_.value)) for key in sorted(keys)]  # type: ignore[type-var]
+        drawn = [random_value(rng, type_.key.type) for _ in range(rng.randint(0, 3))]
+        keys = {repr(one): one for one in drawn}.values()
+        return [(key, random_field(rng, type_.value)) for key in keys]
     return _PRIMITIVE[type_](rng)
 
 

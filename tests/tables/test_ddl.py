@@ -92,6 +92,13 @@ def test_what_no_log_can_have_is_refused(text: str) -> None:
         schema_from_ddl(text)
 
 
+def test_comments_are_passed_over() -> None:
+    found = schema_from_ddl("-- version 3\n  -- of a log\nid INT -- the id, 'one'\n, b STRING --")
+    assert ddl_of(found) == "id INT,\nb STRING"
+    with pytest.raises(SqlTextError, match="Character 12: there is ';'"):
+        schema_from_ddl("id INT --x\n;")
+
+
 def test_random_texts_are_read_or_refused() -> None:
     rng = random.Random(30)
     words = ["id", "INT", "ARRAY", "<", ">", "(", ")", ",", ":", "'x'", "`y`", "9", "NOT", "NULL", "STRUCT", "\n", "é"]

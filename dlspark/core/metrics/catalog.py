@@ -166,6 +166,9 @@ class Measures:
     skipped_broken_entries: Count = _count(
         "skipped_broken_entries", "Entries damaged on all their storage nodes that were passed over"
     )
+    misfit_records: Count = _count(
+        "misfit_records", "Records that did not fit their log's schema, read as rows that say why", own=True
+    )
     read_ahead_fetch: Timing = _timing(
         "read_ahead_fetch", "How long the read-ahead waited for an entry that was there to be read", own=True
     )

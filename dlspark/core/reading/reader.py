@@ -91,7 +91,7 @@ class AsyncLogReader(OnOneLoop):
         self._idleness = Idleness(name, services.counters)
         self._numbers = GapCheck(name, services.counters)
         self._records = DecodedRecords()
-        self._tables = TableReads(services.logs, name)
+        self._tables = TableReads(services.logs, name, self._measures.misfit_records)
         self._loan: Loan | None = None
         self._delivered: LogRecord | None = None  # the last one, if it moved the position
         self._moved_to = start

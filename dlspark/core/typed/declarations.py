@@ -18,9 +18,6 @@ from typing import Final
 import pyarrow as pa
 
 from dlspark.errors import NoSchemaError, SchemaExistsError
-from dlspark.tables.arrow_types import schema_from_arrow
-from dlspark.tables.avro_schema import schema_from_avro
-from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import Change
 from dlspark.tables.types import InvalidSchemaError, Schema
@@ -70,6 +67,10 @@ def declaration_of(
     confluent: Mapping[int, object] | None = None,
 ) -> Declaration:
     """Return the first declaration of a log that has these columns. Raises InvalidSchemaError."""
+    # Imported here, as in this whole room: programs of logs that declare nothing do without codecs.
+    from dlspark.tables.arrow_types import schema_from_arrow
+    from dlspark.tables.codecs import RecordDecoder
+
     names = ", ".join(one.value for one in RecordFormat)
     try:
         format_ = RecordFormat(format)
@@ -213,6 +214,8 @@ class Declarations:
 
 def _registered(declaration: Declaration, confluent: Mapping[int, object]) -> Declaration:
     """Return the declaration with further schemas of a registry. Raises InvalidSchemaError."""
+    from dlspark.tables.avro_schema import schema_from_avro
+
     if declaration.format is not RecordFormat.AVRO:
         raise InvalidSchemaError(
             f"Records are {declaration.format.value}, and only those of Avro have schemas of a registry; nothing was "

@@ -8,19 +8,24 @@ versions become rows of the one that the reader began with, as long as they can.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics.cells import Count
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.typed.declarations import Declarations, Declared
-from dlspark.tables.codecs import RecordDecoder
 from dlspark.tables.declaration import SchemaChangedError
 from dlspark.tables.errors import RecordMisfitError
-from dlspark.tables.typed_rows import TypedRows
+from dlspark.tables.types import Schema
 from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import InvariantViolation, present
+
+if TYPE_CHECKING:
+    from dlspark.tables.typed_rows import TypedRows
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +36,11 @@ class TableReads:
     Args:
         logs: The logs of the namespace.
         name: The log's name.
+        misfits: Counts the records that do not fit.
     """
 
-    def __init__(self, logs: LogStore, name: str) -> None:
+    def __init__(self, logs: LogStore, name: str, misfits: Count) -> None:
+        self._misfits = misfits
         self._declarations = Declarations(logs, name)
         self._name = name
         self._known: Declared | None = None
@@ -47,7 +54,7 @@ class TableReads:
         if self._known is not None:
             return
         found = await self._declarations.get()
-        self._rows = TypedRows(RecordDecoder(found.declaration))
+        self._rows = _typed(found)
         self._known, self._version = found, found.declaration.current.id
 
     async def renew(self) -> None:
@@ -66,7 +73,7 @@ class TableReads:
             return
         target = found.declaration.version(self._version)
         try:
-            self._rows = TypedRows(RecordDecoder(found.declaration, target))
+            self._rows = _typed(found, target)
         except SchemaChangedError as error:
             error.log = self._name
             raise
@@ -87,10 +94,28 @@ class TableReads:
         and the error that this one is."""
         typed = present(self._rows, "it has not begun", log=self._name)
         try:
-            return pa.Table.from_batches([typed.of(records)]), None
+            rows = typed.of(records)
+            self._misfits.inc(_misfits(rows))
+            return pa.Table.from_batches([rows]), None
         except RecordMisfitError as misfit:
             before = typed.of(records.slice(0, _index(records, DLSN.parse(str(misfit.dlsn)))))
             return pa.Table.from_batches([before]), misfit
+
+
+def _typed(declared: Declared, target: Schema | None = None) -> TypedRows:
+    from dlspark.tables.codecs import RecordDecoder
+    from dlspark.tables.typed_rows import TypedRows
+
+    return TypedRows(RecordDecoder(declared.declaration, target))
+
+
+def _misfits(rows: pa.RecordBatch) -> int:
+    """Return how many records the rows that say why are of."""
+    errors = rows.column("_error")
+    if errors.null_count == len(errors):
+        return 0
+    first = pc.equal(pc.struct_field(rows.column("_log"), "row"), 0)
+    return int(pc.sum(pc.and_(errors.is_valid(), first)).as_py())
 
 
 def _index(records: pa.RecordBatch, dlsn: DLSN) -> int:

@@ -19,24 +19,29 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.typed.declarations import Declarations, Declared
-from dlspark.tables.codecs import MAX_TXID, EncodedRows, RecordEncoder
 from dlspark.tables.errors import RowRefusedError
 from metadata.foundation.errors import CallerError, MetadataUnavailableError, OutcomeUnknownError
+
+if TYPE_CHECKING:
+    from dlspark.tables.codecs import EncodedRows, RecordEncoder
 
 SCHEMA_AGE_S: Final = 10.0
 """A declaration is looked up again when it was read this long ago."""
 CHUNK_ROWS: Final = 32_768
 """Rows that are encoded at once: between chunks other tasks of the event loop have their turn."""
+
+_HIGHEST_TXID: Final = MAX_TXID - 1
+"""Of a record that is not the last one of its log."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +130,8 @@ class TableWrites:
         self._due_s = asyncio.get_running_loop().time() + SCHEMA_AGE_S
         if before is not None and found == self._known:
             return before
+        from dlspark.tables.codecs import RecordEncoder
+
         assert found is not None
         self._known, self._encoder = found, RecordEncoder(found.declaration, max_bytes=MAX_PAYLOAD_BYTES)
         return self._encoder
@@ -146,8 +153,8 @@ class TableWrites:
             raise CallerError(
                 f"txids are not {table.num_rows} whole numbers, one for each row; nothing was written", log=self._name
             )
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > MAX_TXID):
-            raise CallerError(f"transaction ids are from 0 to {MAX_TXID}; nothing was written", log=self._name)
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > _HIGHEST_TXID):
+            raise CallerError(f"transaction ids are from 0 to {_HIGHEST_TXID}; nothing was written", log=self._name)
         return ids.astype(np.int64)
 
     async def _encode(self, encoder: RecordEncoder, table: pa.Table, ids: npt.NDArray[np.int64] | None) -> TableRecords:
@@ -156,23 +163,14 @@ class TableWrites:
             encoded.append(encoder.encode(batch))
             await asyncio.sleep(0)
         payloads = pa.concat_arrays([one.payloads for one in encoded])
-        return TableRecords(payloads, self._wanted(encoder, encoded, ids, len(payloads)))
+        return TableRecords(payloads, self._wanted(encoded, ids, len(payloads)))
 
     def _wanted(
-        self, encoder: RecordEncoder, encoded: list[EncodedRows], ids: npt.NDArray[np.int64] | None, records: int
+        self, encoded: list[EncodedRows], ids: npt.NDArray[np.int64] | None, records: int
     ) -> npt.NDArray[np.int64]:
         times = [one.times for one in encoded if one.times is not None]
         if times:
-            wanted: npt.NDArray[np.int64] = np.concatenate([one.to_numpy() for one in times])
-            if len(wanted) and int(wanted.max()) > MAX_TXID:
-                column = encoder.declaration.timestamp_field(encoder.declaration.current)
-                raise RowRefusedError(
-                    f"Column {column.name if column else ''} has a time that no transaction id says; nothing was "
-                    "written",
-                    log=self._name,
-                    advice=f"The highest is {MAX_TXID}",
-                )
-            return wanted
+            return np.concatenate([one.to_numpy() for one in times])
         if ids is None:
             return np.full(records, self._services.clock.now_ms(), np.int64)
         counts = [one.counts.to_numpy() for one in encoded if one.counts is not None]

@@ -78,7 +78,10 @@ _LIMIT = "Batches are limited by maxOffsetsPerTrigger (records) or maxBytesPerTr
 _CREATE = "A missing log is created by the sink where createStreamIfNotExists is true"
 _TASK_READS = "Tasks read storage nodes ahead by themselves; there is nothing to set"
 _RECEIVERS = "Readers never lock or evict each other"
-_SCHEMA = "A record's value is bytes: decode it with from_json, from_avro or cast"
+_SCHEMA = (
+    "A record's value is bytes: decode it with from_json, from_avro or cast, or let the log declare its columns "
+    "(`dlspark log schema set`)"
+)
 _RETENTION = "How long records are kept is a setting of the namespace or the log: logSegmentRetentionHours"
 _AS_OF = (
     "An older version of a log is read as a table: SELECT * FROM dlog.flights VERSION AS OF '3:1200:7' or TIMESTAMP AS "

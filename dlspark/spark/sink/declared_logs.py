@@ -1,13 +1,13 @@
 """`DeclaredLogs`: what logs declare of their records, asked once and kept for as long as it is so.
 
-A sink encodes each batch by what a log declares when the batch is planned. To ask three times a batch would cost round
-trips of which mostly nothing comes, so what was read is kept under a watch: it is asked again once the watch says that
-something was declared, replaced or withdrawn, and for everything once a watch ends with its session.
+A sink encodes each batch by what a log declares when the batch is planned. To ask it for each batch would cost three
+round trips of which mostly nothing comes, so what was read is kept under a watch: it is read again once the watch says
+that something was declared, replaced or withdrawn, or has ended with its session.
 
 A declaration that is a moment old does no harm: records say their version, or are read by names, and writers that hold
 an older one while it is replaced are what evolution is made for.
 
-Fault model: that of the metadata store. Where a watch cannot be set nothing is kept.
+Fault model: that of the metadata store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.record_schemas import SchemaStore, StoredSchema
 from metadata.foundation.pacing import for_each
-from metadata.retry import repeat
 from metadata.store import WatchEvent
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 LOGS_AT_ONCE = 64
 MAX_DECODED = 1000
-MAX_TRIES = 5
-"""Looks at a log whose declaration changes each time, before one is taken without being kept."""
 
 
 @dataclass(slots=True)
@@ -88,33 +85,14 @@ class DeclaredLogs:
         return {log: one for log, one in found.items() if one is not None}
 
     async def _look(self, log: str) -> _Watched:
+        kept = _Watched()
         self._kept.pop(log, None)
-        for _ in range(MAX_TRIES):
-            kept = _Watched(await self._stored(log))
-            try:
-                parent = (await self._logs.located(log)).schema
-            except LogNotFoundError:
-                return kept  # nobody knows where it will be, so no watch can tell
-            if await self._stands(parent, kept):
-                self._kept[log] = kept
-                return kept
-        return kept
-
-    async def _stored(self, log: str) -> StoredSchema | None:
         try:
-            return await self._schemas.get(log)
+            kept.stored = await self._schemas.watch(log, kept.fell)
         except LogNotFoundError:
-            return None
-
-    async def _stands(self, parent: str, kept: _Watched) -> bool:
-        """Leave a watch on what was read, and return whether it is so still: what changed before the watch was left, it
-        does not tell."""
-        store = self._logs.store
-        if kept.stored is None:
-            return await repeat(store, lambda: store.exists(parent, kept.fell)) is None
-        path = f"{parent}/{kept.stored.id}"
-        found = await repeat(store, lambda: store.exists(path, kept.fell))
-        return found is not None and found.version == kept.stored.version
+            return kept  # no watch can tell when there is one
+        self._kept[log] = kept
+        return kept
 
     def _declaration(self, log: str, stored: StoredSchema) -> Declaration:
         found = self._decoded.get(stored.data)

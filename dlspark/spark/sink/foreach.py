@@ -17,19 +17,23 @@ import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, StringType, StructField, StructType
 
+from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
+from dlspark.spark.sink.row_cutting import FramePlan, known_logs, wanted_columns
 from dlspark.spark.worker_daemon import without_traceback
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.sinks import job_sink
@@ -38,6 +42,9 @@ from storage_node.edge import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
+
+    from dlspark.tables.declaration import Declaration
+    from dlspark.tables.types import Type
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 8 * 1024 * 1024
@@ -52,7 +59,8 @@ class ForeachLogWriter:
 
         frame.writeStream.foreach(ForeachLogWriter("flights", uri="distributedlog://...")).start()
 
-    Rows have the columns of the sink: `value`, and perhaps `transaction_id` and `log`. They are published in groups.
+    Rows have the columns of the sink: `value`, and perhaps `transaction_id` and `log`; or the columns that their log
+    declares (docs/spark.md, "Writing typed frames"). They are published in groups.
     Each group makes one segment a log, so small ones are dear. Rows with a `transaction_id` must not lie below their
     log's highest: that takes one task a log. Without the column they carry the time of their group, and any number of
     tasks may write a log.
@@ -198,7 +206,7 @@ class _Task:
         attempt = uuid.uuid4().hex
         job = JobId(job_sink(attempt), 0, attempt)
         try:
-            columns, batch = arrow_of(self._rows, self._options)
+            columns, batch = arrow_of(self._rows, self._options, self._find)
             message = run_task(self._options, columns, job, self._partition, SystemClock().now_ms(), iter([batch]))
             commit_batch(self._options, [message], job.batch)
         except BaseException as error:
@@ -210,22 +218,75 @@ class _Task:
         finally:
             self._clear()
 
+    def _find(self, logs: Sequence[str]) -> Mapping[str, Declaration | None]:
+        from dlspark.spark.sink.session import open_session
 
-def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.RecordBatch]:
-    """Return the rows as Arrow, and where the sink's columns are in them. Raises SchemaError."""
+        async def find() -> Mapping[str, Declaration | None]:
+            return await (await open_session(self._options)).declared.find(logs)
+
+        return Runtime.shared().run(find())
+
+
+FindColumns = Callable[[Sequence[str]], Mapping[str, "Declaration | None"]]
+
+
+def arrow_of(rows: Sequence[Row], options: Options, find: FindColumns) -> tuple[SinkColumns, pa.RecordBatch]:
+    """Return the rows as Arrow, and where the sink's columns are in them. `find` says what logs declare.
+
+    Raises SchemaError.
+    """
     names = list(getattr(rows[0], "__fields__", ()))
     if not names or any(list(row.__fields__) != names for row in rows):
         raise SchemaError(
             f"foreach gave a row without the columns of the others: {rows[0]!r}",
             advice="Hand over rows of a data frame",
         )
-    arrays = [_array(name, [row[index] for row in rows]) for index, name in enumerate(names)]
+    declared = _declared(rows, names, options, find)
+    types = _declared_types(declared)
+    arrays = [
+        _array(name, [row[index] for row in rows], types.get(name.casefold())) for index, name in enumerate(names)
+    ]
     fields = [StructField(name, _spark_type(array.type)) for name, array in zip(names, arrays, strict=True)]
-    columns = columns_of(StructType(fields), options.one_log(), routing_of(options))
-    return columns, pa.record_batch(arrays, names=names)
+    batch = pa.record_batch(arrays, names=names)
+    if not declared:
+        return columns_of(StructType(fields), options.one_log(), routing_of(options)), batch
+    frame = FramePlan(options, StructType(fields))
+    return frame.decide({log: declared.get(log) for log in frame.logs}), batch
 
 
-def _array(name: str, values: list[object]) -> pa.Array:
+def _declared(rows: Sequence[Row], names: Sequence[str], options: Options, find: FindColumns) -> dict[str, Declaration]:
+    """Return what the logs of rows declare, where the rows have their columns; empty: they have bytes."""
+    wanted, lower = wanted_columns(options), [name.lower() for name in names]
+    logs = known_logs(options)
+    has_bytes = "value" in lower and wanted is not ColumnChoice.TYPED
+    if wanted is ColumnChoice.RAW or (has_bytes and not logs):
+        return {}
+    if not logs and "log" in lower:
+        at = lower.index("log")
+        logs = tuple(sorted({row[at] for row in rows if isinstance(row[at], str)}))
+    found = {log: one for log, one in find(logs).items() if one is not None}
+    if has_bytes and not any(one.current.column("value") for one in found.values()):
+        return {}
+    return found
+
+
+def _declared_types(declared: Mapping[str, Declaration]) -> dict[str, Type]:
+    """Return the types of columns by their names, as all logs declare them. Raises SchemaError where they differ."""
+    types: dict[str, Type] = {}
+    for log, declaration in declared.items():
+        for one in declaration.current.fields:
+            if str(types.setdefault(one.name.casefold(), one.type)) != str(one.type):
+                raise SchemaError(
+                    f"Column {one.name} has another type in log {log} than in others that rows of one group name",
+                    log=log,
+                    advice="Write each log with a query of its own",
+                )
+    return types
+
+
+def _array(name: str, values: list[object], declared: Type | None = None) -> pa.Array:
+    if declared is not None:
+        return _declared_array(name, values, declared)
     kind = _ARROW_TYPES.get(name.lower())
     if kind is None and all(isinstance(value, bytes | bytearray | None) for value in values):
         kind = pa.binary()
@@ -237,6 +298,40 @@ def _array(name: str, values: list[object]) -> pa.Array:
             f"Column {name} holds values that do not go together, or are of another type than the sink takes: {error}",
             advice="Convert it: cast(value as string), cast(transaction_id as bigint)",
         ) from error
+
+
+def _declared_array(name: str, values: list[object], type_: Type) -> pa.Array:
+    from dlspark.tables.arrow_types import arrow_type
+
+    try:
+        return pa.array([_as_declared(value, type_) for value in values], arrow_type(type_))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+        raise SchemaError(
+            f"Column {name} is {type_} in the log's schema, and a value of the rows does not fit: {error}",
+            advice="Convert it first",
+        ) from error
+
+
+def _as_declared(value: object, type_: Type) -> object:
+    """Return a value of Spark's as Arrow takes it. Spark gives points in time without a zone: they are local times."""
+    from dlspark.tables.types import TIMESTAMP, ListOf, MapOf, Struct
+
+    if value is None:
+        return None
+    if type_ == TIMESTAMP and isinstance(value, datetime):
+        return value.astimezone(timezone.utc)
+    if isinstance(type_, Struct) and isinstance(value, tuple | dict):
+        given = value if isinstance(value, dict) else dict(zip(value.__fields__, value, strict=True))  # type: ignore[attr-defined]
+        by_name = {str(name).casefold(): part for name, part in given.items()}
+        unknown = by_name.keys() - {one.name.casefold() for one in type_.fields}
+        if unknown:
+            raise TypeError(f"there is no field {min(unknown)}")
+        return {one.name: _as_declared(by_name.get(one.name.casefold()), one.type) for one in type_.fields}
+    if isinstance(type_, ListOf) and isinstance(value, list | tuple):
+        return [_as_declared(one, type_.element.type) for one in value]
+    if isinstance(type_, MapOf) and isinstance(value, dict):
+        return [(_as_declared(key, type_.key.type), _as_declared(one, type_.value.type)) for key, one in value.items()]
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def _spark_type(kind: pa.DataType) -> DataType:

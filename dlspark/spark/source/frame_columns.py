@@ -43,7 +43,6 @@ class FrameColumns:
         log: The log whose declaration has to be looked at; None: no log's.
         version: The version that the columns are of; None where they do not say it.
         both: Whether `value` is the bytes of each record, beside the log's columns.
-        typed: Whether the user has asked for the log's columns.
     """
 
     schema: StructType
@@ -51,7 +50,6 @@ class FrameColumns:
     log: str | None = None
     version: SchemaVersion | None = None
     both: bool = False
-    typed: bool = False
 
     @classmethod
     def of(
@@ -67,9 +65,8 @@ class FrameColumns:
             return cls(schema, column_names(schema))
         if version is None and choice is None and schema == SCHEMA:
             return cls(schema, column_names(schema))  # inferred from a log that declared nothing when it was loaded
-        both, typed = choice is ColumnChoice.BOTH, choice is not None
-        names = None if version is not None or typed else _names(schema)
-        return cls(schema, names, log, version, both, typed)
+        names = None if version is not None or choice is not None else _names(schema)
+        return cls(schema, names, log, version, choice is ColumnChoice.BOTH)
 
     def of_version(self, version: SchemaVersion | None) -> FrameColumns:
         """Return the same with what was found out when the read was planned; None: they are columns of records."""

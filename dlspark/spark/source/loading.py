@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace, resolve_uri
+from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.declared_columns import columns_of, given_columns
 from dlspark.spark.source.schema import SCHEMA
@@ -32,7 +33,7 @@ def loaded_columns(options: Options) -> StructType:
         if options.columns is None:
             return SCHEMA  # the reader is refused, which says of what kind the query is
         raise
-    if query.selection.one is None:
+    if query.selection.one is None or query.columns is ColumnChoice.RAW:
         return SCHEMA
     runtime = Runtime("dlspark-columns")
     try:

@@ -59,6 +59,7 @@ async def test_records_are_rows_of_the_log_s_columns_with_where_each_is(namespac
     errors = found.column("_error").to_pylist()
     assert (errors[0], errors[2]) == (None, None)
     assert errors[1]
+    assert namespace.services.meter.of("orders").misfit_records.value == 1
 
 
 async def test_a_reader_waits_at_the_tail_and_its_position_is_behind_what_it_gave(namespace):

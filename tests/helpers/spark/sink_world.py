@@ -14,6 +14,7 @@ from dlspark.spark.sink.messages import IdOrigin, JobId, Publication, StagedSegm
 from dlspark.spark.sink.segments.commit import Publisher
 from dlspark.spark.sink.segments.leftovers import LedgerSweeper, find_leftovers, sweep_leftovers
 from dlspark.spark.sink.segments.log_access import LogRules, NamespaceLogs
+from helpers.spark.typed_frames import Using
 from metadata.distributedlog.logs import LogStore
 from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
@@ -115,9 +116,10 @@ class Process:
         parts: Sequence[tuple[str, int, int]],
         *,
         count: int = 10,
-        origin: IdOrigin = IdOrigin.GIVEN,
+        origin: IdOrigin | None = None,
     ) -> Publication:
-        """Stage (log, first txid, last txid) for each task in turn."""
+        """Stage (log, first txid, last txid) for each task in turn. `origin`: None, as the test's frames have it."""
+        origin = origin or (IdOrigin.TIMED if Using.frames.typed else IdOrigin.GIVEN)
         await self.sinks.ensure(job.sink_id)
         segments = []
         for partition, (log, first, last) in enumerate(parts):

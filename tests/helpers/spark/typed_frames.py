@@ -33,9 +33,10 @@ def declaration_of(kind: str, *, timed: bool = False) -> Declaration:
 
 
 async def declare(logs: LogStore, log: str, declaration: Declaration) -> None:
-    """Create a log, where it is missing, that declares this."""
+    """Create a log, where it is missing, that declares this, unless it declares something."""
     await logs.ensure(log)
-    await SchemaStore(logs).declare(log, declaration.encode())
+    if await SchemaStore(logs).get(log) is None:
+        await SchemaStore(logs).declare(log, declaration.encode())
 
 
 def own_columns_of(values: Sequence[bytes], times: Sequence[int] | None = None) -> dict[str, pa.Array]:

@@ -73,9 +73,32 @@ async def test_a_declaration_goes_where_its_log_goes(logs: LogStore) -> None:
     schemas = SchemaStore(logs)
     made = await schemas.declare("orders", b"one")
     await LogAdmin(logs).rename("orders", "sales/orders")
-    assert await schemas.get("sales/orders") == made
+    found = await schemas.get("sales/orders")
+    assert found is not None
+    assert (found.data, found.version) == (made.data, 0)
+    second = await schemas.replace("sales/orders", found, b"two")
+    assert await schemas.get("sales/orders") == second
     with pytest.raises(LogNotFoundError):
         await schemas.get("orders")
+
+
+async def test_a_log_that_has_its_former_name_back_is_changed_by_nobody_who_read_it_before(logs: LogStore) -> None:
+    schemas, admin = SchemaStore(logs), LogAdmin(logs)
+    before = await schemas.declare("orders", b"one")
+    await schemas.replace("orders", before, b"two")
+    seen = {before.id}
+    for _ in range(2):
+        await admin.rename("orders", "away")
+        await admin.rename("away", "orders")
+        found = await schemas.get("orders")
+        assert found is not None
+        assert (found.data, found.version) == (b"two", before.version), "the version alone would not tell"
+        assert found.id not in seen
+        seen.add(found.id)
+        with pytest.raises(BadVersionError):
+            await schemas.replace("orders", before, b"late")
+        with pytest.raises(BadVersionError):
+            await schemas.withdraw("orders", before)
 
 
 async def test_nothing_takes_the_place_of_what_another_log_of_the_name_declares(logs: LogStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -18,7 +19,33 @@ if TYPE_CHECKING:
     from helpers.spark.typed_frames import Frames
 
 
-@pytest.fixture(params=["raw", "json"])
+TYPED = "json"
+TYPED_RUNS, TYPED_PROCESS_RUNS = 3, 1
+ONLY_IN_ROUNDS = frozenset({"test_sink_appender_process.py", "test_sink_outages.py"})
+"""Files whose tests run with typed frames under --rounds alone: others show the same in memory, or in rounds."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run each test with typed frames, but with all of its seeds and parameters only under --rounds: else with a few,
+    and where it starts processes with one, which is not the same for all tests."""
+    if config.getoption("--rounds") is not None or config.getoption("--seed") is not None:
+        return
+    runs: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("frames") == TYPED:
+            runs.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left: set[pytest.Item] = set()
+    for name, found in runs.items():
+        most = TYPED_PROCESS_RUNS if found[0].get_closest_marker("processes") else TYPED_RUNS
+        most = 0 if found[0].path.name in ONLY_IN_ROUNDS else most
+        first = zlib.crc32(name.encode()) % len(found)
+        left |= set([*found[first:], *found[:first]][most:])
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(params=["raw", TYPED])
 def frames(request: pytest.FixtureRequest) -> Iterator[Frames]:
     """Have the test write frames of bytes, and frames of columns that their log declares, with times of rows."""
     from helpers.spark.typed_frames import Frames, Using

@@ -14,9 +14,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from helpers.spark.sink_driver import read_values
+from helpers.spark.typed_frames import Using
 from helpers.waiting import PATIENCE_S
 
 from dlspark.core.sync.namespace import Namespace
@@ -26,7 +26,6 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.append.appender import BatchToAppend
 from dlspark.spark.sink.append.clients import encode_request, folder_of
 from dlspark.spark.sink.append.folders import RUNTIME_VARIABLE, AppenderFolder, ProcessName
-from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.inline_rows import no_rows
 from dlspark.spark.sink.messages import JobId
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from dlspark.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.processes
+BOTH = pytest.mark.usefixtures("frames")
 
 
 class Query:
@@ -49,11 +49,12 @@ class Query:
         self.options = Options(
             {"uri": uri, **own, "outageTimeout": f"{uuid.uuid4().int % 10_000 + 60_000}ms", **more}, Scope.SINK_STREAM
         )
-        self.columns = SinkColumns(value=0, transaction_id=None, log=None, one_log=self.log)
+        self.frames = Using.frames
+        self.columns = self.frames.columns(self.log, ids=False)
 
     def run(self, batch: int, tasks: int = 2) -> None:
         job = JobId(self.sink, batch, uuid.uuid4().hex)
-        parts = [pa.record_batch({"value": pa.array([value], pa.binary())}) for value in self.rows(batch, tasks)]
+        parts = [self.frames.batch([value]) for value in self.rows(batch, tasks)]
         messages = [
             run_task(self.options, self.columns, job, number, 1000, iter([part])) for number, part in enumerate(parts)
         ]
@@ -73,8 +74,8 @@ class Query:
         return ProcessName.decode(self.folder.process.read_text())
 
     def check(self, batches: int) -> None:
-        _, values = read_values(self.options.uri, self.log)
-        assert values == [row for batch in range(batches) for row in self.rows(batch)]
+        txids, values = read_values(self.options.uri, self.log)
+        assert self.frames.read(values, txids) == [row for batch in range(batches) for row in self.rows(batch)]
 
 
 @pytest.fixture
@@ -134,6 +135,7 @@ def test_sigterm_gives_the_log_up_and_the_next_batch_starts_another_process(quer
     query.check(2)
 
 
+@BOTH
 def test_a_killed_process_is_followed_by_another_that_goes_on(query: Query) -> None:
     for batch in range(3):
         query.run(batch)
@@ -152,6 +154,7 @@ def test_an_idle_process_gives_the_log_up_and_ends(sandbox: Sandbox) -> None:
     query.check(1)
 
 
+@BOTH
 def test_another_writer_gets_the_log_while_the_process_lives(query: Query) -> None:
     query.run(0)
     with (
@@ -162,9 +165,10 @@ def test_another_writer_gets_the_log_while_the_process_lives(query: Query) -> No
         writer.write(max(writer.last_txid, 0), b"foreign").result(60)
     query.run(1)
     _, values = read_values(query.options.uri, query.log)
-    assert values == [*query.rows(0), b"foreign", *query.rows(1)]
+    assert query.frames.read(values) == [*query.rows(0), b"foreign", *query.rows(1)]
 
 
+@BOTH
 def test_two_queries_on_one_machine_share_an_owner_and_one_goes_on_when_the_other_is_killed(query: Query) -> None:
     other = Query(query.options.uri, query.log)
     try:
@@ -179,7 +183,9 @@ def test_two_queries_on_one_machine_share_an_owner_and_one_goes_on_when_the_othe
         query.run(4)
         _, values = read_values(query.options.uri, query.log)
         ours = [row for batch in range(5) for row in query.rows(batch)]
-        assert sorted(values) == sorted([*ours, *(row for batch in range(4) for row in other.rows(batch))])
+        assert sorted(query.frames.read(values)) == sorted(
+            [*ours, *(row for batch in range(4) for row in other.rows(batch))]
+        )
     finally:
         if other.folder.in_use():
             os.kill(other.process.pid, signal.SIGTERM)

@@ -19,6 +19,8 @@ from metadata.distributedlog.segments import SegmentMetadata
 from metadata.distributedlog.sink_marks import LogMark
 from metadata.zookeeper.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 
 def meanwhile(process: Process, request: str, path: str, action: Callable[[], Awaitable[object]]) -> Callable[[], bool]:
     """Before the process makes its next `request` for `path`, let `action` happen, once. Returns whether it did."""

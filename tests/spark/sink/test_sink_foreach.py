@@ -6,11 +6,14 @@ import pickle
 import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import pyarrow as pa
 import pytest
 from helpers.spark.sink_driver import read_values
+from helpers.spark.typed_frames import bodies, declaration_of, declare
 from pyspark.sql import DataFrame, Row
 
 from dlspark.core.runtime import Runtime
@@ -19,6 +22,9 @@ from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, Tr
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import open_session
+from dlspark.tables.arrow_types import schema_from_arrow
+from dlspark.tables.codecs import RecordDecoder
+from dlspark.tables.declaration import Declaration, RecordFormat
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
@@ -266,3 +272,54 @@ def test_a_query_in_real_time_mode_writes_through_foreach(
         query.stop()
         spark.conf.unset("spark.sql.streaming.realTimeMode.minBatchDuration")
     assert sorted(values(sandbox, log)) == [b"a", b"b", b"c", b"d"]
+
+
+def test_rows_of_columns_that_a_log_declares_are_encoded_as_it_says(sandbox: Sandbox, log: str) -> None:
+    fields = [
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("place", pa.struct([pa.field("lat", pa.float64()), pa.field("names", pa.list_(pa.string()))])),
+        pa.field("more", pa.map_(pa.string(), pa.int64())),
+    ]
+    declaration = Declaration.of(RecordFormat.JSON, schema_from_arrow(pa.schema(fields)), timestamp="at")
+    declare_in(sandbox, log, declaration)
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_rows=2, group_ms=NEVER_MS))
+    local = [datetime(2026, 11, 26, 12, 0, second) for second in (5, 3, 9)]  # as Spark gives them
+    for number, at in enumerate(local):
+        writer.process(Row(id=number, AT=at, place=Row(lat=0.5, names=["x", None]), more={"k": number}))
+    writer.close(None)
+    txids, payloads = read_values(sandbox.uri, log)
+    found = RecordDecoder(declaration).decode(pa.array(payloads, pa.binary()), pa.array(txids)).rows.to_pylist()
+    assert [row["id"] for row in found] == [0, 1, 2]
+    assert [row["at"] for row in found] == [at.astimezone(timezone.utc) for at in local]
+    assert found[0]["place"] == {"lat": 0.5, "names": ["x", None]}
+    assert found[2]["more"] == [("k", 2)]
+    times = [int(at.timestamp() * 1000) for at in local]
+    assert txids == [times[0], times[0], times[2]]
+
+
+def test_typed_rows_that_do_not_fit_fail_the_task_with_nothing_of_their_group_visible(
+    sandbox: Sandbox, log: str
+) -> None:
+    declare_in(sandbox, log, declaration_of("json"))
+    for row, kind, says in (
+        (Row(body=bytearray(b"x"), length="long"), SchemaError, "Column length is int"),
+        (Row(body=bytearray(b"x"), size=1), SchemaError, "no column size"),
+        (Row(body=None), BatchRefusedError, "NOT NULL.*nothing of the batch is visible"),
+    ):
+        task = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_rows=1, group_ms=NEVER_MS))
+        with pytest.raises(kind, match=says):
+            task.process(row)
+    task = as_in_a_task(ForeachLogWriter(uri=sandbox.uri, group_rows=2, group_ms=NEVER_MS))
+    task.process(Row(body=bytearray(b"x"), log=log))
+    task.process(Row(body=bytearray(b"y"), log=log))
+    task.close(None)
+    assert bodies(values(sandbox, log), declaration_of("json")) == [b"x", b"y"]
+
+
+def declare_in(sandbox: Sandbox, log: str, declaration: Declaration) -> None:
+    async def make() -> None:
+        session = await open_session(Options({"uri": sandbox.uri}, Scope.SINK_STREAM))
+        await declare(session.namespace.logs_store, log, declaration)
+
+    Runtime.shared().run(make())

@@ -21,6 +21,8 @@ from metadata.distributedlog.sinks import StagedLedger
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.zookeeper.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 
 async def counts(process: Process, *logs: str) -> list[int]:
     """Segments of each log."""

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from helpers.spark.driver_processes import Spawner, fault, finish
-from helpers.spark.sink_driver import Plan, read_values
+from helpers.spark.sink_driver import Plan
+from helpers.spark.typed_frames import Using
 from helpers.waiting import wait_until
 
 from dlspark.sandbox.sandbox import Sandbox
 
-pytestmark = [pytest.mark.processes, pytest.mark.torture]
+pytestmark = [pytest.mark.processes, pytest.mark.torture, pytest.mark.usefixtures("frames")]
 
 NODES = 4
 GONE = (0, 1, 2)
@@ -62,6 +63,7 @@ class Held:
     """A driver that is held before its second batch becomes visible."""
 
     def __init__(self, outage_sandbox: Sandbox, place: Path, spawn: Spawner, name: str, mode: str, outage: str) -> None:
+        name = f"{name}-{Using.frames.kind}"
         self.plan = Plan(
             uri=outage_sandbox.uri,
             query_id=name,
@@ -73,7 +75,9 @@ class Held:
             empty=0.0,
             mode=mode,
             outage=outage,
+            kind=Using.frames.kind,
         )
+        self.plan.declare()
         self._spawn = spawn
         self._go_on = place / "go-on"
         flag = place / "flag"
@@ -86,7 +90,7 @@ class Held:
     def check(self) -> None:
         """A driver finishes what is left; then the log has everything once and in order."""
         assert finish(self._spawn(self.plan, 2)) == 0
-        txids, values = read_values(self.plan.uri, self.plan.logs[0])
+        txids, values = self.plan.read(self.plan.logs[0])
         assert values == self.plan.expected(self.plan.logs[0])
         assert txids == sorted(txids)
 

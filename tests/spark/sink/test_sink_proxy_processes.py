@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.spark.driver_processes import Spawner, fault, finish
 from helpers.spark.sink_driver import Plan, read_values
+from helpers.spark.typed_frames import Using
 from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
+BOTH = pytest.mark.usefixtures("frames")
 
 DEATHS_OF_THE_APPENDER = ["sink.before-mark", "sink.marked", "sink.before-publish", "sink.applied"]
 WAYS = (("append", "discover"), ("segments", ""), ("append", ""))
@@ -34,7 +36,8 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def plan_of(tier: Sandbox, place: Path, name: str) -> Plan:
-    return Plan(
+    name = f"{name}-{Using.frames.kind}"
+    plan = Plan(
         uri=tier.uri,
         query_id=name,
         logs=(f"{name}-log",),
@@ -45,12 +48,15 @@ def plan_of(tier: Sandbox, place: Path, name: str) -> Plan:
         empty=0.0,
         mode="append",
         proxy="discover",
+        kind=Using.frames.kind,
     )
+    plan.declare()
+    return plan
 
 
 def check(plan: Plan) -> None:
     """The log has everything once and in order."""
-    txids, values = read_values(plan.uri, plan.logs[0])
+    txids, values = plan.read(plan.logs[0])
     assert values == plan.expected(plan.logs[0])
     assert txids == sorted(txids)
 
@@ -63,6 +69,7 @@ def owner(tier: Sandbox, log: str) -> int:
     return tier.proxies.write_addresses.index(location.rpartition(";")[2])
 
 
+@BOTH
 def test_proxies_that_die_and_come_back_are_followed(tier: Sandbox, tmp_path: Path, spawn: Spawner) -> None:
     plan = plan_of(tier, tmp_path, "followed")
     flag, go_on = tmp_path / "flag", tmp_path / "go-on"
@@ -78,6 +85,7 @@ def test_proxies_that_die_and_come_back_are_followed(tier: Sandbox, tmp_path: Pa
     check(plan)
 
 
+@BOTH
 @pytest.mark.parametrize("point", DEATHS_OF_THE_APPENDER)
 def test_an_appending_process_killed_anywhere_leaves_one_copy_in_the_proxys_log(
     tier: Sandbox, tmp_path: Path, spawn: Spawner, point: str
@@ -89,6 +97,7 @@ def test_an_appending_process_killed_anywhere_leaves_one_copy_in_the_proxys_log(
     check(plan)
 
 
+@BOTH
 def test_ways_that_take_turns_leave_one_copy(tier: Sandbox, tmp_path: Path, spawn: Spawner) -> None:
     """Each driver dies behind a batch, the next one takes another way: the proxy gives the log up where it must."""
     plan = plan_of(tier, tmp_path, "turns")

@@ -29,6 +29,8 @@ from metadata.distributedlog.sink_marks import MAX_HISTORY, LogMark, SinkState
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from metadata.zookeeper.memory import Fault
 
+pytestmark = pytest.mark.usefixtures("frames")
+
 
 async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 10, 19), ("trains", 5, 9), ("flights", 0, 10)])
@@ -214,6 +216,7 @@ async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(sin
         await driver.store.close()
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)  # ids that a user gives
 async def test_ids_that_overlap_between_tasks_fail_the_batch_whole(driver: Process) -> None:
     batch = await driver.stage(job(), [("trains", 0, 9), ("flights", 0, 10), ("flights", 9, 20)])
     with pytest.raises(TransactionOrderError, match="task 1 wrote 0 to 10, task 2 wrote 9 to 20") as caught:
@@ -226,6 +229,7 @@ async def test_ids_that_overlap_between_tasks_fail_the_batch_whole(driver: Proce
     assert state.value == SinkState()
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)  # ids that a user gives
 async def test_ids_below_the_highest_of_one_log_fail_the_batch_whole(driver: Process) -> None:
     await driver.publish(await driver.stage(job(0), [("flights", 0, 20)]))
     batch = await driver.stage(job(1), [("trains", 0, 9), ("flights", 19, 30)])
@@ -313,6 +317,7 @@ async def test_a_live_writer_is_named_and_nothing_is_published(sink_world: SinkW
         await process.store.close()
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)  # ids that a user gives
 async def test_what_a_dead_writer_left_in_progress_is_completed_first(driver: Process) -> None:
     await driver.logs.prepare("flights")
     state = await driver.log_store.open("flights")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import uuid
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.spark.sink_driver import arrow_batches, read_values
-from pyspark.sql.types import StringType, StructField, StructType
+from helpers.spark.sink_driver import Plan, columns_in, plan_batches
+from helpers.spark.typed_frames import Using
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.errors import ReplayDiffersError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.segments.task import run_task
@@ -22,7 +22,7 @@ from dlspark.spark.sink.segments.task import run_task
 if TYPE_CHECKING:
     from dlspark.sandbox.sandbox import Sandbox
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("frames")]
 
 
 class Query:
@@ -31,21 +31,23 @@ class Query:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.log = f"replays-{uuid.uuid4().hex[:8]}"
+        self.plan = Plan(uri, self.log, (self.log,), 0, 0, "", stamped=True, kind=Using.frames.kind)
+        self.plan.declare()
 
     def run(self, batch: int, values: list[str], tasks: int = 2, **more: str) -> None:
         options = Options({"uri": self.uri, **more}, Scope.SINK_STREAM)
         job = JobId(self.log, batch, uuid.uuid4().hex)
-        columns = columns_of(StructType([StructField("value", StringType()), StructField("log", StringType())]), None)
+        columns = columns_in(self.plan, options)
         rows = [(0, self.log, value.encode()) for value in values]
         cuts = [len(rows) * task // tasks for task in range(tasks + 1)]
         messages = [
-            run_task(options, columns, job, task, 1000, arrow_batches(rows[cuts[task] : cuts[task + 1]], True))
-            for task in range(tasks)
+            run_task(options, columns, job, task, 1000, plan_batches(self.plan, columns, rows[begin:end]))
+            for task, (begin, end) in enumerate(pairwise(cuts))
         ]
         commit_batch(options, messages, batch, (self.log,))
 
     def values(self) -> list[str]:
-        return [value.decode() for value in read_values(self.uri, self.log)[1]]
+        return [value.decode() for value in self.plan.read(self.log)[1]]
 
 
 def test_a_replay_is_skipped_however_it_is_cut_and_an_empty_batch_counts(sandbox: Sandbox) -> None:
@@ -78,6 +80,7 @@ def test_another_batch_under_a_published_number_is_refused_unless_loss_is_allowe
     assert query.values() == ["a", "b", "c", "e"]
 
 
+@pytest.mark.parametrize("frames", ["raw"], indirect=True)  # a log that is made anew declares nothing
 def test_a_replay_of_an_empty_batch_brings_no_deleted_log_back(sandbox: Sandbox) -> None:
     query = Query(sandbox.uri)
     query.run(0, [], log=query.log)

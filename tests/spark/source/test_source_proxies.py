@@ -122,6 +122,20 @@ def test_a_batch_has_the_rows_and_columns_that_it_has_without_proxies(
     assert frame.count() == len(found)
 
 
+def test_a_typed_frame_has_the_rows_that_it_has_without_proxies(
+    spark: SparkSession, proxies: ReadProxyProcesses, logs: Logs
+) -> None:
+    log = logs.typed("typed")
+    logs.run(log.declare(pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us", "UTC"))])))
+    logs.run(log.write([{"id": number} for number in range(20)]))
+    logs.run(log.write_bytes([b"bad"], [30]))
+    through = reading(spark, log.name, proxy=proxies.option, minPartitions=3).select("_error", "id", "_log.entry")
+    direct = reading(spark, log.name).select("_error", "id", "_log.entry")
+    assert sorted(through.collect(), key=str) == sorted(direct.collect(), key=str)
+    assert through.where("_error is null").count() == 20
+    assert through.where("_error is not null").count() == 1
+
+
 def test_a_stream_goes_on_from_its_checkpoint_whichever_way_it_reads(
     spark: SparkSession, proxies: ReadProxyProcesses, logs: Logs, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import decimal
+import json
 import logging
 import pickle
 from collections.abc import Sequence
@@ -11,27 +13,33 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from helpers.spark.memory_world import URI, DriverWorld
+from helpers.spark.memory_world import URI, DriverWorld, answer_request
 from helpers.spark.typed_logs import TypedLog
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark import connection
+from dlspark.spark.catalog.tables import SCAN
+from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.schema_version import METADATA, SchemaVersion
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.frame_columns import FrameColumns
+from dlspark.spark.source.kept_plan import KeptPartition, look
 from dlspark.spark.source.loading import look_up
 from dlspark.spark.source.log_spans import Take
 from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.readers import BatchReader, batch_reader
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.source.typed_records import cut_out
 from dlspark.spark.typed_columns import LOG_TYPE
+from dlspark.tables.codecs import RecordEncoder
 from dlspark.tables.declaration import RecordFormat, SchemaChangedError
 from dlspark.tables.errors import RecordMisfitError
 from dlspark.tables.evolution import AddColumn, DropColumn
@@ -154,6 +162,30 @@ async def test_batches_have_exactly_the_columns_that_spark_asks_for(
     batches = await asyncio.get_running_loop().run_in_executor(None, lambda: list(reader.read(partition)))
     assert all(batch.schema.equals(to_arrow_schema(schema, timezone="UTC")) for batch in batches)
     assert sum(batch.num_rows for batch in batches) == 5
+
+
+async def test_every_type_of_a_column_is_as_spark_takes_it(driver_world: DriverWorld) -> None:
+    inner = pa.struct([pa.field("must", pa.int64(), nullable=False), pa.field("may", pa.decimal128(20, 3))])
+    log = TypedLog(driver_world.namespace, "types")
+    kinds = [pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32()]
+    kinds += [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), inner]
+    kinds += [pa.list_(pa.field("element", inner, nullable=False)), pa.map_(pa.string(), pa.list_(pa.int32()))]
+    kinds += [pa.map_(pa.int64(), pa.field("value", inner, nullable=False))]
+    fields = [pa.field(f"c{at}", kind, nullable=at % 2 == 0) for at, kind in enumerate(kinds)]
+    await log.declare(pa.schema(fields))
+    row = {"must": 1, "may": decimal.Decimal("1.500")}
+    values: list[object] = [True, 1, 2, 0.5, 0.25, "s", b"b", dt.date(2026, 1, 2), NOON.replace(tzinfo=None), NOON]
+    values += [decimal.Decimal("3.25"), row, [row], [("k", [1, None])], [(7, row)]]
+    made = {one.name: value for one, value in zip(fields, values, strict=True)}
+    encoded = RecordEncoder(log.declaration).encode(pa.RecordBatch.from_pylist([made], schema=pa.schema(fields)))
+    await log.write_bytes(encoded.payloads.to_pylist(), [1])
+    columns = await look_up(query(log="types"))
+    reader = batch_reader(options(log="types"), columns)
+    assert isinstance(reader, BatchReader)
+    (partition,) = await reader._plan()
+    (batch,) = await asyncio.get_running_loop().run_in_executor(None, lambda: list(reader.read(partition)))
+    assert batch.schema.equals(to_arrow_schema(columns, timezone="UTC"))
+    assert batch.drop_columns(["_log", "_error"]).to_pylist() == [made]
 
 
 async def test_parts_of_structs_are_cut_out(driver_world: DriverWorld) -> None:
@@ -411,6 +443,27 @@ async def test_a_plan_carries_what_a_task_needs_and_records_none_of_it(driver_wo
     assert len(one.declared.data) < 600
 
 
+def test_nothing_is_looked_up_where_nothing_can_be_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(uri: str, settings: object = None) -> AsyncNamespace:
+        raise AssertionError("it was looked up")
+
+    monkeypatch.setattr(AsyncNamespace, "open", never)
+    for raw in (
+        {"columns": "raw", "log": "orders"},
+        {"subscribe": "a,b"},
+        {"subscribePattern": "a"},
+        {},
+        {"log": "/a"},
+    ):
+        assert DistributedLogDataSource({"uri": URI, **raw}).schema() == SCHEMA
+    by_default = type("WithDefault", (DistributedLogDataSource,), {"session_conf": {"columns": "raw"}})
+    assert by_default({"uri": URI, "log": "orders"}).schema() == SCHEMA
+    with pytest.raises(OptionError, match="may read several logs"):
+        DistributedLogDataSource({"uri": URI, "subscribe": "a,b", "columns": "typed"}).schema()
+    monkeypatch.setattr(connection, "default_uri", lambda: None)
+    assert DistributedLogDataSource({"log": "orders"}).schema() == SCHEMA, "the reader says what is missing"
+
+
 async def test_a_frame_whose_namespace_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unreachable(uri: str, settings: object = None) -> AsyncNamespace:
         raise MetadataUnavailableError("no server answers")
@@ -418,3 +471,84 @@ async def test_a_frame_whose_namespace_cannot_be_reached_says_so(monkeypatch: py
     monkeypatch.setattr(AsyncNamespace, "open", unreachable)
     with pytest.raises(MetadataUnavailableError, match=f"ZooKeeper of {URI} cannot be reached"):
         await look_up(query(log="orders"))
+
+
+# ---------------------------------------------------------------------- plans that Spark keeps, and what metadata tells
+
+
+async def test_a_plan_that_spark_keeps_is_brought_up_to_date_by_what_is_declared_then(
+    driver_world: DriverWorld,
+) -> None:
+    log = await orders(driver_world, 2)
+    columns = await look_up(query(log="orders"))
+    reader = batch_reader(options(log="orders"), columns)
+    assert isinstance(reader, BatchReader)
+    (kept,) = await reader._plan()
+    assert isinstance(kept, KeptPartition)
+    await log.change(AddColumn(("note",), STRING))
+    await log.write([order(7, note="n")])
+    later = await look(kept, "", 1, driver_world.connect)
+    assert later is not None
+    assert [row["id"] for row in await run(reader, [later])] == [7]
+    await log.change(DropColumn(("item",)))
+    with pytest.raises(SchemaChangedError, match="Column item was dropped in version 2"):
+        await look(kept, "", 2, driver_world.connect)
+
+
+async def test_reading_begins_and_ends_where_options_say(driver_world: DriverWorld) -> None:
+    await orders(driver_world, 6)
+    columns = await look_up(query(log="orders"))
+    at = (NOON + dt.timedelta(seconds=2)).isoformat()
+    found = await rows(columns, log="orders", startingTimestamp=at, endingOffsets='{"orders": "1:2:1"}')
+    assert [row["id"] for row in found] == [2, 3, 4]
+    assert [span.log for one in await _stream_plan(driver_world, at) for span in one] == ["orders"]
+
+
+async def _stream_plan(driver_world: DriverWorld, at: str) -> Sequence[Sequence[SegmentSpan]]:
+    driver = await driver_world.driver(log="orders", startingTimestamp=at)
+    return await driver.plan(await driver.resolve(driver.query.start), await driver.latest())
+
+
+@pytest.mark.parametrize(("format_", "strict"), [*((one, False) for one in RecordFormat), (RecordFormat.JSON, True)])
+async def test_metadata_tells_the_number_of_rows_where_each_record_is_one(
+    driver_world: DriverWorld, format_: RecordFormat, strict: bool
+) -> None:
+    log = TypedLog(driver_world.namespace, "counted")
+    await log.declare(NAMES_OF_RECORDS, format_, strict=strict)
+    await log.write([{"segment": number} for number in range(5)], first_id=1)
+    version = SchemaVersion.of(await look_up(query(log="counted")))
+    assert version is not None
+
+    async def summed(*functions: dict[str, str]) -> object:
+        given = {"uri": URI, "log": "counted", SCAN: json.dumps({"declared": version.to_json()})}
+        found = await answer_request(driver_world, "summarise", options=given, functions=list(functions))
+        result = found["result"]
+        assert isinstance(result, dict)
+        return result["values"]
+
+    count = {"function": "count"}
+    exact = format_ is not RecordFormat.ARROW and not strict
+    assert await summed(count) == ([5] if exact else None)
+    for other in ("count", "min", "max"):
+        for column in ("segment", "transaction_id", "timestamp", "log"):
+            assert await summed(count, {"function": other, "column": column}) is None
+    given = {"uri": URI, "log": "counted", SCAN: json.dumps({"declared": version.to_json()})}
+    about = await answer_request(driver_world, "statistics", options=given)
+    assert about["result"]["rows"] == (5 if exact else None)  # type: ignore[index]
+
+
+async def test_the_columns_of_a_user_are_answered_with_their_version(driver_world: DriverWorld) -> None:
+    await orders(driver_world, 1)
+    given = StructType([StructField("item", StringType())])
+
+    async def asked(schema: StructType, **raw: str) -> object:
+        words = {"schema": schema.json(), "metadata": "", "options": {"uri": URI, **raw}}
+        found = await answer_request(driver_world, "columns", **words)
+        return found.get("result") or found["error"]["text"]  # type: ignore[index]
+
+    typed = StructType.fromJson(json.loads(str(await asked(given, log="orders"))))
+    assert SchemaVersion.of(typed) is not None
+    raw = StructType([SCHEMA["value"]])
+    assert StructType.fromJson(json.loads(str(await asked(raw, log="orders")))) == raw
+    assert "item string is not one of this source's" in str(await asked(given, log="orders", columns="raw"))
+    assert "item string is not one of this source's" in str(await asked(given, subscribePattern="orders"))

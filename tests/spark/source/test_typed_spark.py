@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from helpers.spark.logs import Logs
     from helpers.spark.typed_logs import TypedLog
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
@@ -34,6 +35,7 @@ COLUMNS = pa.schema(
         pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
         pa.field("value", pa.struct([("low", pa.int64()), ("high", pa.string())])),
         pa.field("day", pa.date32()),
+        pa.field("tags", pa.list_(pa.struct([("key", pa.string()), ("weight", pa.int64())]))),
     ]
 )
 """A log's own columns, called as those of records are, with values that records do not have there."""
@@ -50,6 +52,7 @@ def row(number: int) -> dict[str, object]:
         "timestamp": EPOCH + dt.timedelta(seconds=number),
         "value": {"low": number, "high": f"h{number}"},
         "day": dt.date(2026, 1, 1 + number),
+        "tags": [{"key": f"k{number}", "weight": number}],
     }
 
 
@@ -70,48 +73,46 @@ def found(frame: DataFrame) -> list[tuple[object, ...]]:
     return sorted((tuple(one) for one in frame.collect()), key=str)
 
 
-@pytest.mark.parametrize("format_", [RecordFormat.JSON, RecordFormat.ARROW])
 def test_what_is_pushed_down_never_takes_a_logs_column_for_one_of_records(
-    spark: SparkSession, plain_format: str, logs: Logs, format_: RecordFormat
+    spark: SparkSession, plain_format: str, logs: Logs
 ) -> None:
-    log = written(logs, format_)
-    with_jar = spark.read.format("distributedlog").load(log.name)
+    log = written(logs)
+    frame = spark.read.format("distributedlog").load(log.name)
     plain = spark.read.format(plain_format).load(log.name)
-    assert with_jar.columns == plain.columns == [*COLUMNS.names, "_log", "_error"]
-    assert with_jar.schema == plain.schema
-    assert found(with_jar) == found(plain)
-    frame = with_jar
+    assert frame.columns == plain.columns == [*COLUMNS.names, "_log", "_error"]
+    assert frame.schema == plain.schema
+    assert found(frame) == found(plain)
     assert frame.count() == 9
-    assert frame.where("segment = 97").collect()[0].value.low == 3
-    assert frame.where("segment >= 1").count() == 8
-    assert found(frame.where("log = 'l1'").select("entry")) == [(43,), (45,), (47,), (49,)]
-    assert found(frame.where("log in ('l0', 'x')").select("value.low")) == [(0,), (2,), (4,), (6,)]
-    assert found(frame.where("transaction_id < -5").select("transaction_id")) == [(-6,), (-7,)]
-    assert frame.where("timestamp is not null").count() == 8
-    assert frame.where("value is not null").count() == 8
-    assert frame.where("log is not null").count() == 8
-    assert frame.agg(f.min("segment"), f.max("transaction_id"), f.max("timestamp"), f.count("log")).collect() == [
-        (93, 0, frame.where("segment = 93").select("timestamp").collect()[0][0], 8)
-    ]
-    assert [one.segment for one in frame.orderBy("segment").where("segment is not null").limit(3).collect()] == [
-        93,
-        94,
-        95,
-    ]
-    assert [one.transaction_id for one in frame.orderBy("transaction_id", ascending=False).limit(2).collect()] == [
-        0,
-        -1,
-    ]
+    # One query for filters that each would leave other rows if they were bounds on records.
+    wanted = {
+        "segment = 97": 1,
+        "log = 'l1'": 4,
+        "transaction_id < -5": 2,
+        "sequence_id = 997": 1,
+        "timestamp is not null": 8,
+        "_log.segment = 3": 1,
+        "value.low >= 6": 2,
+    }
+    counts = [frame.where(one).select(f.lit(one).alias("filter"), "segment") for one in wanted]
+    together = counts[0]
+    for one in counts[1:]:
+        together = together.unionAll(one)
+    assert dict(together.groupBy("filter").agg(f.count("*")).collect()) == wanted
+    assert frame.agg(f.min("segment"), f.max("transaction_id"), f.count("log")).collect() == [(93, 0, 8)]
+    ordered = frame.where("segment is not null").orderBy("segment").limit(3)
+    assert [one.segment for one in ordered.collect()] == [93, 94, 95]
+    assert [one.transaction_id for one in frame.orderBy(f.desc("transaction_id")).limit(2).collect()] == [0, -1]
     assert len(frame.limit(5).collect()) == 5
-    assert len(frame.limit(9).collect()) == 9
-    assert [one[0] for one in frame.select("value.high").limit(2).collect()] == ["h0", "h1"]
-    assert frame.where("_log.segment = 3").select("_error").collect()[0][0]
-    assert found(frame.where("_log.segment = 2").select("_log.transaction_id", "day"))[:1] == [
-        ((4_000 if format_ is RecordFormat.JSON else 7_000), dt.date(2026, 1, 5))
-    ]
-    assert frame.select("_log.segment", "_log.row", "value.low").where("low = 3").collect() == [
-        (1, 0 if format_ is RecordFormat.JSON else 3, 3)
-    ]
+    some = frame.select("_log.segment", "_log.row", "value.high", "tags.key", "_error").collect()
+    assert some[3] == (1, 0, "h3", ["k3"], None)
+    assert some[8][4]
+
+
+def test_a_record_of_arrows_is_as_many_rows_as_it_holds(spark: SparkSession, logs: Logs) -> None:
+    frame = spark.read.format("distributedlog").load(written(logs, RecordFormat.ARROW).name)
+    assert frame.count() == 9
+    assert len(frame.limit(6).collect()) == 6
+    assert frame.where("value.low = 6").select("_log.transaction_id", "_log.row").collect() == [(7_000, 2)]
 
 
 def test_a_lower_bound_of_the_timestamp_column_reads_less(spark: SparkSession, logs: Logs) -> None:
@@ -136,6 +137,9 @@ def test_a_lower_bound_of_the_timestamp_column_reads_less(spark: SparkSession, l
 
 def test_columns_that_a_user_gives(spark: SparkSession, logs: Logs) -> None:
     log = written(logs)
+    small = logs.typed("small")
+    logs.run(small.declare(pa.schema([pa.field("id", pa.int64())])))
+    logs.run(small.write([{"id": 1}]))
     given = "day date, value struct<high string>, _log struct<row int>"
     frame = spark.read.format("distributedlog").schema(given).load(log.name)
     assert found(frame.where("value.high = 'h3'")) == [(dt.date(2026, 1, 4), ("h3",), (0,))]
@@ -143,14 +147,15 @@ def test_columns_that_a_user_gives(spark: SparkSession, logs: Logs) -> None:
     raw = spark.read.format("distributedlog").option("columns", "raw").load(log.name)
     assert raw.columns[:2] == ["log", "segment"]
     assert raw.where(f"log = '{log.name}' and segment = 1").count() == 4
-    both = (
-        spark.read.format("distributedlog").option("columns", "raw").schema("value binary, log string").load(log.name)
-    )
-    assert {one.log for one in both.collect()} == {log.name}
+    by_hand = spark.read.format("distributedlog").option("columns", "raw").schema("value binary, log string")
+    assert {one.log for one in by_hand.load(log.name).collect()} == {log.name}
+    both = spark.read.format("distributedlog").option("columns", "both").load(small.name)
+    assert both.where("id = 1").select("value").collect() == [(bytearray(b'{"id":1}'),)]
 
 
+@pytest.mark.parametrize("jar", [True, False])
 def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
-    spark: SparkSession, logs: Logs, checkpoint: Path
+    spark: SparkSession, plain_format: str, logs: Logs, checkpoint: Path, jar: bool
 ) -> None:
     log = logs.typed("stream")
     columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("item", pa.string())])
@@ -158,13 +163,16 @@ def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
     logs.run(log.write([{"id": 0, "item": "a"}]))
     seen: list[tuple[object, ...]] = []
 
-    def started(again: DataFrame) -> object:
+    def started() -> StreamingQuery:
+        again = spark.readStream.format("distributedlog" if jar else plain_format).load(log.name)
+
         def batch(frame: DataFrame, number: int) -> None:
             seen.extend(tuple(one) for one in frame.drop("_log").collect())
 
-        return again.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).start()
+        counted = again.observe("fit", f.count("_error").alias("misfits"))
+        return counted.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).start()
 
-    query = started(spark.readStream.format("distributedlog").load(log.name))
+    query = started()
     query.processAllAvailable()
     logs.run(log.change(AddColumn(("note",), STRING)))
     logs.run(log.write([{"id": 1, "item": "b", "note": "n"}], first_id=1))
@@ -173,11 +181,13 @@ def test_a_stream_keeps_its_version_and_loses_nothing_where_that_ends(
     assert seen[:2] == [(0, "a", None), (1, "b", None)]
     assert seen[2][:2] == (None, None)
     assert seen[2][2]
+    observed = [one["observedMetrics"].get("fit", {"misfits": 0})["misfits"] for one in query.recentProgress]
+    assert sum(observed) == 1
     logs.run(log.change(DropColumn(("item",))))
     logs.run(log.write([{"id": 3, "note": "later"}], first_id=3))
     with pytest.raises(StreamingQueryException, match="Column item was dropped in version 2"):
         query.awaitTermination(60)
-    query = started(spark.readStream.format("distributedlog").load(log.name))
+    query = started()
     query.processAllAvailable()
     query.stop()
     assert seen[3:] == [(3, "later", None)]
