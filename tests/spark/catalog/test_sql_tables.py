@@ -102,13 +102,9 @@ def test_what_show_create_table_says_makes_an_equal_table(sql: SparkSession, san
         ("(at TIMESTAMP DEFAULT current_timestamp())", "A default is one constant"),
         ("(a INT DEFAULT 1 + 1)", "A default is one constant"),
         ("(a ARRAY<INT> DEFAULT array(1))", "A default is one constant"),
-        ("(a INTERVAL DAY)", "no column of a log can be"),
-        ("(a STRING COLLATE UTF8_LCASE)", "no column of a log can be"),
-        ("(a INT) PARTITIONED BY (a)", "cannot be partitioned by a"),
         ("(a INT PRIMARY KEY)", "does not support table constraint"),
         ("(a BIGINT GENERATED ALWAYS AS IDENTITY)", "does not support identity column"),
         ("(a INT, b INT GENERATED ALWAYS AS (a))", "does not support generated columns"),
-        ("(a INT) TBLPROPERTIES (timestamp = 'b')", "There is no column 'b'"),
     ],
 )
 def test_columns_that_no_log_can_have_are_refused_and_nothing_is_made(
@@ -153,17 +149,11 @@ def test_columns_are_changed_by_statements(sql: SparkSession, sandbox: Sandbox, 
     ("statement", "says"),
     [
         ("ALTER COLUMN price TYPE STRING", "add another column"),
-        ("ALTER COLUMN id TYPE INT", "INT"),  # Spark's own rule comes first
         ("ALTER COLUMN item SET NOT NULL", "non-nullable"),
         ("ALTER COLUMN item SET DEFAULT 'x'", "cannot be changed"),
         ("ALTER COLUMN item DROP DEFAULT", "cannot be changed"),
-        ("ADD COLUMN n INT NOT NULL", "Give it a default"),
-        ("ADD COLUMN n INTERVAL DAY", "no column of a log can be"),
-        ("DROP COLUMN at", "gives each record its transaction id"),
         ("REPLACE COLUMNS (a INT)", "nothing was changed"),
         ("CLUSTER BY (id)", "cannot be changed by ClusterBy"),
-        ("SET TBLPROPERTIES (format = 'avro')", "for good"),
-        ("UNSET TBLPROPERTIES ('timestamp')", "for good"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(
@@ -228,7 +218,6 @@ def test_rows_are_written_by_position_by_name_and_with_defaults(sql: SparkSessio
         ("(id, at, to) VALUES (1, now(), named_struct('street', NULL, 'tags', NULL))", "NULL"),
         ("(id, at, price) VALUES (1, now(), 12345678.5)", "CAST_OVERFLOW_IN_TABLE_INSERT"),
         ("(id, at, price) VALUES (1, now(), true)", "INCOMPATIBLE_DATA_FOR_TABLE"),
-        ("(id, at, nothing) VALUES (1, now(), 1)", "nothing"),
         ("VALUES (1, 'tea')", "not enough data columns"),
     ],
 )
@@ -253,9 +242,10 @@ def test_frames_are_appended_and_streams_copy_a_table_with_where_its_rows_are(
     target = f"dlog.{table}.copy"
     writer.option("checkpointLocation", str(checkpoint)).toTable(target).awaitTermination()
     assert sql.table(target).columns == ["id", "at", "item", "segment"]
-    assert sorted(rows(sql, f"SELECT id, item, segment FROM {target}")) == sorted(
-        (n, "none", segment) for n in range(3) for segment in (1, 2)
-    )
+    original = rows(sql, f"SELECT id, item, _log.segment FROM dlog.{table} WHERE id < 10")
+    assert {item for _, item, _ in original} == {"none"}
+    assert sorted(original) == sorted(rows(sql, f"SELECT id, item, segment FROM {target}"))  # type: ignore[type-var]
+    assert len(original) == 6
 
 
 def test_a_query_makes_a_table_with_its_columns_or_none(sql: SparkSession, table: str, sandbox: Sandbox) -> None:
