@@ -475,7 +475,6 @@ async def _columns(request: Json, session: Mapping[str, str], connect: Connect) 
     try:
         query = SourceQuery.of(options.with_uri(resolve_uri(options)))
     except DistributedLogError:
-        column_names(schema)
         return schema  # the reader is refused, which says of what kind the query is
     frame = FrameColumns.of(query, schema)
     return schema if frame.log is None else await look_up(query, schema, connect)
