@@ -184,3 +184,26 @@ async def test_a_strict_log_gives_what_stands_before_the_first_record_that_does_
     await log.change_schema(strict=False)
     async with await log.open_reader("1:0:2") as reader:
         assert (await reader.next_table()).column("id").to_pylist() == [None, 4]
+
+
+async def test_payloads_of_record_sets_are_rows_of_their_own(namespace):
+    log = await declared(namespace)
+    async with await log.open_writer() as writer:
+        written = writer.write_record_set(1, [b'{"id": 1}', b"{", b'{"id": 3}'], "lz4")
+        await writer.mark_end_of_stream()
+    await asyncio.gather(*written)
+    async with await log.open_reader() as reader:
+        found = await whole(reader)
+    assert found.column("id").to_pylist() == [1, None, 3]
+    assert [one["slot"] for one in found.column("_log").to_pylist()] == [0, 1, 2]
+
+
+async def test_a_subscriber_commits_how_far_it_came_in_rows(namespace):
+    log = await declared(namespace)
+    await write(log, b'{"id": 1}', b'{"id": 2}')
+    async with await log.open_reader(subscriber="billing") as reader:
+        assert (await reader.next_table()).column("id").to_pylist() == [1, 2]
+        await reader.commit_position()
+    await write(log, b'{"id": 3}')
+    async with await log.open_reader(subscriber="billing") as reader:
+        assert (await asyncio.wait_for(reader.next_table(), 30)).column("id").to_pylist() == [3]
