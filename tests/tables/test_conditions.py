@@ -168,3 +168,47 @@ def test_random_conditions_want_the_rows_that_a_database_gives() -> None:
         text = made(3)
         expected = [row[0] for row in database.execute(f"select n from t where {text} order by n")]
         assert columns.filter(condition(text, columns.schema)).column("n").to_pylist() == expected, text
+
+
+def test_random_words_are_a_condition_or_refused() -> None:
+    rng = Random(31)
+    words = [
+        *ROWS.schema.names[:10],
+        "place.city",
+        "`not it`",
+        "and",
+        "or",
+        "not",
+        "in",
+        "is",
+        "null",
+        "between",
+        "true",
+    ]
+    words += [
+        "(",
+        ")",
+        ",",
+        "=",
+        "<>",
+        "<=",
+        ">",
+        "-",
+        ".",
+        "1",
+        "1.5",
+        "9" * 39,
+        "1e9",
+        "1e-30",
+        "'x'",
+        "'2026-11-01'",
+    ]
+    taken = 0
+    for _ in range(20_000):
+        try:
+            found = condition(" ".join(rng.choices(words, k=rng.randrange(1, 8))), ROWS.schema)
+        except SqlTextError:
+            continue
+        ROWS.filter(found)
+        taken += 1
+    assert taken > 200
