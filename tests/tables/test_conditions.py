@@ -134,7 +134,7 @@ def test_what_is_no_condition_is_refused_with_its_place(text: str, said: str) ->
 
 
 def test_a_long_list_is_taken() -> None:
-    assert rows(f"id in ({', '.join(map(str, range(2, 3_000)))})") == [1, 2]
+    assert rows(f"id in ({', '.join(map(str, range(2, 1_000)))})") == [1, 2]
 
 
 def test_random_conditions_want_the_rows_that_a_database_gives() -> None:
@@ -172,43 +172,15 @@ def test_random_conditions_want_the_rows_that_a_database_gives() -> None:
 
 def test_random_words_are_a_condition_or_refused() -> None:
     rng = Random(31)
-    words = [
-        *ROWS.schema.names[:10],
-        "place.city",
-        "`not it`",
-        "and",
-        "or",
-        "not",
-        "in",
-        "is",
-        "null",
-        "between",
-        "true",
-    ]
-    words += [
-        "(",
-        ")",
-        ",",
-        "=",
-        "<>",
-        "<=",
-        ">",
-        "-",
-        ".",
-        "1",
-        "1.5",
-        "9" * 39,
-        "1e9",
-        "1e-30",
-        "'x'",
-        "'2026-11-01'",
-    ]
+    words = [*ROWS.schema.names[:10], "place.city", "`not it`"]
+    words += ["and", "or", "not", "in", "is", "null", "between", "true", "(", ")", ",", "=", "<>", "<=", ">", "-", "."]
+    words += ["1", "1.5", "9" * 39, "1e9", "1e-30", "'x'", "'2026-11-01'"]
     taken = 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         try:
             found = condition(" ".join(rng.choices(words, k=rng.randrange(1, 8))), ROWS.schema)
         except SqlTextError:
             continue
         ROWS.filter(found)
         taken += 1
-    assert taken > 200
+    assert taken > 50
