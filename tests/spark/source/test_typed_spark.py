@@ -144,6 +144,9 @@ def test_columns_that_a_user_gives(spark: SparkSession, logs: Logs) -> None:
     frame = spark.read.format("distributedlog").schema(given).load(log.name)
     assert found(frame.where("value.high = 'h3'")) == [(dt.date(2026, 1, 4), ("h3",), (0,))]
     assert frame.count() == 9
+    before = logs.sessions()
+    spark.read.format("distributedlog").load(log.name)
+    assert logs.sessions() <= before, "the session that looked the log up has ended"
     raw = spark.read.format("distributedlog").option("columns", "raw").load(log.name)
     assert raw.columns[:2] == ["log", "segment"]
     assert raw.where(f"log = '{log.name}' and segment = 1").count() == 4
@@ -151,6 +154,23 @@ def test_columns_that_a_user_gives(spark: SparkSession, logs: Logs) -> None:
     assert {one.log for one in by_hand.load(log.name).collect()} == {log.name}
     both = spark.read.format("distributedlog").option("columns", "both").load(small.name)
     assert both.where("id = 1").select("value").collect() == [(bytearray(b'{"id":1}'),)]
+
+
+def test_a_frame_that_is_used_again_has_what_was_written_since_as_rows_of_its_version(
+    spark: SparkSession, plain_format: str, logs: Logs
+) -> None:
+    log = logs.typed("again")
+    logs.run(log.declare(pa.schema([("id", pa.int64()), ("item", pa.string())])))
+    logs.run(log.write([{"id": 1, "item": "a"}]))
+    frames = [spark.read.format(name).load(log.name).select("id", "item") for name in ("distributedlog", plain_format)]
+    assert [found(frame) for frame in frames] == [[(1, "a")]] * 2
+    logs.run(log.change(AddColumn(("note",), STRING)))
+    logs.run(log.write([{"id": 2, "item": "b", "note": "n"}], first_id=1))
+    assert [found(frame) for frame in frames] == [[(1, "a"), (2, "b")]] * 2
+    logs.run(log.change(DropColumn(("item",))))
+    for frame in frames:
+        with pytest.raises(Exception, match="Column item was dropped in version 2"):
+            frame.collect()
 
 
 @pytest.mark.parametrize("jar", [True, False])
