@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from metadata.distributedlog.logs import LogStore
 from metadata.foundation.errors import (
     BadVersionError,
     CorruptDataError,
+    DistributedLogError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
@@ -109,41 +110,42 @@ class SchemaStore:
         Raises LogNotFoundError; NodeExistsError where there is one; OutcomeUnknownError where the answer was lost and
         the store stays away.
         """
-        paths, id_ = await self._logs.located(log), self._new_id()
+        paths = await self._logs.located(log)
 
-        async def create() -> None:
+        async def create(id_: str) -> None:
             try:
                 await self.store.multi([Check(paths.ledgers, ANY_VERSION), *paths.declared(id_, data)])
-            except NodeExistsError:
-                # An answer that was lost, perhaps: nobody else has this id.
-                if not await self._is_declared(log, id_):
-                    raise
             except NoNodeError as error:
                 raise log_not_found_error(log, error.path) from error
 
-        await repeat(self.store, create)
-        return StoredSchema(data, id_, 0)
+        return await self._created(log, create, data)
 
     async def create_log(self, log: str, data: bytes, metadata: bytes = b"") -> StoredSchema:
         """Create a log together with what it declares, in one transaction.
 
         Raises as `LogStore.create`; LogExistsError also for a log that is there, which is left as it is.
         """
-        id_ = self._new_id()
+        return await self._created(log, lambda id_: self._logs.create(log, metadata, (id_, data)), data)
 
-        async def create() -> None:
+    async def _created(self, log: str, create: Callable[[str], Awaitable[None]], data: bytes) -> StoredSchema:
+        """Return the declaration that `create` makes of an id, which is another one each time: after an answer that was
+        lost, the log may be deleted and made again, and two logs would declare under one id."""
+        ids: list[str] = []
+
+        async def attempt() -> str:
+            ids.append(self._new_id())
             try:
-                await self._logs.create(log, metadata, (id_, data))
-            except LogExistsError:
-                # An answer that was lost, perhaps: nobody else has this id.
-                if not await self._is_declared(log, id_):
-                    raise
+                await create(ids[-1])
+                return ids[-1]
+            except (LogExistsError, NodeExistsError):
+                # An answer that was lost, perhaps: nobody else has these ids.
+                paths = await self._logs.located(log)
+                for id_ in ids:
+                    if await self.store.exists(f"{paths.schema}/{id_}") is not None:
+                        return id_
+                raise
 
-        await repeat(self.store, create)
-        return StoredSchema(data, id_, 0)
-
-    async def _is_declared(self, log: str, id_: str) -> bool:
-        return await self.store.exists(f"{(await self._logs.located(log)).schema}/{id_}") is not None
+        return StoredSchema(data, await repeat(self.store, attempt), 0)
 
     async def replace(self, log: str, before: StoredSchema, data: bytes) -> StoredSchema:
         """Store a declaration in the place of the one that was read.
@@ -159,7 +161,10 @@ class SchemaStore:
         except OutcomeUnknownError as error:
             # Only this set, or one of the same bytes, makes this of what was read.
             done = StoredSchema(data, before.id, before.version + 1)
-            found = await self.get(log)
+            try:
+                found = await self.get(log)
+            except DistributedLogError:
+                raise error from None  # the log is gone, perhaps: whether it was replaced before, nothing says
             if found == before:
                 raise BadVersionError(f"What log {log} declares was not replaced", path=path) from error
             if found != done:

@@ -140,7 +140,54 @@ async def test_a_lost_answer_is_found_out_by_looking(tree: MemoryTree, logs: Log
     assert found.data == (b"two" if applied else b"one")
 
 
-async def test_a_lost_answer_behind_which_others_have_replaced_it_stays_unknown(
+@pytest.mark.parametrize("whole", [True, False], ids=["with its log", "alone"])
+@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY])
+async def test_no_id_is_given_to_two_logs_though_an_answer_was_lost(
+    tree: MemoryTree, logs: LogStore, fault: Fault, whole: bool
+) -> None:
+    """Between two attempts the log may have been deleted, and made again by another client."""
+    asked: list[str] = []
+
+    def new_id() -> str:
+        asked.append(f"id{len(asked)}")
+        return asked[-1]
+
+    def lose(session: int, operation: str, path: str) -> Fault | None:
+        return fault if operation == "multi" and len(asked) == 1 else None
+
+    schemas = SchemaStore(logs, new_id)
+    tree.inject = lose
+    made = await (schemas.create_log("flights", b"one") if whole else schemas.declare("orders", b"one"))
+    tree.inject = None
+    assert asked == ["id0", "id1"]
+    assert made.id == ("id0" if fault is Fault.LOSE_REPLY else "id1")
+    assert await schemas.get("flights" if whole else "orders") == made
+
+
+async def test_a_lost_answer_behind_which_the_log_has_gone_stays_unknown(tree: MemoryTree, logs: LogStore) -> None:
+    schemas = SchemaStore(logs)
+    made = await schemas.declare("orders", b"one")
+    other = LogStore(MemoryStore(tree), NS)
+
+    def lose(session: int, operation: str, path: str) -> Fault | None:
+        return Fault.LOSE_REPLY if operation == "multi" and session == logs.store.session_id else None
+
+    async def replaced() -> bool:
+        found = await SchemaStore(other).get("orders")
+        return found is not None and found.version == 1
+
+    tree.inject = lose
+    replacing = asyncio.ensure_future(schemas.replace("orders", made, b"two"))
+    await until(replaced, every_s=0)
+    tree.disconnect(logs.store.session_id)
+    await other.delete_tree("orders")
+    tree.reconnect(logs.store.session_id)
+    with pytest.raises(OutcomeUnknownError):
+        await replacing
+    await other.store.close()
+
+
+async def test_a_lost_answer_behind_which_others_others_have_replaced_it_stays_unknown(
     tree: MemoryTree, logs: LogStore
 ) -> None:
     schemas, made = SchemaStore(logs), await SchemaStore(logs).declare("orders", b"one")
