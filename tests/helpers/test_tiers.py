@@ -28,8 +28,8 @@ class ItemOf:
 
 FAST, SLOW = ItemOf("cli/test_common.py::test_x"), ItemOf("spark/test_chispa.py::test_x[a]")
 NOTEBOOK = "test_notebooks.py::test_the_notebook_runs"
-TYPED = ItemOf("spark/sink/test_who_waits.py::test_y[3-json-b]")
-PLAIN = ItemOf("spark/sink/test_who_waits.py::test_y[3-raw-b]")
+TYPED = ItemOf("spark/sink/test_sink_appends.py::test_y[3-json-b]")
+PLAIN = ItemOf("spark/sink/test_sink_appends.py::test_y[3-raw-b]")
 ONE, OTHER = ItemOf(f"{NOTEBOOK}[01-quickstart.ipynb]"), ItemOf(f"{NOTEBOOK}[03-rewind.ipynb]")
 
 

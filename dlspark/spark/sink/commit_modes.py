@@ -91,9 +91,12 @@ class CommitWay:
             raise self.commit_mode_error(f"{publication.job} has {size} bytes", publication.logs[0])
         if self.mode is CommitMode.AUTO or publication.covered:
             return False
+        # Rows that were staged share records of this format, and are smaller than they would be in an entry.
+        packed = any(one.row_count != one.record_count for one in publication.segments)
+        rows = f"{counted(publication.rows, 'row')} {'of a record each' if packed else f'of {size} bytes'}"
         raise BatchRefusedError(
-            f"{publication.job} has {counted(publication.rows, 'row')} of {size} bytes, and commitMode=append puts a "
-            f"batch into one entry, which has room for {self.max_bytes}; nothing of the batch is visible",
+            f"{publication.job} has {rows}, and commitMode=append puts a batch into one entry, which has room for "
+            f"{self.max_bytes} bytes; nothing of the batch is visible",
             log=publication.logs[0],
             advice="Use commitMode=auto, which publishes large batches as segments; or make batches smaller, for "
             "example with maxOffsetsPerTrigger or maxBytesPerTrigger of the source",

@@ -28,7 +28,8 @@ from dlspark.spark.sink.driver import open_publishing
 from dlspark.spark.sink.segments.leftovers import find_leftovers, sweep_leftovers
 from helpers.jvm_flags import spark_flags
 from helpers.paths import ROOT, SPARK_PROGRAMS, TESTS
-from helpers.spark.sink_driver import Plan, read_values
+from helpers.spark.sink_driver import Plan
+from helpers.spark.typed_frames import RAW
 from metadata.distributedlog.sinks import application_sink, query_sink
 from metadata.foundation import fault_points
 
@@ -206,6 +207,7 @@ class Stream:
         *,
         tables: bool = False,
         one_log: bool = False,
+        typed: bool = False,
     ) -> None:
         rng = random.Random(name)
         self.tables = tables
@@ -234,7 +236,9 @@ class Stream:
             stamped=rng.random() < 0.4,
             routed=routed,
             empty=rng.choice([0.1, 0.5]),
+            kind=rng.choice(["json", "avro", "arrow"]) if typed else RAW,
         )
+        self.plan.declare(*(f"{log}-fork" for log in self.plan.logs))
 
     def expected(self, log: str, first: int = 0) -> list[bytes]:
         """Return what `log` must hold of the batches from `first` on, in order."""
@@ -244,7 +248,7 @@ class Stream:
     def check(self) -> None:
         """Assert one copy of everything, in order, and nothing left of failed attempts."""
         for log in self.plan.logs:
-            txids, values = read_values(self.plan.uri, log)
+            txids, values = self.plan.read(log)
             assert txids == sorted(txids), log
             ours = [value for value in values if value not in self.foreign]
             expected = self.expected(log)

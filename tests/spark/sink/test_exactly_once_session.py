@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from helpers.spark.rounds_world import Round, SparkProcess, StandaloneCluster, Stream
-from helpers.spark.sink_driver import read_values
 
 from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace
@@ -42,10 +41,12 @@ class Place:
         *,
         tables: bool = False,
         one_log: bool = False,
+        typed: bool = False,
     ) -> None:
         self.name, self.spark, self.cluster = name, spark, cluster
         self._tables = tables
         self._one_log = one_log
+        self._typed = typed
         self._directory = directory
         self._stream: Stream | None = None
         self._number = -1
@@ -58,7 +59,13 @@ class Place:
                 self.spark.ask("stop")
             name = f"{self.name}-{number}" + (f"-{self._failures}" if self._failures else "")
             self._stream = Stream(
-                sandbox, self.spark, self._directory / name, name, tables=self._tables, one_log=self._one_log
+                sandbox,
+                self.spark,
+                self._directory / name,
+                name,
+                tables=self._tables,
+                one_log=self._one_log,
+                typed=self._typed,
             )
             self._number = number
         return self._stream
@@ -85,6 +92,15 @@ def appended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     place = tmp_path_factory.mktemp("appended")
     spark = SparkProcess("local[2,3]", place)
     yield Place("appended", place, spark, None, one_log=True)
+    spark.kill()
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """As `local`, and the logs declare columns, which the frames have."""
+    place = tmp_path_factory.mktemp("typed")
+    spark = SparkProcess("local[2,3]", place)
+    yield Place("typed", place, spark, None, typed=True)
     spark.kill()
 
 
@@ -249,6 +265,7 @@ def the_log_is_deleted_and_made_again_during_the_batch(this: Round, place: Place
                 pass  # the query gives way to a writer, and not to its log's deletion
             namespace.delete_log(log)
             namespace.create_log(log)
+            this.stream.plan.declare()
 
     while_a_task_waits(this, recreate)
 
@@ -289,7 +306,7 @@ def a_copied_checkpoint_runs_on_as_a_fork_with_other_logs(this: Round, place: Pl
     this.finish()
     # What an earlier fork has written there comes before.
     for log in this.stream.plan.logs:
-        _, values = read_values(this.stream.plan.uri, f"{log}-fork")
+        _, values = this.stream.plan.read(f"{log}-fork")
         expected = this.stream.expected(log, this.first)
         assert values[len(values) - len(expected) :] == expected
         assert len(values) == len(set(values))
@@ -350,6 +367,13 @@ def test_a_round_of_batches_that_are_appended_leaves_one_copy(
     sandbox: Sandbox, appended: Place, tmp_path: Path, round_seed: int
 ) -> None:
     run_round(sandbox, appended, tmp_path, round_seed)
+
+
+@pytest.mark.long
+def test_a_round_of_typed_frames_leaves_one_copy(
+    sandbox: Sandbox, typed: Place, tmp_path: Path, round_seed: int
+) -> None:
+    run_round(sandbox, typed, tmp_path, round_seed)
 
 
 def test_a_round_of_a_foreach_batch_over_several_logs_leaves_one_copy_in_each(

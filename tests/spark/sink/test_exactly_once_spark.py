@@ -195,7 +195,7 @@ def test_a_publication_whose_answer_is_lost_leaves_one_copy(
 
 
 WAYS = {"proxy": {"proxy": "discover"}, "append": {"mode": "append"}, "segments": {"mode": "segments"}}
-"""How a driver that is killed commits typed frames; without --rounds only the first."""
+"""How a driver that is killed commits typed frames."""
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +205,15 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield running
 
 
+@pytest.mark.long
 def test_typed_frames_of_a_driver_killed_behind_its_publication_are_there_once(
-    tier: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
+    tier: Sandbox, tmp_path: Path, drivers: list[Driver]
 ) -> None:
     """Each way's first batch is published, and Spark does not know it; another driver goes on with all of them."""
     fields = [pa.field("id", pa.int64(), nullable=False), pa.field("item", pa.string())]
     schema = schema_from_arrow(pa.schema([*fields, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)]))
     targets = []
-    for number, (way, options) in enumerate(list(WAYS.items())[: len(WAYS) if rounds else 1]):
+    for number, (way, options) in enumerate(WAYS.items()):
         log, checkpoint, flag = f"spark-typed-{way}", tmp_path / way, tmp_path / f"flag-{way}"
         declaration = Declaration.of(list(RecordFormat)[number % 2], schema, timestamp="at")
         Runtime.shared().run(declare_in(tier, log, declaration))

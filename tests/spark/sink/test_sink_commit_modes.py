@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -159,3 +161,9 @@ def test_what_is_not_understood_is_refused_and_an_unknown_answer_is_said_as_such
         decode_answer(b"nonsense")
     with pytest.raises(CorruptDataError, match="damaged"):
         records(decode_request("s3", head, b"\x00" * 8)[0].rows, 0)
+
+
+def test_rows_that_share_records_in_segments_are_not_said_to_fit_into_an_entry() -> None:
+    packed = replace(staged(0, 1, 2), row_count=2000)
+    with pytest.raises(BatchRefusedError, match="has 2,000 rows of a record each, and commitMode=append"):
+        CommitWay(CommitMode.APPEND, ENTRY_ROOM).appends(Publication(JobId("q-1", 0, "a"), (packed,)))

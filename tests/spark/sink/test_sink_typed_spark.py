@@ -125,9 +125,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_visible(spark: SparkSes
     assert read_values(table.uri, table.log)[1] == [b"{}"] * 3
 
 
-def test_rows_that_name_their_logs_and_rows_spread_by_hash_are_encoded_by_what_each_log_declares(
-    spark: SparkSession, sandbox: Sandbox
-) -> None:
+def test_rows_that_name_their_logs_are_encoded_by_what_each_log_declares(spark: SparkSession, sandbox: Sandbox) -> None:
     tables = [Table(sandbox, "json"), Table(sandbox, "avro")]
     named = spark.range(0, 20, 1, 2).selectExpr(
         "id", "now() as at", f"if(id < 15, '{tables[0].log}', '{tables[1].log}') as log"

@@ -49,14 +49,17 @@ class Session:
     ) -> None:
         source = self._spark.readStream.format("rounds").option("plan", json.dumps(plan))
         frame = source.option("limit", limit).option("stride", stride).option("cuts", cuts).load()
-        columns = ["value"] if plan["stamped"] else ["value", "transaction_id"]
+        columns = columns_of(plan)
         if tables:
             writer = frame.writeStream.foreachBatch(lambda rows, batch: write_tables(rows, batch, plan, columns, fork))
         else:
-            writer = frame.select(*columns, *([] if plan["routed"] else ["log"])).writeStream.format("distributedlog")
+            writer = frame.selectExpr(*columns, *([] if plan["routed"] else ["log"])).writeStream.format(
+                "distributedlog"
+            )
             writer = writer.option("uri", plan["uri"])
         if plan["routed"]:
             writer = writer.option("log", plan["logs"][0][:-1] + "{}").option("numLogs", len(plan["logs"]))
+            writer = writer if plan["kind"] == "raw" else writer.option("partitionBy", "body")
         # Between batches the source is asked a few times a second, not a hundred.
         writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime="200 milliseconds")
         self._query, self._checkpoint = writer.start(), Path(checkpoint)
@@ -84,6 +87,14 @@ class Session:
         except Exception as error:
             return str(error)
         return ""
+
+
+def columns_of(plan: dict[str, Any]) -> list[str]:
+    """Return the columns that are written beside `log`: bytes, or those that the logs declare."""
+    if plan["kind"] == "raw":
+        return ["value"] if plan["stamped"] else ["value", "transaction_id"]
+    own = ["value as body", "cast(length(value) as int) as length"]
+    return own if plan["stamped"] else [*own, "transaction_id as at"]
 
 
 def write_tables(rows: DataFrame, batch: int, plan: dict[str, Any], columns: list[str], fork: bool) -> None:
