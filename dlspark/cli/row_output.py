@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -65,8 +66,8 @@ async def print_rows(log: AsyncLog, start: DLSN | int | str, wanted: Wanted) -> 
     which = None if wanted.where is None else condition(wanted.where, schema)
     printer = _Printer(names, as_json=wanted.as_json)
     left, misfits = wanted.limit, 0
-    async with await log.open_reader(start) as reader:
-        async for table in _tables(log, reader, follow=wanted.follow):
+    async with await log.open_reader(start) as reader, aclosing(_tables(log, reader, follow=wanted.follow)) as tables:
+        async for table in tables:
             misfits += len(table) - table.column(ERROR).null_count
             rows = _rows(table, names, which)
             if left is not None:
@@ -101,7 +102,7 @@ def _rows(table: pa.Table, names: Sequence[str], which: pc.Expression | None) ->
     return (table if which is None else table.filter(which)).select(names)
 
 
-async def _tables(log: AsyncLog, reader: AsyncLogReader, *, follow: bool) -> AsyncIterator[pa.Table]:
+async def _tables(log: AsyncLog, reader: AsyncLogReader, *, follow: bool) -> AsyncGenerator[pa.Table, None]:
     """Yield the rows of the records that the log has now, or with `follow` of those that come, too."""
     from dlspark.errors import EndOfStreamError, LogEmptyError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dlspark.tables.ddl import name_text, quoted, type_text
+from dlspark.tables.ddl import default_text, name_text, quoted, type_text
 from dlspark.tables.evolution import (
     AddColumn,
     AllowNull,
@@ -44,7 +44,7 @@ def change_text(change: Change) -> str:
     if isinstance(change, AddColumn):
         text = f"ADD COLUMN {path} {type_text(change.type)}{' NOT NULL' if change.required else ''}"
         if change.default is not None:
-            text += f" DEFAULT {quoted(change.default) if isinstance(change.default, str) else change.default}"
+            text += f" DEFAULT {default_text(change.default)}"
         text += "" if change.doc is None else f" COMMENT {quoted(change.doc)}"
         return text + ("" if change.place is None else f" {_place_text(change.place)}")
     if isinstance(change, DropColumn):

@@ -4,7 +4,7 @@
     at TIMESTAMP NOT NULL, place STRUCT<city: STRING NOT NULL, zip: STRING>, seen MAP<STRING, TIMESTAMP_NTZ>
 
 Types are Spark's. TIMESTAMP is a moment, TIMESTAMP_NTZ a time on a clock. Elements of lists and values of maps may be
-null; a schema in JSON can say that they are not.
+null, unless NOT NULL stands behind their type (ARRAY<STRING NOT NULL>), which is not Spark's.
 """
 
 from __future__ import annotations
@@ -91,8 +91,13 @@ def type_text(type_: Type) -> str:
     if isinstance(type_, Struct):
         return f"STRUCT<{', '.join(_column_text(one, ': ') for one in type_.fields)}>"
     if isinstance(type_, ListOf):
-        return f"ARRAY<{type_text(type_.element.type)}>"
-    return f"MAP<{type_text(type_.key.type)}, {type_text(type_.value.type)}>"
+        return f"ARRAY<{_part_text(type_.element)}>"
+    return f"MAP<{type_text(type_.key.type)}, {_part_text(type_.value)}>"
+
+
+def default_text(default: object) -> str:
+    """Return a column's default as SQL writes it."""
+    return quoted(default) if isinstance(default, str) else json.dumps(default)
 
 
 def name_text(name: str) -> str:
@@ -108,8 +113,13 @@ def quoted(text: str) -> str:
 def _column_text(one: Field, between: str) -> str:
     text = f"{name_text(one.name)}{between}{type_text(one.type)}{' NOT NULL' if one.required else ''}"
     if one.default is not None:
-        text += f" DEFAULT {quoted(one.default) if isinstance(one.default, str) else json.dumps(one.default)}"
+        text += f" DEFAULT {default_text(one.default)}"
     return text if one.doc is None else f"{text} COMMENT {quoted(one.doc)}"
+
+
+def _part_text(one: Field) -> str:
+    """Return the type of elements or values."""
+    return f"{type_text(one.type)}{' NOT NULL' if one.required else ''}"
 
 
 def _columns(words: Words, number: Callable[[], int]) -> tuple[Field, ...]:
@@ -160,7 +170,7 @@ def _type(words: Words, number: Callable[[], int]) -> Type:
     if name == "ARRAY":
         id_ = number()
         words.need("<")
-        made: Type = ListOf(Field(id_, "element", _type(words, number)))
+        made: Type = ListOf(_part(words, number, id_, "element"))
         words.need(">")
         return made
     if name == "MAP":
@@ -168,7 +178,7 @@ def _type(words: Words, number: Callable[[], int]) -> Type:
         words.need("<")
         key_type = _type(words, number)
         words.need(",")
-        made = MapOf(Field(key, "key", key_type, required=True), Field(value, "value", _type(words, number)))
+        made = MapOf(Field(key, "key", key_type, required=True), _part(words, number, value, "value"))
         words.need(">")
         return made
     if name == "STRUCT":
@@ -184,6 +194,11 @@ def _type(words: Words, number: Callable[[], int]) -> Type:
         _whole(words)
         words.need(")")
     return _TYPES[name]
+
+
+def _part(words: Words, number: Callable[[], int], id_: int, name: str) -> Field:
+    type_ = _type(words, number)
+    return Field(id_, name, type_, words.took("NOT", "NULL"))
 
 
 def _decimal(words: Words) -> tuple[int, int]:

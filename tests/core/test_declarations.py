@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from dlspark.core.administration.references import find_references
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.typed.declarations import declaration_of
 from dlspark.errors import (
     BadVersionError,
@@ -21,10 +24,12 @@ from dlspark.errors import (
 from dlspark.tables.declaration import RecordFormat
 from dlspark.tables.evolution import AddColumn, DropColumn, RenameColumn
 from dlspark.tables.types import STRING
+from metadata.distributedlog.bindings import Binding
 from metadata.distributedlog.log_names import LogExistsError, LogNotFoundError
+from metadata.distributedlog.namespaces import NamespaceStore
 from metadata.distributedlog.permissions import RequestDeniedError
 from metadata.distributedlog.record_schemas import SchemaStore
-from metadata.zookeeper.memory import Fault
+from metadata.zookeeper.memory import Fault, MemoryStore
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("item", pa.string())])
 NOTE = AddColumn(("note",), STRING)
@@ -272,3 +277,29 @@ print(sorted(name.rpartition(".")[2] for name in loaded))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "['declaration', 'errors', 'evolution', 'types']"
+
+
+async def test_a_log_of_a_federated_namespace_is_made_and_renamed_with_its_schema(memory_cluster):
+    store = MemoryStore(memory_cluster.tree)
+    await NamespaceStore(store, "/fed").bind(replace(Binding.for_cluster("memory:2181"), federated=True))
+    namespace = await AsyncNamespace.over(
+        store, "distributedlog://memory:2181/fed", network=memory_cluster.network, own=(store,)
+    )
+    memory_cluster.clients.append(namespace)
+    declaration = declaration_of(COLUMNS)
+    for name in ("orders", "folder/more"):
+        await namespace.create_log(name, b"", declaration)
+        with pytest.raises(LogExistsError):
+            await namespace.create_log(name, b"", declaration)
+    await namespace.rename_log("orders", "sales")
+    for name in ("sales", "folder/more"):
+        assert await (await namespace.open_log(name)).schema() == declaration
+
+
+async def test_an_audit_passes_over_what_logs_declare(memory_cluster, namespace):
+    log = await declared(namespace)
+    async with await log.open_writer() as writer:
+        await writer.write_table(pa.table({"id": [1]}))
+    found = await find_references(memory_cluster.operator)
+    assert not found.unreadable
+    assert len(found.by_ledger) >= 1

@@ -58,6 +58,14 @@ def test_a_client_of_spark_connect_reads_writes_streams_listens_and_asks(
     assert "cannot be reached" in during
     assert found["for each batch"] == 60
     the_catalog_works(found["catalog"])
+    tables_work(found["tables"])
+
+
+def tables_work(found: dict[str, Any]) -> None:
+    assert found["rows"] == [[1, "none", None, 1], [2, "none", "x", 2]]
+    assert "id BIGINT NOT NULL" in found["made again by"]
+    assert "Column id is NOT NULL" in found["null"]
+    assert "note" in found["narrowed"]
 
 
 def the_catalog_works(found: dict[str, Any]) -> None:

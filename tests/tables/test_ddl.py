@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from random_rows import random_schema
 
+from dlspark.tables.comparison import changes_between
 from dlspark.tables.ddl import ddl_of, schema_from_ddl, type_text
 from dlspark.tables.json_decoding import value_of_default
 from dlspark.tables.sql_words import SqlTextError
@@ -46,7 +48,7 @@ def test_every_type_is_read() -> None:
 
 def test_nested_types_names_in_quotes_comments_and_defaults_are_read() -> None:
     found = schema_from_ddl(
-        "`the id` BIGINT NOT NULL COMMENT 'it''s one', tags ARRAY<MAP<STRING, ARRAY<INT>>>,\n"
+        "`the id` BIGINT NOT NULL COMMENT 'it''s one', tags ARRAY<MAP<STRING, ARRAY<INT NOT NULL>>>,\n"
         "place STRUCT<city: STRING NOT NULL, `z``ip` STRING> not null, price DECIMAL(9, 2) DEFAULT -1.50, "
         "n INT default -3, d DOUBLE DEFAULT 1.5e3, ok BOOLEAN DEFAULT true, s STRING DEFAULT 'x'"
     )
@@ -54,7 +56,7 @@ def test_nested_types_names_in_quotes_comments_and_defaults_are_read() -> None:
     assert (one.name, one.required, one.doc) == ("the id", True, "it's one")
     assert isinstance(tags.type, ListOf)
     assert isinstance(tags.type.element.type, MapOf)
-    assert type_text(tags.type) == "ARRAY<MAP<STRING, ARRAY<INT>>>"
+    assert type_text(tags.type) == "ARRAY<MAP<STRING, ARRAY<INT NOT NULL>>>"
     assert isinstance(place.type, Struct)
     assert [(part.name, part.required) for part in place.type.fields] == [("city", True), ("z`ip", False)]
     assert place.required
@@ -109,6 +111,16 @@ def test_random_texts_are_read_or_refused() -> None:
         except (SqlTextError, InvalidSchemaError):
             continue
         assert schema_from_ddl(ddl_of(found)) == found
+
+
+def test_random_schemas_are_the_same_as_texts() -> None:
+    rng = random.Random(30)
+    for _ in range(300):
+        schema = random_schema(rng)
+        text = ddl_of(schema)
+        assert ddl_of(schema_from_ddl(text)) == text
+        # Ids are given anew, in the order in which the text is read.
+        assert changes_between(schema, schema_from_ddl(text), by_ids=False) == []
 
 
 def test_a_name_that_needs_quotes_gets_them() -> None:

@@ -98,14 +98,19 @@ class Declarations:
         self._store = SchemaStore(logs)
         self._name = name
 
-    async def find(self) -> Declared | None:
-        """Return what the log declares; None for nothing. Raises LogNotFoundError, CorruptDataError."""
+    async def find(self, known: Declared | None = None) -> Declared | None:
+        """Return what the log declares; None for nothing; `known` itself where that is still so.
+
+        Raises LogNotFoundError, CorruptDataError.
+        """
         stored = await self._store.get(self._name)
+        if known is not None and stored == known.stored:
+            return known
         return None if stored is None else self._decoded(stored)
 
-    async def get(self) -> Declared:
+    async def get(self, known: Declared | None = None) -> Declared:
         """Return what the log declares. Raises NoSchemaError for nothing, and as `find`."""
-        found = await self.find()
+        found = await self.find(known)
         if found is None:
             raise self._none_error()
         return found

@@ -61,7 +61,7 @@ class TableReads:
         """Learn what the log declares now. Raises SchemaChangedError where records of that are no rows of the version
         that the reader began with."""
         known = present(self._known, "it has not begun", log=self._name)
-        found = await self._declarations.find()
+        found = await self._declarations.find(known)
         if found is None or found.stored.id != known.stored.id:
             raise SchemaChangedError(
                 f"The schema that reading began with was withdrawn{'' if found is None else ', and there is another'}; "
@@ -69,7 +69,7 @@ class TableReads:
                 log=self._name,
                 advice="Open another reader: it has the columns that the log declares now",
             )
-        if found.stored.version == known.stored.version:
+        if found is known:
             return
         target = found.declaration.version(self._version)
         try:

@@ -115,7 +115,7 @@ class TableWrites:
         """Look up what the log declares; returns the encoder before if that is the same."""
         found: Declared | None
         try:
-            found = await self._declarations.get()
+            found = await self._declarations.get(self._known)
         except (MetadataUnavailableError, OutcomeUnknownError) as error:
             if before is None:
                 raise
@@ -128,7 +128,7 @@ class TableWrites:
             )
             found = self._known
         self._due_s = asyncio.get_running_loop().time() + SCHEMA_AGE_S
-        if before is not None and found == self._known:
+        if before is not None and found is self._known:
             return before
         from dlspark.tables.codecs import RecordEncoder
 

@@ -1,13 +1,16 @@
 """What `CREATE TABLE` may say of a log, and what Spark adds to that. Pure: no I/O.
 
-A log has no layout to choose. `dlspark.spark.catalog.declared_columns` says what its columns can be, and properties are
-checked by `dlspark.spark.catalog.tables`.
+A log has no layout to choose. Its columns are those of bytes, or its own (`dlspark.spark.catalog.declared_columns`).
+Three properties of a table are the schema's: `format`, `timestamp` and `strict`. They are kept with it, and not among
+the options, which `dlspark.spark.catalog.tables` checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+from pyspark.sql.types import StringType, StructType
 
 from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.tables import of_scope
@@ -16,9 +19,15 @@ from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import settings_of
+from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 
 FORMAT: Final = "distributedlog"
+RECORD_FORMAT: Final = "format"
+TIMESTAMP: Final = "timestamp"
+STRICT: Final = "strict"
+OF_THE_SCHEMA: Final = (RECORD_FORMAT, TIMESTAMP, STRICT)
+"""Properties that are part of what a log declares."""
 _ANYWHERE: Final = "distributedlog://127.0.0.1:1/unused"
 """A query has a namespace; what is checked here connects to none."""
 _ADDED_BY_SPARK: Final = frozenset({"provider", "owner", "is_managed_location", "table_type"})
@@ -36,6 +45,27 @@ def check_layout(partitioning: Sequence[str], *, constrained: bool) -> None:
             "A log has no constraints; nothing was created",
             advice="Leave them out; NOT NULL of a column is checked",
         )
+
+
+def schema_properties(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the properties that are the schema's, by their own names, and the others."""
+    own = {name.lower(): value for name, value in given.items() if name.lower() in OF_THE_SCHEMA}
+    return own, {name: value for name, value in given.items() if name.lower() not in OF_THE_SCHEMA}
+
+
+def is_of_bytes(columns: StructType, *, as_select: bool) -> bool:
+    """Return whether columns are those of a log without a schema, of which all may be left out.
+
+    Those of `CREATE TABLE ... AS SELECT` are to be written: there `value` may be a string, and has to be one of them.
+    """
+    ours = {one.name: one.dataType for one in SCHEMA.fields}
+    names = [one.name.lower() for one in columns.fields]
+    if as_select and "value" not in names:
+        return False
+    return all(
+        ours.get(name) == one.dataType or (name == "value" and one.dataType == StringType())
+        for name, one in zip(names, columns.fields, strict=True)
+    )
 
 
 def check_use(log: str, properties: Mapping[str, str]) -> None:

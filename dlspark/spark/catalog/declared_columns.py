@@ -1,8 +1,7 @@
 """Tables with columns of their own: what `CREATE TABLE` and `ALTER TABLE` say of them as a log's schema, and a schema
 as the Java side makes a table of it. Pure: no I/O.
 
-Three properties of a table are the schema's: `format`, `timestamp` and `strict`. They are kept with it, and not among
-the options.
+Loaded where a log has a schema, or gets one: with it come the codecs of records, which a table of bytes has no use for.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from dlspark.core.typed.declarations import Declared, declaration_of
 from dlspark.spark.catalog.column_defaults import sql_default, with_default
+from dlspark.spark.catalog.creation import OF_THE_SCHEMA, RECORD_FORMAT, STRICT, TIMESTAMP
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.schema_version import METADATA, SchemaVersion
-from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.typed_columns import SYSTEM, schema_of_spark, spark_columns, type_of_spark
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import (
@@ -35,42 +34,16 @@ from dlspark.tables.evolution import (
 from dlspark.tables.types import Field, Schema, children
 from metadata.foundation.errors import InvariantViolation
 
-RECORD_FORMAT: Final = "format"
-TIMESTAMP: Final = "timestamp"
-STRICT: Final = "strict"
-OF_THE_SCHEMA: Final = (RECORD_FORMAT, TIMESTAMP, STRICT)
-"""Properties that are part of what a log declares."""
 _SYSTEM_COMMENTS: Final = {
     "_log": "where the row's record is; its bytes where it does not fit",
     "_error": "why the record does not fit, and all columns are null",
 }
 
 
-def schema_properties(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the properties that are the schema's, by their own names, and the others."""
-    own = {name.lower(): value for name, value in given.items() if name.lower() in OF_THE_SCHEMA}
-    return own, {name: value for name, value in given.items() if name.lower() not in OF_THE_SCHEMA}
-
-
-def is_of_bytes(columns: StructType, *, as_select: bool) -> bool:
-    """Return whether columns are those of a log without a schema, of which all may be left out.
-
-    Those of `CREATE TABLE ... AS SELECT` are to be written: there `value` may be a string, and has to be one of them.
-    """
-    ours = {one.name: one.dataType for one in SCHEMA.fields}
-    names = [one.name.lower() for one in columns.fields]
-    if as_select and "value" not in names:
-        return False
-    return all(
-        ours.get(name) == one.dataType or (name == "value" and one.dataType == StringType())
-        for name, one in zip(names, columns.fields, strict=True)
-    )
-
-
 def declared_by(
     columns: StructType, said: Mapping[str, str], defaults: Mapping[str, object], *, as_select: bool
-) -> Declaration | None:
-    """Return what a new log declares; None for a log of bytes.
+) -> Declaration:
+    """Return what a new log declares.
 
     Args:
         columns: The columns of the statement, with comments and whether they may be null.
@@ -80,8 +53,6 @@ def declared_by(
 
     Raises SchemaError, OptionError and InvalidSchemaError for what no log can declare.
     """
-    if not said and not defaults and is_of_bytes(columns, as_select=as_select):
-        return None
     if not columns.fields:
         raise SchemaError(
             f"Property {next(iter(said))} is of tables with columns, and the statement names none; nothing was created",

@@ -35,14 +35,12 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import Settings
 from dlspark.core.typed.declarations import Declarations, Declared
 from dlspark.core.write_lock import default_client_id
-from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
-from dlspark.spark.catalog.declared_columns import (
-    changed_strictness,
-    changes_of,
-    columns_of,
-    declared_by,
-    metadata_columns_of,
-    properties_of,
+from dlspark.spark.catalog.creation import (
+    FORMAT,
+    check_layout,
+    check_use,
+    is_of_bytes,
+    own_properties,
     schema_properties,
 )
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
@@ -60,6 +58,7 @@ from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.query_snapshot import QuerySnapshot
 from dlspark.spark.source.schema import SCHEMA, column_names
 from dlspark.spark.source.selection import SourceQuery
+from dlspark.tables.declaration import Declaration
 from metadata.distributedlog.log_admin import Below, LogAdmin
 from metadata.distributedlog.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
 from metadata.distributedlog.permissions import Action
@@ -237,8 +236,8 @@ class Catalog:
             made = await creation_of(self._namespace.services, log)
         except LogNotFoundError:
             raise _Named("no_such_table") from None  # it was deleted meanwhile
-        columns = _columns_of(SCHEMA, _COMMENTS) if declared is None else columns_of(declared)
-        return _table(columns, properties, handle, declared, log=log, created=made)
+        shown: Json = {"columns": _columns_of(SCHEMA, _COMMENTS)} if declared is None else _shown(declared)
+        return _table(shown, properties, handle, log=log, created=made)
 
     async def _declared(self, log: str) -> Declared | None:
         """Return what a log declares of its records; None for a log of bytes."""
@@ -293,7 +292,7 @@ class Catalog:
             )
         comments = {column.name: column.meaning for column in table.columns}
         columns, handle = _columns_of(table.schema, comments), TableHandle(self._uri, log, metadata=table.name)
-        return _table(columns, TableProperties(), handle, None)
+        return _table({"columns": columns}, TableProperties(), handle)
 
     async def _find_metadata_table(self, request: Json) -> tuple[MetadataTable | None, str | None]:
         *above, name = map(str, _list(request, "table"))
@@ -315,12 +314,7 @@ class Catalog:
         default = str(request.get("default_provider", ""))
         given = own_properties(_texts(request, "properties"), default, f"{self._uri}/{log}")
         of_schema, others = schema_properties(given)
-        declaration = declared_by(
-            StructType.fromJson(json.loads(str(request["schema"]))),
-            of_schema,
-            _object(request, "column_defaults"),
-            as_select=request.get("as_select") is True,
-        )
+        declaration = _declaration(request, of_schema)
         properties = TableProperties().changed(log, others, ())
         check_use(log, properties.properties)
         if await self._namespace.log_exists(log):
@@ -404,6 +398,8 @@ class Catalog:
         self, log: str, columns: Sequence[Json], set_: Mapping[str, str], removed: Sequence[str]
     ) -> None:
         """Change what a log declares, all of a statement at once, or nothing."""
+        from dlspark.spark.catalog.declared_columns import changed_strictness, changes_of
+
         declarations = Declarations(self._namespace.logs_store, log)
         found = await declarations.find()
         if found is None:
@@ -475,7 +471,6 @@ async def _columns(request: Json, session: Mapping[str, str], connect: Connect) 
     try:
         query = SourceQuery.of(options.with_uri(resolve_uri(options)))
     except DistributedLogError:
-        column_names(schema)
         return schema  # the reader is refused, which says of what kind the query is
     frame = FrameColumns.of(query, schema)
     return schema if frame.log is None else await look_up(query, schema, connect)
@@ -523,29 +518,49 @@ def _columns_of(schema: StructType, comments: Mapping[str, str]) -> list[Json]:
     ]
 
 
+def _declaration(request: Json, of_schema: Mapping[str, str]) -> Declaration | None:
+    """Return what a new log declares; None for a log of bytes."""
+    columns, defaults = StructType.fromJson(json.loads(str(request["schema"]))), _object(request, "column_defaults")
+    as_select = request.get("as_select") is True
+    if not of_schema and not defaults and is_of_bytes(columns, as_select=as_select):
+        return None
+    from dlspark.spark.catalog.declared_columns import declared_by
+
+    return declared_by(columns, of_schema, defaults, as_select=as_select)
+
+
+def _shown(declared: Declared) -> Json:
+    """Return the part of a table that a log's schema says."""
+    from dlspark.spark.catalog.declared_columns import columns_of, metadata_columns_of, properties_of
+
+    return {
+        "columns": columns_of(declared),
+        "metadata_columns": metadata_columns_of(declared),
+        "typed": True,
+        "properties": properties_of(declared.declaration),
+    }
+
+
 def _table(
-    columns: Sequence[Json],
+    columns: Json,
     about: TableProperties,
     handle: TableHandle,
-    declared: Declared | None,
     *,
     log: str | None = None,
     created: int | None = None,
 ) -> Json:
     """Return what the Java side has to know of a table. `created` tells a log from another one that had its name
     before."""
-    properties = dict(handle.properties)
+    properties = {**handle.properties, **_texts(columns, "properties")}
     if about.comment is not None:
         properties["comment"] = about.comment
-    if declared is not None:
-        properties |= properties_of(declared.declaration)
     if log is not None:
         properties |= {"provider": FORMAT, "location": f"{handle.uri}/{log}"}
     is_log = log is not None
     return {
-        "columns": columns,
-        "metadata_columns": [] if declared is None else metadata_columns_of(declared),
-        "typed": declared is not None,
+        "metadata_columns": [],
+        "typed": False,
+        **columns,
         "properties": properties,
         "handle": handle.to_json(),
         "created": created,

@@ -20,7 +20,17 @@ from dlspark.spark.connection import Connect, missing_log_error, namespace_setti
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
-from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
+from dlspark.spark.metadata_tables.registry import (
+    BOOKIES,
+    CURSORS,
+    LEDGERS,
+    LOGS,
+    SCHEMA_VERSIONS,
+    SEGMENTS,
+    SINKS,
+    MetadataTable,
+)
+from dlspark.spark.metadata_tables.schemas import schema_rows
 from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
@@ -153,8 +163,13 @@ async def rows_of(
         if table is LEDGERS and selection is None:
             return await LedgerRows(namespace, logs).all()
         names = [name for name in await _names(namespace, selection) if bounds is None or bounds.admits(name)]
-        by_log: dict[MetadataTable, Callable[[str], Awaitable[list[Row]]]] = {LOGS: logs.log, CURSORS: logs.cursors}
-        one_log = LedgerRows(namespace, logs).of_log if table is LEDGERS else by_log.get(table, logs.segments)
+        by_log: dict[MetadataTable, Callable[[str], Awaitable[list[Row]]]] = {
+            LOGS: logs.log,
+            SEGMENTS: logs.segments,
+            CURSORS: logs.cursors,
+            SCHEMA_VERSIONS: partial(schema_rows, namespace),
+        }
+        one_log = LedgerRows(namespace, logs).of_log if table is LEDGERS else by_log[table]
         return await _of_each(namespace, names, one_log, selection)
     finally:
         await namespace.close()

@@ -215,8 +215,29 @@ SINKS: Final = MetadataTable(
     of_logs=False,
 )
 
+SCHEMA_VERSIONS: Final = MetadataTable(
+    "schema_versions",
+    "One row a field of each version of the schema that a log declares ([tables.md](tables.md)), nested ones too; none "
+    "for a log of bytes.",
+    (
+        Column("log", "string", "the log's name"),
+        Column("version", "int", "number of the version, from 0"),
+        Column("current", "boolean", "whether rows are written by it"),
+        Column("format", "string", "how records hold rows: `json`, `avro`, `arrow`"),
+        Column("field", "int", "the field's id, which it keeps where it is renamed"),
+        Column("column", "string", "its name; of a nested one the path to it, `address.town`, `tags.element`"),
+        Column("type", "string", "what it holds, in Iceberg's words"),
+        Column("required", "boolean", "whether each row has a value of it"),
+        Column("default", "string", "value of rows without it, in JSON; null: none"),
+        Column("comment", "string", "what was said of it for people"),
+        Column("gives_ids", "boolean", "whether records have their transaction ids from it"),
+        Column("error", "string", "why what the log declares cannot be read"),
+    ),
+    of_logs=True,
+)
+
 TABLES: Final[dict[str, MetadataTable]] = {
-    table.name: table for table in (LOGS, SEGMENTS, CURSORS, BOOKIES, LEDGERS, SINKS)
+    table.name: table for table in (LOGS, SEGMENTS, CURSORS, BOOKIES, LEDGERS, SINKS, SCHEMA_VERSIONS)
 }
 
 

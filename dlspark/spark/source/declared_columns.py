@@ -22,19 +22,18 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.typed.declarations import Declarations
-from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.errors import SchemaError
 from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration
+from dlspark.spark.source.frame_columns import FrameColumns, PackedDeclaration, undeclared_error
 from dlspark.spark.source.log_spans import Take
-from dlspark.spark.source.schema import SCHEMA, column_names
+from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.typed_columns import frame_columns
 from dlspark.tables.declaration import Declaration, RecordFormat, SchemaChangedError
 from dlspark.tables.typed_rows import LOG, VALUE
 from dlspark.tables.types import DATE, LONG, Field, Schema
-from metadata.distributedlog.log_names import LogNotFoundError
 
 _DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -98,29 +97,6 @@ def _time(value: object, one: Field) -> int | None:
     return (value - _EPOCH) // timedelta(milliseconds=1)
 
 
-# ---------------------------------------------------------------------- when a frame is loaded
-
-
-async def columns_of(namespace: AsyncNamespace, query: SourceQuery) -> StructType:
-    """Return the columns of a frame of a query: those that its log declares now, or those of records.
-
-    Raises OptionError where the user asks for the log's and it declares none, InvalidSchemaError where `columns=both`
-    cannot be, CorruptDataError.
-    """
-    log = query.selection.one
-    if log is None:
-        return SCHEMA
-    try:
-        found = await Declarations(namespace.logs_store, log).find()
-    except LogNotFoundError:
-        found = None
-    if found is not None:
-        return frame_columns(found.declaration.current, found.stored.id, both=query.columns is ColumnChoice.BOTH)
-    if query.columns is not None:
-        raise undeclared_error(log, query.columns)
-    return SCHEMA
-
-
 async def given_columns(namespace: AsyncNamespace, query: SourceQuery, schema: StructType) -> StructType:
     """Return columns that a user has given by `schema(...)`, checked, and with the version that they are of.
 
@@ -135,16 +111,6 @@ async def given_columns(namespace: AsyncNamespace, query: SourceQuery, schema: S
     for one in schema:
         made = made.add(one.name, one.dataType, one.nullable, all_[one.name].metadata)
     return made
-
-
-def undeclared_error(log: str, choice: ColumnChoice) -> OptionError:
-    """Return the error for an option that asks for columns which a log does not declare."""
-    return OptionError(
-        f"Option columns={choice.value} asks for the columns that the log declares, and it declares none; nothing was "
-        "read",
-        advice=f"Declare them (`dlspark log schema set {log}`), or leave the option out",
-        log=log,
-    )
 
 
 # ---------------------------------------------------------------------- when it is planned

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
@@ -23,7 +23,6 @@ from dlspark.spark.connection import Connect, announced_proxies, missing_log_err
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
-from dlspark.spark.source.declared_columns import DeclaredColumns, declared_columns
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.frame_columns import FrameColumns
@@ -42,6 +41,9 @@ from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
+
+if TYPE_CHECKING:
+    from dlspark.spark.source.declared_columns import DeclaredColumns
 
 MAX_NAMED = 10
 """Names that an error lists at most."""
@@ -383,6 +385,10 @@ class SourceDriver:
     async def declared(self, frame: FrameColumns) -> DeclaredColumns | None:
         """Return what the log of a frame declares now; None where the frame has columns of records. To be asked once
         the end of what is read is fixed. Raises as `declared_columns`."""
+        if frame.log is None:
+            return None
+        from dlspark.spark.source.declared_columns import declared_columns  # frames of records need none of it
+
         found = await declared_columns(self._opened(), frame)
         if found is not None and found.newer and not self._newer_said:
             self._newer_said = True

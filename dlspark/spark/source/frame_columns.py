@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.types import StructType
 
-from dlspark.spark.errors import SchemaError
+from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.schema_version import SchemaVersion
 from dlspark.spark.source.schema import SCHEMA, ColumnNames, column_names
@@ -78,3 +78,13 @@ def _names(schema: StructType) -> ColumnNames | None:
         return column_names(schema)
     except SchemaError:
         return None
+
+
+def undeclared_error(log: str, choice: ColumnChoice) -> OptionError:
+    """Return the error for an option that asks for columns which a log does not declare."""
+    return OptionError(
+        f"Option columns={choice.value} asks for the columns that the log declares, and it declares none; nothing was "
+        "read",
+        advice=f"Declare them (`dlspark log schema set {log}`), or leave the option out",
+        log=log,
+    )

@@ -15,12 +15,14 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
+from dlspark.core.typed.declarations import Declarations
 from dlspark.spark.connection import Connect, namespace_settings, open_namespace, resolve_uri
 from dlspark.spark.options.column_choice import ColumnChoice
 from dlspark.spark.options.query_options import Options
-from dlspark.spark.source.declared_columns import columns_of, given_columns
+from dlspark.spark.source.frame_columns import undeclared_error
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
+from metadata.distributedlog.log_names import LogNotFoundError
 from metadata.foundation.errors import DistributedLogError
 
 
@@ -50,6 +52,30 @@ async def look_up(query: SourceQuery, given: StructType | None = None, connect: 
     try:
         if given is None:
             return await columns_of(namespace, query)
+        from dlspark.spark.source.declared_columns import given_columns  # frames of other logs need none of it
+
         return await given_columns(namespace, query, given)
     finally:
         await namespace.close()
+
+
+async def columns_of(namespace: AsyncNamespace, query: SourceQuery) -> StructType:
+    """Return the columns of a frame of a query: those that its log declares now, or those of records.
+
+    Raises OptionError where the user asks for the log's and it declares none, InvalidSchemaError where `columns=both`
+    cannot be, CorruptDataError.
+    """
+    log = query.selection.one
+    if log is None:
+        return SCHEMA
+    try:
+        found = await Declarations(namespace.logs_store, log).find()
+    except LogNotFoundError:
+        found = None
+    if found is not None:
+        from dlspark.spark.typed_columns import frame_columns
+
+        return frame_columns(found.declaration.current, found.stored.id, both=query.columns is ColumnChoice.BOTH)
+    if query.columns is not None:
+        raise undeclared_error(log, query.columns)
+    return SCHEMA

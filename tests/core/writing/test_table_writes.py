@@ -214,10 +214,10 @@ async def test_a_declaration_is_looked_up_again_once_it_is_old_and_not_for_each_
     looked = 0
     find = Declarations.find
 
-    async def counted(declarations):
+    async def counted(declarations, known=None):
         nonlocal looked
         looked += 1
-        return await find(declarations)
+        return await find(declarations, known)
 
     monkeypatch.setattr(Declarations, "find", counted)
     async with await log.open_writer() as writer:
@@ -235,7 +235,7 @@ async def test_a_declaration_is_looked_up_again_once_it_is_old_and_not_for_each_
 async def test_a_writer_goes_on_with_the_version_it_knows_while_the_metadata_store_is_away(namespace, monkeypatch):
     log = await declared(namespace)
 
-    async def away(declarations):
+    async def away(declarations, known=None):
         raise MetadataUnavailableError("nobody answers")
 
     async with await log.open_writer() as writer:

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from dlspark.spark.catalog.column_defaults import sql_default, with_default
-from dlspark.spark.catalog.declared_columns import is_of_bytes
+from dlspark.spark.catalog.creation import is_of_bytes
 from dlspark.spark.catalog.tables import HANDLE, TableHandle, unpacked
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Scope
@@ -207,7 +207,9 @@ async def test_a_renamed_table_keeps_its_schema_and_a_dropped_one_leaves_none(dr
     made = await create(driver_world)
     assert (await answer_request(driver_world, "rename", table=["orders"], new_table=["a", "b"]))["result"] is True
     moved = await ask(driver_world, "load", table=["a", "b"])
-    assert (moved["columns"], moved["handle"]["version"]) == (made["columns"], 0)
+    assert [{**one, "metadata": None} for one in moved["columns"]] == [
+        {**one, "metadata": None} for one in made["columns"]
+    ]  # by another declaration's id: a query of the old name does not go on in the new one
     assert (await answer_request(driver_world, "drop", table=["a", "b"]))["result"] is True
     again = await ask(driver_world, "create", **{**creation(StructType()), "table": ["a", "b"]})
     assert again["typed"] is False

@@ -26,8 +26,12 @@ from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import extent
 from dlspark.spark.source.lag import NO_LAG, lag_of
 from dlspark.spark.source.selection import Selection, selection_of
+from dlspark.tables.declaration import Declaration, RecordFormat
+from dlspark.tables.evolution import AddColumn, RenameColumn
+from dlspark.tables.types import LONG, STRING, TIMESTAMP, Field, Schema, Struct
 from metadata.bookkeeper.bookies import BookieRegistry, Cookie
 from metadata.distributedlog.log_names import LogNotFoundError
+from metadata.distributedlog.record_schemas import SchemaStore
 from metadata.distributedlog.segments import TruncationStatus
 from metadata.distributedlog.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 from metadata.foundation.errors import MetadataUnavailableError
@@ -263,6 +267,46 @@ async def test_no_metadata_store_is_an_error_that_names_the_option() -> None:
 
     with pytest.raises(MetadataUnavailableError, match="option uri"):
         await reading.rows_of(tables.LOGS, URI, None, connect=away)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- schemas
+
+
+async def test_schema_versions_have_each_column_of_each_version(driver_world: DriverWorld) -> None:
+    await driver_world.create("bytes")
+    city = Field(3, "city", STRING, required=True)
+    fields = (Field(1, "at", TIMESTAMP, required=True), Field(2, "place", Struct((city,)), doc="where"))
+    made = Declaration.of(RecordFormat.AVRO, Schema(0, fields), timestamp="at")
+    await driver_world.namespace.create_log("typed", declaration=made)
+    log = await driver_world.namespace.open_log("typed")
+    await log.change_schema([RenameColumn(("place",), "to"), AddColumn(("n",), LONG, default=1)])
+    assert await rows(driver_world, "schema_versions", "bytes") == []
+    found = await rows(driver_world, "schema_versions")
+    assert [(row["version"], row["field"], row["column"], row["current"]) for row in found] == [
+        (0, 1, "at", False),
+        (0, 2, "place", False),
+        (0, 3, "place.city", False),
+        (1, 1, "at", True),
+        (1, 2, "to", True),
+        (1, 3, "to.city", True),
+        (1, 4, "n", True),
+    ]
+    assert found[2] == {
+        "log": "typed", "version": 0, "current": False, "format": "avro", "field": 3, "column": "place.city",
+        "type": "string", "required": True, "default": None, "comment": None, "gives_ids": False, "error": None,
+    }  # fmt: skip
+    assert [(row["column"], row["default"], row["comment"]) for row in found[4:]] == [
+        ("to", None, "where"), ("to.city", None, None), ("n", "1", None),
+    ]  # fmt: skip
+    assert [row["column"] for row in found if row["gives_ids"]] == ["at", "at"]
+
+
+async def test_a_declaration_that_cannot_be_read_is_a_row_that_says_so(driver_world: DriverWorld) -> None:
+    await driver_world.create("broken")
+    await SchemaStore(driver_world.namespace.logs_store).declare("broken", b"no JSON")
+    (row,) = await rows(driver_world, "schema_versions", "broken")
+    assert "it is not JSON" in str(row["error"])
+    assert (row["log"], row["version"]) == ("broken", None)
 
 
 # ---------------------------------------------------------------------- cursors

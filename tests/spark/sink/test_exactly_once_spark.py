@@ -16,12 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 from helpers.paths import ROOT, SPARK_PROGRAMS
 from helpers.spark.programs.spark_driver import ROWS_PER_BATCH
 from helpers.spark.sink_driver import read_values
+from helpers.spark.typed_frames import RAW, declare
 
+from dlspark.core.runtime import Runtime
 from dlspark.sandbox.sandbox import Sandbox
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.sink.session import open_session
+from dlspark.tables.arrow_types import schema_from_arrow
+from dlspark.tables.codecs import RecordDecoder
+from dlspark.tables.declaration import Declaration, RecordFormat
 from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(1000)]
@@ -43,6 +52,8 @@ class Driver:
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
             "COMMIT_MODE": str(options.get("mode", "auto")),
+            "FRAMES": str(options.get("frames", RAW)),
+            "PROXY": str(options.get("proxy", "")),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
@@ -181,3 +192,56 @@ def test_a_publication_whose_answer_is_lost_leaves_one_copy(
     driver.wait()
     for log, _ in targets:
         check(sandbox, log)
+
+
+WAYS = {"proxy": {"proxy": "discover"}, "append": {"mode": "append"}, "segments": {"mode": "segments"}}
+"""How a driver that is killed commits typed frames; without --rounds only the first."""
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox with write proxies, which no other test needs."""
+    with Sandbox(tmp_path_factory.mktemp("tier"), nodes=3, proxies=1) as running:
+        yield running
+
+
+def test_typed_frames_of_a_driver_killed_behind_its_publication_are_there_once(
+    tier: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None
+) -> None:
+    """Each way's first batch is published, and Spark does not know it; another driver goes on with all of them."""
+    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("item", pa.string())]
+    schema = schema_from_arrow(pa.schema([*fields, pa.field("at", pa.timestamp("us", "UTC"), nullable=False)]))
+    targets = []
+    for number, (way, options) in enumerate(list(WAYS.items())[: len(WAYS) if rounds else 1]):
+        log, checkpoint, flag = f"spark-typed-{way}", tmp_path / way, tmp_path / f"flag-{way}"
+        declaration = Declaration.of(list(RecordFormat)[number % 2], schema, timestamp="at")
+        Runtime.shared().run(declare_in(tier, log, declaration))
+        faults = {"sink.published": {"do": "hang", "flag": str(flag)}}
+        doomed = Driver(tier, tmp_path, [(log, checkpoint)], frames="typed", faults=faults, **options)
+        drivers.append(doomed)
+        doomed.await_file(flag)
+        doomed.kill()
+        assert not (checkpoint / "commits" / "0").exists()
+        assert len(read_values(tier.uri, log)[0]) == ROWS_PER_BATCH
+        targets.append((log, checkpoint, declaration))
+    again = Driver(tier, tmp_path, [(log, checkpoint) for log, checkpoint, _ in targets], frames="typed")
+    drivers.append(again)
+    again.wait()
+    for log, _, declaration in targets:
+        check_typed(tier, log, declaration)
+
+
+async def declare_in(tier: Sandbox, log: str, declaration: Declaration) -> None:
+    session = await open_session(Options({"uri": tier.uri}, Scope.SINK_STREAM))
+    await declare(session.namespace.logs_store, log, declaration)
+
+
+def check_typed(tier: Sandbox, log: str, declaration: Declaration) -> None:
+    """Every batch whole and once, in its place, and no row later than its id."""
+    txids, payloads = read_values(tier.uri, log)
+    assert txids == sorted(txids)
+    found = RecordDecoder(declaration).decode(pa.array(payloads, pa.binary()), pa.array(txids))
+    assert found.errors.null_count == len(payloads)
+    ids = [row["id"] for row in found.rows.to_pylist() if row["item"] == str(row["id"])]
+    batches = [sorted(ids[begin : begin + ROWS_PER_BATCH]) for begin in range(0, len(ids), ROWS_PER_BATCH)]
+    assert batches == [list(range(n * ROWS_PER_BATCH, (n + 1) * ROWS_PER_BATCH)) for n in range(UNTIL + 1)]

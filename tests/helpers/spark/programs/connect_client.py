@@ -50,6 +50,7 @@ def main(uri: str, source: str, target: str, directory: Path, wanted: list[str])
             "error": lambda: failure(lambda: read(spark, source, subscrib="x").schema),
             "registered": lambda: registered(spark, source, uri),
             "catalog": lambda: catalog(spark, source, directory),
+            "tables": lambda: tables(spark),
             "for each batch": lambda: for_each_batch(spark, source, directory),
         }
         found = {name: step() for name, step in steps.items() if name in wanted or not wanted}
@@ -137,6 +138,25 @@ def catalog(spark: SparkSession, source: str, directory: Path) -> dict[str, obje
         "segments": asked(f"SELECT segment, records FROM {log}.segments ORDER BY segment"),
         "no table": failure(lambda: asked("SELECT * FROM dlog.nowhere")),
         "overwritten": failure(lambda: asked(f"INSERT OVERWRITE {made}_inserted SELECT 'x' AS value")),
+    }
+
+
+def tables(spark: SparkSession) -> dict[str, object]:
+    """Use a table with columns of its own."""
+    enable(spark)
+    table = "dlog.connect.orders"
+    for statement in (
+        f"CREATE TABLE {table} (id BIGINT NOT NULL, item STRING DEFAULT 'none') TBLPROPERTIES (format = 'json')",
+        f"INSERT INTO {table} (id) VALUES (1)",
+        f"ALTER TABLE {table} ADD COLUMN note STRING",
+    ):
+        spark.sql(statement)
+    spark.sql("SELECT 2 AS id, 'x' AS note").writeTo(table).append()
+    return {
+        "rows": [list(row) for row in spark.sql(f"SELECT *, _log.segment FROM {table}").collect()],
+        "made again by": spark.sql(f"SHOW CREATE TABLE {table}").collect()[0][0],
+        "null": failure(lambda: spark.sql(f"INSERT INTO {table} (note) VALUES ('y')").collect()),
+        "narrowed": failure(lambda: spark.sql(f"ALTER TABLE {table} ALTER COLUMN note TYPE INT").collect()),
     }
 
 

@@ -16,19 +16,24 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 
 ROWS_PER_BATCH = 100
+TYPED_COLUMNS = ["value as id", "cast(value as string) as item", "timestamp_millis(90000 + 37 * value % 1000) as at"]
+"""Of a log that takes ids from `at`: times of all tasks and batches overlap."""
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def main(master: str, until: int, targets: list[str]) -> None:
-    spark = (
+    builder = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.distributedlog.commitMode", os.environ.get("COMMIT_MODE", "auto"))
+        .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
-        .getOrCreate()
     )
+    if os.environ.get("PROXY"):
+        builder = builder.config("spark.distributedlog.proxy", os.environ["PROXY"])
+    spark = builder.getOrCreate()
     for target in targets:
         log, _, checkpoint = target.partition(":")
         run(spark, log, Path(checkpoint), until)
@@ -44,8 +49,9 @@ def run(spark: SparkSession, log: str, checkpoint: Path, until: int) -> None:
         .load()
     )
     rows = source.where(f"value < {ROWS_PER_BATCH * (until + 1)}")
+    columns = TYPED_COLUMNS if os.environ.get("FRAMES") == "typed" else ["cast(value as string) as value"]
     query = (
-        rows.selectExpr("cast(value as string) as value")
+        rows.selectExpr(*columns)
         .writeStream.format("distributedlog")
         .option("log", log)
         .option("checkpointLocation", str(checkpoint))
