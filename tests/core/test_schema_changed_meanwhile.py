@@ -18,7 +18,7 @@ from dlspark.errors import RowRefusedError, SchemaChangedError
 from dlspark.tables.declaration import Declaration, RecordFormat
 from dlspark.tables.evolution import AddColumn, Change, DropColumn, MoveColumn, Place, RenameColumn, WidenColumn
 from dlspark.tables.types import INT, LONG, STRING
-from metadata.foundation.errors import OutcomeUnknownError
+from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError, SessionExpiredError
 from metadata.zookeeper.memory import Fault
 
 pytestmark = pytest.mark.torture
@@ -99,12 +99,12 @@ class Round:
                 [AddColumn((name,), INT), MoveColumn((name,), Place("id"))],
             ]
             chosen = self.rng.choice(changes)
-            declaration = await log.schema()
-            if declaration is not None and declaration.current.column(own) and self.rng.random() < 0.4:
-                chosen = self.rng.choice(([DropColumn((own,))], [RenameColumn((own,), name)]))
             try:
+                declaration = await log.schema()
+                if declaration is not None and declaration.current.column(own) and self.rng.random() < 0.4:
+                    chosen = self.rng.choice(([DropColumn((own,))], [RenameColumn((own,), name)]))
                 await log.change_schema(chosen)
-            except OutcomeUnknownError:
+            except (OutcomeUnknownError, SessionExpiredError, MetadataUnavailableError):
                 continue
             for _ in range(self.rng.choice((0, 10, 100))):
                 await asyncio.sleep(0)
